@@ -1,0 +1,135 @@
+"""What does a diffusion model really learn from a finite data set?
+
+``vkernel`` computes what is exact about training a diffusion model on a finite set of points: the true score, the
+covariance of the training target around it (the proxy-score covariance C), and where and when that target is noisy.
+
+>>> import torch, vkernel as vk
+>>> process = vk.VP()
+>>> score = vk.EmpiricalScore(vk.Empirical(torch.tensor([-1.0, 0.0, 1.0])), process)
+>>> score(torch.tensor([[0.5]]), 0.1).shape
+torch.Size([1, 1])
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Names are resolved when they are first used: ``import vkernel`` costs torch and numpy, nothing more.
+_HOME = {
+    "Anisotropic": "process",
+    "Cosine": "process",
+    "DDPM": "process",
+    "EDM": "process",
+    "Empirical": "data",
+    "EmpiricalScore": "score",
+    "Estimate": "estimate",
+    "FlowMatching": "process",
+    "GaussianMixture": "mixture",
+    "InputError": "errors",
+    "Process": "process",
+    "Profile": "profiling",
+    "Toy": "process",
+    "VE": "process",
+    "VP": "process",
+    "VPSong": "process",
+    "load": "loaders",
+    "noise_fraction": "score",
+    "profile": "profiling",
+    "proxy_score": "score",
+}
+_MODULES = (
+    "covariance",
+    "data",
+    "estimate",
+    "loaders",
+    "mixture",
+    "plots",
+    "posterior",
+    "predictions",
+    "process",
+    "profiling",
+    "reproduce",
+    "rng",
+    "score",
+)
+
+__all__ = [
+    "DDPM",
+    "EDM",
+    "VE",
+    "VP",
+    "Anisotropic",
+    "Cosine",
+    "Empirical",
+    "EmpiricalScore",
+    "Estimate",
+    "FlowMatching",
+    "GaussianMixture",
+    "InputError",
+    "Process",
+    "Profile",
+    "Toy",
+    "VPSong",
+    "__version__",
+    "covariance",
+    "data",
+    "estimate",
+    "load",
+    "loaders",
+    "mixture",
+    "noise_fraction",
+    "plots",
+    "posterior",
+    "predictions",
+    "process",
+    "profile",
+    "profiling",
+    "proxy_score",
+    "reproduce",
+    "rng",
+    "score",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(f"vkernel.{_HOME[name]}"), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"vkernel.{name}")
+    else:
+        raise AttributeError(f"module 'vkernel' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))
+
+
+if TYPE_CHECKING:
+    from vkernel import (
+        covariance,
+        data,
+        estimate,
+        loaders,
+        mixture,
+        plots,
+        posterior,
+        predictions,
+        process,
+        profiling,
+        reproduce,
+        rng,
+        score,
+    )
+    from vkernel.data import Empirical
+    from vkernel.errors import InputError
+    from vkernel.estimate import Estimate
+    from vkernel.loaders import load
+    from vkernel.mixture import GaussianMixture
+    from vkernel.process import DDPM, EDM, VE, VP, Anisotropic, Cosine, FlowMatching, Process, Toy, VPSong
+    from vkernel.profiling import Profile, profile
+    from vkernel.score import EmpiricalScore, noise_fraction, proxy_score

@@ -1,0 +1,19 @@
+"""Errors are sentences: what was wrong, what was given, what would do.
+
+Everything that is refused at the door raises :class:`InputError`; the command line turns it into one line on
+standard error and exit code 2. Any other exception is a bug of the package.
+"""
+
+from __future__ import annotations
+
+__all__ = ["InputError", "require"]
+
+
+class InputError(ValueError):
+    """The input cannot be used as it is; the message says why and what would do."""
+
+
+def require(condition: object, sentence: str) -> None:
+    """Raise :class:`InputError` with ``sentence`` unless ``condition`` holds."""
+    if not condition:
+        raise InputError(sentence)

@@ -1,0 +1,282 @@
+r"""The exact engine: chunks of the data in, posterior weights out (docs/theory.md, §2.5).
+
+For each chunk of points one coarse product in float32 gives all logits at once,
+
+.. math::
+
+   l_i - l_0 = \frac{\alpha}{\sigma^2} (x - \alpha c) \cdot (y_i - c) - \frac{\alpha^2}{2\sigma^2} |y_i - c|^2
+               + \log w_i, \qquad l_0 = -\frac{|x - \alpha c|^2}{2 \sigma^2},
+
+with :math:`c` the data's centre (the product carries the last two terms as extra columns; equal weights join
+:math:`l_0`). Its rounding error,
+estimated as :math:`\delta = u\,(4 + \sqrt d / 4)\,(\alpha |x - \alpha c| Y + \alpha^2 Y^2 / 2) / \sigma^2` with
+:math:`Y = \max |y_i - c|`, is harmless at high noise and ruinous at low noise. So each query goes, chunk by chunk, to
+the cheapest of three rungs that is accurate:
+
+1. **few** points within :math:`\log n + 16 + 2\delta` of the largest logit so far (for covariances: of the *second*
+   largest): those are evaluated again in float64 from the stored points; all others together hold less than
+   :math:`e^{-16} \approx 10^{-7}` of the weight (of the weight that is not at the top), and the second product is
+   skipped altogether;
+2. **many** points, float32: points whose weight exceeds :math:`(\mathrm{tol}/\delta_{rms})^2` get exact logits in
+   place; what is left, independent errors on small weights, sums to less than tol;
+3. **many** points, float64: where even that would not do, both products are made in float64.
+
+Low dimension (d < 32) always takes rung 3: there the products cost less than the exponentials.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vkernel.posterior.moments import Moments
+from vkernel.posterior.pieces import Few, Many, Part, Piece, Points, Queries
+
+__all__ = ["Engine", "free_memory"]
+
+LOGITS = 1 << 21  # logits of one block (queries × points) on a CPU: they stay in its cache
+COORDINATES = 1 << 24  # coordinates of one chunk of points on a CPU: 64 MB
+NARROW = 32  # below this dimension everything is float64
+MARGIN = 16.0  # dropped points hold less than exp(-MARGIN) of the weight outside the heaviest point
+TOLERANCE = 1e-5  # of the mean, in units of the data's spread, for what rung 2 leaves in float32
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on ``device`` now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return 4 << 30
+
+
+class Engine:
+    """Posterior weights over ``data`` within ``memory`` bytes (default: a quarter of what is free)."""
+
+    def __init__(self, data: Points, memory: int | None = None) -> None:
+        self.data = data
+        self.memory = free_memory(data.device) // 4 if memory is None else int(memory)
+        self.center = data.center
+        self.log_w = data.weights.log()
+        self.has_weights = bool((data.weights != data.weights[0]).any())
+        big = data.device.type == "cuda"
+        logits = self.memory // 64 if big else min(LOGITS, self.memory // 32)
+        coordinates = self.memory // 64 if big else min(COORDINATES, self.memory // 32)
+        self.chunk = max(1, min(data.n, coordinates // data.d, 1 << 16 if big else 8192))
+        self.block = max(1, logits // self.chunk)
+        self.width = data.d + 1 + self.has_weights
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """One pass for the norms; centred float32 data is kept where it fits into half the budget."""
+        n, d, device = self.data.n, self.data.d, self.data.device
+        self.half_square = torch.empty(n, dtype=torch.float64, device=device)
+        keep = d >= NARROW and self.data.in_memory and 4 * n * self.width <= self.memory // 2
+        self.kept = torch.empty(n, self.width, device=device) if keep else None
+        for start in range(0, n, self.chunk):
+            stop = min(start + self.chunk, n)
+            y = self.data.rows(start, stop).double() - self.center
+            self.half_square[start:stop] = y.square().sum(-1) / 2
+            if self.kept is not None:
+                self._columns(self.kept[start:stop], y, start)
+        self.radius = float((2 * self.half_square.max()).sqrt())
+
+    def _columns(self, out: Tensor, y: Tensor, start: int) -> Tensor:
+        """Fill ``out`` with ``[y - c, |y - c|²/2, log w]``: the right factor of the coarse product."""
+        stop = start + len(y)
+        out[:, : self.data.d] = y
+        out[:, self.data.d] = self.half_square[start:stop]
+        if self.has_weights:  # finite, since products with -inf are nan where a factor is 0; exp(-1e30) is 0 too
+            out[:, self.data.d + 1] = self.log_w[start:stop].clamp_min(-1e30)
+        return out
+
+    def _wide(self, start: int, stop: int) -> Part:
+        """Points in float64."""
+        y = self.data.rows(start, stop).double() - self.center
+        return Part(start, y, self.half_square[start:stop], self.data, self.center)
+
+    def _coarse_columns(self, start: int, stop: int) -> Tensor:
+        if self.kept is not None:
+            return self.kept[start:stop]
+        y = self.data.rows(start, stop)
+        y = (y.double() - self.center) if y.dtype == torch.float64 else y.float() - self.center.float()
+        return self._columns(torch.empty(len(y), self.width, device=y.device), y, start)
+
+    def pieces(self, queries: Queries, thorough: bool = True) -> Iterator[tuple[slice, Piece]]:
+        """All weights of all queries: ``(block of queries, piece)``, the data read once.
+
+        ``thorough`` counts the dropped weight against what is *not* in the heaviest point, as covariances need;
+        otherwise against all of it, which is enough for means, and cheaper.
+        """
+        blocks = [slice(s, min(s + self.block, len(queries))) for s in range(0, len(queries), self.block)]
+        ladders = [_Ladder(self, queries[block], thorough) for block in blocks]
+        for start in range(0, self.data.n, self.chunk):
+            stop = min(start + self.chunk, self.data.n)
+            narrow = self.data.d < NARROW
+            columns = None if narrow else self._coarse_columns(start, stop)
+            wide: list[Part] = [self._wide(start, stop)] if narrow else []
+            for block, ladder in zip(blocks, ladders, strict=True):
+                for piece in ladder.climb(start, stop, columns, wide):
+                    yield block, piece
+
+    def nearest(self, queries: Queries, k: int) -> tuple[Tensor, Tensor]:
+        """The ``k`` heaviest points of every query: float64 logits, descending, and indices, both ``(B, k)``.
+
+        The coarse products propose ``k + 16`` points, which are then evaluated exactly. A query whose last proposal
+        is not clearly below its k-th answer, by the rounding of the coarse product, is done again in float64.
+        """
+        logits, indices = [], []
+        for start in range(0, len(queries), self.block):
+            block = queries[start : start + self.block]
+            ladder = _Ladder(self, block)
+            coarse, index = self._propose(ladder, min(k + 16, self.data.n), exact=self.data.d < NARROW)
+            logit, index = self._settle(block, index, k)
+            if self.data.d >= NARROW and k + 16 < self.data.n:
+                missed = ~(coarse[:, -1] + 2 * ladder.delta < logit[:, -1] - ladder.offset)
+                if bool(missed.any()):
+                    again = block[missed]
+                    _, wide = self._propose(_Ladder(self, again), k, exact=True)
+                    logit[missed], index[missed] = self._settle(again, wide, k)
+            logits.append(logit)
+            indices.append(index)
+        return torch.cat(logits), torch.cat(indices)
+
+    def _propose(self, ladder: _Ladder, k: int, exact: bool) -> tuple[Tensor, Tensor]:
+        best = torch.full((len(ladder.x), 0), -torch.inf, dtype=torch.float64, device=ladder.x.device)
+        index = torch.zeros((len(ladder.x), 0), dtype=torch.long, device=ladder.x.device)
+        everyone = torch.arange(len(ladder.x), device=ladder.x.device)
+        for start in range(0, self.data.n, self.chunk):
+            stop = min(start + self.chunk, self.data.n)
+            if exact:
+                logit = ladder._float64(everyone, start, stop, []).logit
+            else:
+                logit = ladder.left @ self._coarse_columns(start, stop).mT
+            value, place = logit.topk(min(k, stop - start), dim=1)
+            best, index = torch.cat([best, value.double()], 1), torch.cat([index, start + place], 1)
+            best, keep = best.topk(min(k, best.shape[1]), dim=1)
+            index = index.gather(1, keep)
+        return best, index
+
+    def _settle(self, queries: Queries, index: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        q = torch.arange(len(index), device=index.device).repeat_interleave(index.shape[1])
+        exact = queries.exact_logits(self.data, self.log_w, q, index.flatten()).reshape(index.shape)
+        logit, order = exact.topk(k, dim=1)
+        return logit, index.gather(1, order)
+
+    def moments(self, queries: Queries, want: frozenset[str] = frozenset(), vector: Tensor | None = None) -> Moments:
+        """The moments of the posterior of every query; ``want`` ⊂ {"trace", "diag", "weights"}."""
+        thorough = bool(want) or vector is not None
+        return reduce_moments(self.pieces(queries, thorough), len(queries), self.data, want, vector)
+
+
+def reduce_moments(
+    pieces: Iterator[tuple[slice, Piece]], count: int, data: Points, want: frozenset[str], vector: Tensor | None
+) -> Moments:
+    """Merge the moments of all pieces: the monoid at work."""
+    out = Moments.empty(count, data.d, want, vector, data.device)
+    for block, piece in pieces:
+        part = piece.moments(want, None if vector is None else vector[block])
+        out.absorb(block.start + piece.rows, part)
+    return out
+
+
+class _Ladder:
+    """One block of queries on its way through the chunks: remembers the two largest logits seen."""
+
+    def __init__(self, engine: Engine, queries: Queries, thorough: bool = True) -> None:
+        self.engine, self.queries, self.thorough = engine, queries, thorough
+        d, alpha, var = engine.data.d, queries.alpha, queries.var
+        self.x = queries.x - alpha[:, None] * engine.center
+        norm = self.x.square().sum(-1).sqrt()
+        self.offset = -norm.square() / (2 * var)
+        if not engine.has_weights:
+            self.offset += engine.log_w[0]
+        self.top = torch.full((len(queries), 2), -torch.inf, device=norm.device)
+        self.left = torch.cat([self.x * (alpha / var)[:, None], -(alpha.square() / var)[:, None]], 1).float()
+        if engine.has_weights:
+            self.left = torch.cat([self.left, torch.ones_like(self.left[:, :1])], 1)
+        y = engine.radius
+        self.delta = rounding(d, norm.device) * (alpha * norm * y + (alpha * y).square() / 2) / var
+
+    def climb(self, start: int, stop: int, columns: Tensor | None, wide: list[Part]) -> Iterator[Piece]:
+        """The pieces of one chunk. ``wide`` holds the chunk in float64 once somebody has needed it."""
+        device, n = self.x.device, self.engine.data.n
+        if columns is None:
+            yield self._float64(torch.arange(len(self.x), device=device), start, stop, wide)
+            return
+        logit = self.left @ columns.mT
+        self.top = torch.cat([self.top, logit.topk(min(2, logit.shape[1]), dim=1).values], 1).topk(2, dim=1).values
+        first, second = self.top.double().unbind(1)
+        # A single point has no second: then nothing can be dropped, and nothing need be.
+        reference = torch.where(second.isfinite(), second, first) if self.thorough else first
+        significant = (reference - math.log(n) - MARGIN - 2 * self.delta).float()
+        mask = logit > significant[:, None]
+        count = mask.sum(1, dtype=torch.int32)
+        cap = max(8, (stop - start) // 128)
+        finite = first.isfinite() & self.delta.isfinite()
+        few = (count <= cap) & finite
+        if bool((few & (count > 0)).any()):
+            yield self._few(mask, few, start)
+        many = ~few
+        if not bool(many.any()):
+            return
+        # Rung 2 or 3: which weights, bounded by exp(logit - first), matter enough to need their exact logit?
+        heavy = 2 * (math.log(TOLERANCE) - (self.delta / 8).log())
+        torch.gt(logit, (first + heavy).float()[:, None], out=mask)
+        narrow = many & (mask.sum(1, dtype=torch.int32) <= cap) & finite
+        if bool(narrow.any()):
+            yield self._float32(logit, mask, narrow, start, columns)
+        rest = (many & ~narrow).nonzero().squeeze(-1)
+        if len(rest):
+            yield self._float64(rest, start, stop, wide)
+
+    def _few(self, mask: Tensor, rows: Tensor, start: int) -> Few:
+        q, i = (mask & rows[:, None]).nonzero().unbind(1)
+        i = i + start
+        exact = self.queries.exact_logits(self.engine.data, self.engine.log_w, q, i)
+        return Few(self.engine.data, q, i, exact)
+
+    def _float32(self, logit: Tensor, heavy: Tensor, rows: Tensor, start: int, columns: Tensor) -> Many:
+        # Measured from the largest logit, float32 holds the logits that matter to 1e-7 and better.
+        shift = self.top[:, 0]
+        offset = self.offset + shift.double()
+        logit -= shift[:, None]
+        q, i = heavy.logical_and_(rows[:, None]).nonzero().unbind(1)
+        exact = self.queries.exact_logits(self.engine.data, self.engine.log_w, q, i + start)
+        logit[q, i] = (exact - offset[q]).float()
+        index = rows.nonzero().squeeze(-1)
+        part = Part(
+            start,
+            columns[:, : self.engine.data.d],
+            self.engine.half_square[start : start + len(columns)],
+            self.engine.data,
+            self.engine.center,
+        )
+        return Many(part, index, logit if len(index) == len(logit) else logit[index], offset[index])
+
+    def _float64(self, rows: Tensor, start: int, stop: int, wide: list[Part]) -> Many:
+        if not wide:
+            wide.append(self.engine._wide(start, stop))
+        part, alpha, var = wide[0], self.queries.alpha[rows], self.queries.var[rows]
+        logit = (self.x[rows] * (alpha / var)[:, None]) @ part.centred.mT
+        logit -= (alpha.square() / var)[:, None] * part.half_square
+        if self.engine.has_weights:
+            logit += self.engine.log_w[start:stop]
+        return Many(part, rows, logit, self.offset[rows])
+
+
+def rounding(d: int, device: torch.device) -> float:
+    """The relative error of one coarse product of length ``d``: what all of 10⁸ entries stayed below by 3×."""
+    unit = 2.0**-24
+    if torch.get_float32_matmul_precision() != "highest":
+        # The user has let the whole process trade accuracy for speed: tf32 on a GPU, bf16 at "medium".
+        unit = 2.0**-9 if torch.get_float32_matmul_precision() == "medium" else 2.0**-11
+    elif device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
+        unit = 2.0**-11
+    return unit * (4 + math.sqrt(d) / 4)

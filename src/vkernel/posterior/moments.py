@@ -1,0 +1,97 @@
+r"""The moments of the posterior form a monoid (docs/theory.md, §2.4).
+
+For one part :math:`A` of the training set, with logits :math:`l_i = \log w_i - |x - \alpha y_i|^2 / 2\sigma^2`,
+
+.. math::
+
+   z = \sum_{i \in A} e^{l_i}, \qquad r_i = e^{l_i} / z, \qquad m = \sum r_i y_i, \qquad
+   c_2 = \sum r_i\, (y_i - m) \otimes (y_i - m)
+
+and two parts with shares :math:`p_a + p_b = 1`, :math:`p_a = z_a / (z_a + z_b)`, merge by
+
+.. math::
+
+   m = p_a m_a + p_b m_b, \qquad c_2 = p_a c_a + p_b c_b + p_a p_b\, \delta \otimes \delta, \qquad \delta = m_a - m_b
+
+(Chan, Golub and LeVeque 1979): only centred moments are ever added, so that nothing cancels. Of :math:`c_2` one
+keeps a contraction: its trace, its diagonal, or its product with a vector. One chunk, one device and many machines
+are the same merge; the neutral element is the empty part, :math:`\log z = -\infty`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+__all__ = ["Moments", "merge"]
+
+
+@dataclass
+class Moments:
+    """Moments of ``B`` queries over one part of the data; float64. ``None`` marks what was not asked for.
+
+    ``log_z (B,)``, ``mean (B, d)``, ``trace (B,)``, ``diag (B, d)``, ``product (B, d)`` (the covariance times
+    ``vector (B, d)``), ``square (B,)`` :math:`= \\sum r_i^2`, ``entropy (B,)`` :math:`= -\\sum r_i \\log r_i`.
+    """
+
+    log_z: Tensor
+    mean: Tensor
+    trace: Tensor | None = None
+    diag: Tensor | None = None
+    product: Tensor | None = None
+    vector: Tensor | None = None
+    square: Tensor | None = None
+    entropy: Tensor | None = None
+
+    @classmethod
+    def empty(cls, queries: int, d: int, want: frozenset[str], vector: Tensor | None, device: torch.device) -> Moments:
+        """The neutral element: no points at all."""
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=device)
+
+        return cls(
+            log_z=torch.full((queries,), -torch.inf, dtype=torch.float64, device=device),
+            mean=zeros(queries, d),
+            trace=zeros(queries) if "trace" in want else None,
+            diag=zeros(queries, d) if "diag" in want else None,
+            product=zeros(queries, d) if vector is not None else None,
+            vector=vector,
+            square=zeros(queries) if "weights" in want else None,
+            entropy=zeros(queries) if "weights" in want else None,
+        )
+
+    def take(self, rows: Tensor) -> Moments:
+        """The moments of some of the queries."""
+        present = {f.name: a for f in fields(self) if (a := getattr(self, f.name)) is not None}
+        return Moments(**{name: a[rows] for name, a in present.items()})
+
+    def absorb(self, rows: Tensor, part: Moments) -> None:
+        """Merge ``part``, which holds the queries ``rows``, in place."""
+        merged = merge(self.take(rows), part)
+        for f in fields(self):
+            if f.name != "vector" and getattr(self, f.name) is not None:
+                getattr(self, f.name)[rows] = getattr(merged, f.name)
+
+
+def merge(a: Moments, b: Moments) -> Moments:
+    """The moments of the union of two disjoint parts of the data."""
+    log_z = torch.logaddexp(a.log_z, b.log_z)
+    # Two empty parts have the shares exp(-inf + inf) = nan: nothing is shared, so zero is right.
+    pa, pb = ((z - log_z).exp().nan_to_num(0.0) for z in (a.log_z, b.log_z))
+    delta = a.mean - b.mean
+    out = Moments(log_z, pa[:, None] * a.mean + pb[:, None] * b.mean, vector=a.vector)
+    if a.trace is not None and b.trace is not None:
+        out.trace = pa * a.trace + pb * b.trace + pa * pb * delta.square().sum(-1)
+    if a.diag is not None and b.diag is not None:
+        out.diag = pa[:, None] * a.diag + pb[:, None] * b.diag + (pa * pb)[:, None] * delta.square()
+    if a.product is not None and b.product is not None and a.vector is not None:
+        along = (delta * a.vector).sum(-1)
+        out.product = pa[:, None] * a.product + pb[:, None] * b.product + (pa * pb * along)[:, None] * delta
+    if a.square is not None and b.square is not None:
+        out.square = pa.square() * a.square + pb.square() * b.square
+    if a.entropy is not None and b.entropy is not None:
+        out.entropy = pa * a.entropy + pb * b.entropy + torch.special.entr(pa) + torch.special.entr(pb)
+    return out

@@ -1,0 +1,271 @@
+r"""Posterior weights over one part of the data, in the two forms in which they are held (docs/theory.md, §2.5).
+
+* :class:`Few`: a list of pairs (query, point) with exact float64 logits. Used where few points carry weight; all
+  other points are below a threshold whose total share is bounded.
+* :class:`Many`: a block of logits, queries × points, used where many points carry weight.
+
+Both know the same reductions. Every moment is taken about a *pivot*, the heaviest point :math:`y_*` of the part:
+with :math:`\Delta_i = y_i - y_*`, :math:`e_i = e^{l_i - l_*}` and :math:`S = 1 + \sum_{i \ne *} e_i`,
+
+.. math::
+
+   a = \frac1S \sum_{i \ne *} e_i \Delta_i, \qquad m = y_* + a, \qquad
+   c_2 = \frac1S \sum_{i \ne *} e_i \Delta_i \otimes \Delta_i - a \otimes a .
+
+The pivot itself contributes nothing, so a covariance that is exponentially small (one point holds almost all the
+weight) comes out with full relative accuracy instead of drowning in the rounding of the heavy point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from vkernel import rng
+from vkernel.posterior.moments import Moments
+
+__all__ = ["Few", "Many", "Part", "Piece", "Queries"]
+
+TIGHT = 0.02  # |y - y*|² / (|y|² + |y*|²), below which float32 would lose more than 1e-5 of a second moment
+PAIRS = 1 << 21  # coordinates (pairs × d) gathered at once: 16 MB in float64
+
+
+class Points(Protocol):
+    """What the engine needs of a training set (see :class:`vkernel.data.Empirical`)."""
+
+    n: int
+    d: int
+    device: torch.device
+    weights: Tensor
+    center: Tensor
+    in_memory: bool
+    dtype: torch.dtype
+
+    def rows(self, start: int, stop: int) -> Tensor: ...
+
+    def take(self, indices: Tensor) -> Tensor: ...
+
+
+@dataclass
+class Queries:
+    """Queries ``x (B, d)`` with ``alpha (B,)`` and ``var = sigma² (B,)``, all float64 on the data's device."""
+
+    x: Tensor
+    alpha: Tensor
+    var: Tensor
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, rows: slice | Tensor) -> Queries:
+        return Queries(self.x[rows], self.alpha[rows], self.var[rows])
+
+    def exact_logits(self, data: Points, log_w: Tensor, q: Tensor, i: Tensor) -> Tensor:
+        r""":math:`\log w_i - |x_q - \alpha_q y_i|^2 / 2 \sigma_q^2` for pairs (q, i), float64, by differences."""
+        out = torch.empty(len(q), dtype=torch.float64, device=self.x.device)
+        for s in blocks(len(q), data.d):
+            y = data.take(i[s]).double()
+            gap = self.x[q[s]].addcmul_(self.alpha[q[s], None], y, value=-1)
+            out[s] = log_w[i[s]] - gap.square_().sum(-1) / (2 * self.var[q[s]])
+        return out
+
+
+def blocks(count: int, d: int) -> Iterator[slice]:
+    """Slices of ``range(count)`` that hold about ``PAIRS`` coordinates each."""
+    step = max(1, PAIRS // max(d, 1))
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))
+
+
+@dataclass
+class Part:
+    """Points ``start … stop`` of the data, centred; the arrays of a :class:`Many`."""
+
+    start: int
+    centred: Tensor  # (k, d) y - center, in the working precision
+    half_square: Tensor  # (k,) |y - center|² / 2, float64
+    data: Points
+    center: Tensor  # (d,) float64
+
+
+class Few:
+    """Pairs (query ``q``, point ``i``) with float64 ``logit``; ``q`` is ascending."""
+
+    def __init__(self, data: Points, q: Tensor, i: Tensor, logit: Tensor) -> None:
+        self.data, self.i, self.logit = data, i, logit
+        self.rows, self.segment = torch.unique_consecutive(q, return_inverse=True)
+        top = torch.full((len(self.rows),), -torch.inf, dtype=torch.float64, device=q.device)
+        self.top = top.scatter_reduce_(0, self.segment, logit, "amax")
+
+    @property
+    def nbytes(self) -> int:
+        return 32 * len(self.i)
+
+    def _pivots(self) -> Tensor:
+        """For each query the position of its heaviest pair (the first one where there are several)."""
+        place = torch.arange(len(self.i), device=self.i.device)
+        place = torch.where(self.logit == self.top[self.segment], place, len(self.i))
+        return torch.full_like(self.rows, len(self.i)).scatter_reduce_(0, self.segment, place, "amin")
+
+    def _sum(self, values: Tensor, part: Tensor | slice = slice(None)) -> Tensor:
+        out = torch.zeros((len(self.rows), *values.shape[1:]), dtype=torch.float64, device=values.device)
+        return out.index_add_(0, self.segment[part], values)
+
+    def moments(self, want: frozenset[str], vector: Tensor | None) -> Moments:
+        pivot = self._pivots()
+        e = (self.logit - self.top[self.segment]).exp()
+        e[pivot] = 0.0
+        total = 1.0 + self._sum(e)
+        y_pivot = self.data.take(self.i[pivot]).double()
+        d = self.data.d
+        v = None if vector is None else vector[self.rows]
+        first, product, diag = (torch.zeros_like(y_pivot) for _ in range(3))
+        trace = torch.zeros_like(total)
+        light = e.nonzero().squeeze(-1)
+        for s in blocks(len(light), d):
+            k = light[s]
+            seg, w = self.segment[k], e[k, None]
+            delta = self.data.take(self.i[k]).double() - y_pivot[seg]
+            first.index_add_(0, seg, w * delta)
+            if "trace" in want:
+                trace.index_add_(0, seg, e[k] * delta.square().sum(-1))
+            if "diag" in want:
+                diag.index_add_(0, seg, w * delta.square())
+            if v is not None:
+                product.index_add_(0, seg, w * (delta * v[seg]).sum(-1, keepdim=True) * delta)
+        a = first / total[:, None]
+        out = Moments(self.top + total.log(), y_pivot + a, vector=v)
+        if "trace" in want:
+            out.trace = (trace / total - a.square().sum(-1)).clamp_min(0.0)
+        if "diag" in want:
+            out.diag = (diag / total[:, None] - a.square()).clamp_min(0.0)
+        if v is not None:
+            out.product = product / total[:, None] - a * (a * v).sum(-1, keepdim=True)
+        if "weights" in want:
+            out.square = (1.0 + self._sum(e.square())) / total.square()
+            out.entropy = total.log() + self._sum(torch.special.entr(e)) / total
+        return out
+
+    def weights(self, log_z: Tensor) -> Tensor:
+        return (self.logit - log_z[self.rows][self.segment]).exp()
+
+    def combine(self, mean: Tensor, coefficient: Tensor, vectors: tuple[Tensor, ...]) -> Tensor:
+        """:math:`\\sum_i k_i (y_i - m) \\prod_v (y_i - m) \\cdot v` for one coefficient per pair, ``(rows, d)``."""
+        out = torch.zeros((len(self.rows), self.data.d), dtype=torch.float64, device=mean.device)
+        mean, vectors = mean[self.rows], tuple(v[self.rows] for v in vectors)
+        for s in blocks(len(self.i), self.data.d):
+            seg = self.segment[s]
+            gap = self.data.take(self.i[s]).double() - mean[seg]
+            k = coefficient[s]
+            for v in vectors:
+                k = k * (gap * v[seg]).sum(-1)
+            out.index_add_(0, seg, k[:, None] * gap)
+        return out
+
+    def normals(self, keys: Tensor) -> Tensor:
+        return rng.normals(keys[self.rows][self.segment], self.i)
+
+    def padded(self) -> tuple[Tensor, Tensor]:
+        """Logits and indices as ``(rows, most pairs)``, padded with -inf and 0: small, for sorting and sums."""
+        count = torch.bincount(self.segment, minlength=len(self.rows))
+        first = count.cumsum(0) - count
+        place = torch.arange(len(self.i), device=self.i.device) - first[self.segment]
+        width = int(count.max()) if len(count) else 0
+        logit = torch.full((len(self.rows), width), -torch.inf, dtype=torch.float64, device=self.i.device)
+        index = torch.zeros((len(self.rows), width), dtype=torch.long, device=self.i.device)
+        logit[self.segment, place], index[self.segment, place] = self.logit, self.i
+        return logit, index
+
+
+class Many:
+    """Logits of the queries ``rows`` over all points of ``part``: ``logit + offset``, in the part's precision."""
+
+    def __init__(self, part: Part, rows: Tensor, logit: Tensor, offset: Tensor) -> None:
+        self.part, self.rows, self.logit, self.offset = part, rows, logit, offset
+
+    @property
+    def nbytes(self) -> int:
+        return self.logit.nbytes + (0 if self.part.data.in_memory else self.part.centred.nbytes)
+
+    def moments(self, want: frozenset[str], vector: Tensor | None) -> Moments:
+        if "diag" in want and self.logit.dtype != torch.float64:
+            return self._widened(slice(None)).moments(want, vector)
+        y, wide = self.part.centred, torch.float64
+        top, pivot = self.logit.max(dim=1)
+        e = _exp(self.logit - top[:, None])
+        e.scatter_(1, pivot[:, None], 0.0)
+        light = e.sum(1).to(wide)
+        total = 1.0 + light
+        y_pivot = self.part.data.take(self.part.start + pivot).double()
+        c_pivot = y[pivot].to(wide)
+        raw = (e @ y).to(wide)
+        a = (raw - light[:, None] * c_pivot) / total[:, None]
+        out = Moments(top.to(wide) + total.log() + self.offset, y_pivot + a)
+        tight = None
+        if "trace" in want or vector is not None:
+            square = 2 * (e @ self.part.half_square.to(e.dtype)).to(wide)
+            size = light * c_pivot.square().sum(-1)
+            spread = square - 2 * (c_pivot * raw).sum(-1) + size
+            if "trace" in want:
+                out.trace = (spread / total - a.square().sum(-1)).clamp_min(0.0)
+            if e.dtype != wide:  # a tight cluster far from the centre: float32 sums would cancel
+                tight = spread < TIGHT * (square + size)
+        if "diag" in want:
+            square = (e @ y.square()).to(wide)
+            spread = square - 2 * c_pivot * raw + light[:, None] * c_pivot.square()
+            out.diag = (spread / total[:, None] - a.square()).clamp_min(0.0)
+        if vector is not None:
+            v = out.vector = vector[self.rows]
+            along = v.to(y.dtype) @ y.mT
+            along -= (v * c_pivot).sum(-1, keepdim=True)
+            along *= e
+            spread = (along @ y).to(wide) - along.sum(1, keepdim=True).to(wide) * c_pivot
+            out.product = spread / total[:, None] - a * (a * v).sum(-1, keepdim=True)
+        if "weights" in want:
+            out.square = (1.0 + e.square().sum(1).to(wide)) / total.square()
+            out.entropy = total.log() + torch.special.entr(e).sum(1).to(wide) / total
+        if tight is not None and bool(tight.any()):
+            again = self._widened(tight).moments(want, vector)
+            for f in fields(out):
+                if getattr(out, f.name) is not None:
+                    getattr(out, f.name)[tight] = getattr(again, f.name)
+        return out
+
+    def _widened(self, keep: slice | Tensor) -> Many:
+        """The same weights for some of the rows, with sums in float64."""
+        part = Part(**{**vars(self.part), "centred": self.part.centred.double()})
+        return Many(part, self.rows[keep], self.logit[keep].double(), self.offset[keep])
+
+    def weights(self, log_z: Tensor) -> Tensor:
+        shift = (log_z[self.rows] - self.offset).to(self.logit.dtype)
+        return _exp(self.logit - shift[:, None])
+
+    def combine(self, mean: Tensor, coefficient: Tensor, vectors: tuple[Tensor, ...]) -> Tensor:
+        y = self.part.centred
+        centre = mean[self.rows] - self.part.center
+        k = coefficient.to(y.dtype)
+        for v in (v[self.rows] for v in vectors):
+            k = k * (v.to(y.dtype) @ y.mT - (v * centre).sum(-1, keepdim=True).to(y.dtype))
+        return (k @ y).double() - k.sum(1, keepdim=True).double() * centre
+
+    def normals(self, keys: Tensor) -> Tensor:
+        counter = torch.arange(self.part.start, self.part.start + self.logit.shape[1], device=keys.device)
+        return rng.normals(keys[self.rows, None], counter)
+
+    def padded(self) -> tuple[Tensor, Tensor]:
+        index = torch.arange(self.part.start, self.part.start + self.logit.shape[1], device=self.logit.device)
+        return self.logit.double() + self.offset[:, None], index.expand(self.logit.shape)
+
+
+def _exp(logit: Tensor) -> Tensor:
+    """The exponential in place, exactly zero before it would be subnormal: those make products 10 times slower."""
+    floor = math.log(torch.finfo(logit.dtype).tiny)
+    return torch.nn.functional.threshold(logit, floor, -torch.inf, inplace=True).exp_()
+
+
+Piece = Few | Many

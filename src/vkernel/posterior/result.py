@@ -1,0 +1,187 @@
+r"""The posterior over training points for a batch of queries, and its covariance operator (docs/theory.md, §2).
+
+:class:`Posterior` answers everything about :math:`r_i(x, t)` that a user may ask. Weights are kept between questions
+where they fit into a quarter of the engine's memory, and computed again where they do not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from vkernel import rng
+from vkernel.covariance import Covariance, Generator
+from vkernel.errors import require
+from vkernel.posterior.engine import Engine, reduce_moments
+from vkernel.posterior.moments import Moments
+from vkernel.posterior.pieces import Piece, Queries
+
+__all__ = ["Posterior", "PosteriorCovariance"]
+
+SUMMARY = frozenset({"trace", "weights"})
+
+
+class Posterior:
+    r"""The law of the training point that made :math:`x` at noise level :math:`t`.
+
+    ``batch`` and ``shape`` are the batch and event shapes of the queries; results take ``dtype`` and ``device``.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        queries: Queries,
+        batch: tuple[int, ...],
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._engine, self._queries = engine, queries
+        self.batch, self.shape, self.dtype, self.device = batch, shape, dtype, device
+        self._kept: list[tuple[slice, Piece]] | None = None
+        self._summary = reduce_moments(self._pieces(), len(queries), engine.data, SUMMARY, None)
+
+    def _pieces(self) -> Iterator[tuple[slice, Piece]]:
+        if self._kept is not None:
+            yield from self._kept
+            return
+        kept: list[tuple[slice, Piece]] | None = []
+        used = 0
+        for block, piece in self._engine.pieces(self._queries):
+            used += piece.nbytes
+            if used > self._engine.memory // 4:
+                kept = None
+            if kept is not None:
+                kept.append((block, piece))
+            yield block, piece
+        self._kept = kept
+
+    def _moments(self, want: frozenset[str] = frozenset(), vector: Tensor | None = None) -> Moments:
+        return reduce_moments(self._pieces(), len(self._queries), self._engine.data, want, vector)
+
+    def _per_query(self, a: Tensor) -> Tensor:
+        return a.to(self.device, self.dtype).reshape(self.batch)
+
+    def _like_x(self, a: Tensor) -> Tensor:
+        return a.to(self.device, self.dtype).reshape(self.batch + self.shape)
+
+    @property
+    def mean(self) -> Tensor:
+        r""":math:`m = \sum_i r_i y_i`, ``(*batch, *shape)``: the ideal denoiser (2.4)."""
+        return self._like_x(self._summary.mean)
+
+    @property
+    def logp(self) -> Tensor:
+        r""":math:`\log p(x | t)`, the noised training set's log density, ``(*batch,)``."""
+        norm = 0.5 * self._engine.data.d * (2 * math.pi * self._queries.var).log()
+        return self._per_query(self._summary.log_z - norm)
+
+    @property
+    def entropy(self) -> Tensor:
+        r""":math:`-\sum_i r_i \log r_i` in nats, ``(*batch,)``."""
+        assert self._summary.entropy is not None
+        return self._per_query(self._summary.entropy)
+
+    @property
+    def ess(self) -> Tensor:
+        r"""The effective number of training points, :math:`1 / \sum_i r_i^2`, ``(*batch,)``."""
+        assert self._summary.square is not None
+        return self._per_query(1 / self._summary.square)
+
+    @property
+    def cov(self) -> PosteriorCovariance:
+        r""":math:`\mathrm{Cov}(x_0 | x, t)` as an operator."""
+        return PosteriorCovariance(self)
+
+    def weight(self, indices: Tensor) -> Tensor:
+        """The weight :math:`r_i` of one point for each query; ``indices`` broadcasts to ``batch``."""
+        i = indices.to(self._engine.data.device).expand(self.batch).flatten()
+        q = torch.arange(len(i), device=i.device)
+        logit = self._queries.exact_logits(self._engine.data, self._engine.log_w, q, i)
+        return self._per_query((logit - self._summary.log_z).exp())
+
+    def top(self, k: int) -> tuple[Tensor, Tensor]:
+        """The ``k`` heaviest points: weights, descending, and indices, both ``(*batch, k)``."""
+        n = self._engine.data.n
+        require(1 <= k <= n, f"top(k) needs 1 ≤ k ≤ n = {n}; got k = {k}.")
+        logit, index = self._engine.nearest(self._queries, k)
+        weight = (logit - self._summary.log_z[:, None]).exp()
+        return weight.to(self.device, self.dtype).reshape(*self.batch, k), index.to(self.device).reshape(*self.batch, k)
+
+    def sample_indices(self, k: int, generator: Generator = None) -> Tensor:
+        """``k`` independent draws of the index of the training point, ``(k, *batch)``, by inversion."""
+        require(k >= 1, f"sample(k) needs k ≥ 1; got k = {k}.")
+        source, count, device = rng.as_generator(generator), len(self._queries), self._engine.data.device
+        u = torch.rand((k, count), generator=source, device=source.device, dtype=torch.float64).to(device)
+        # A draw beyond the last sum, by rounding or in the dropped share (< 1e-7), takes the heaviest point.
+        found = self._engine.nearest(self._queries, 1)[1].mT.repeat(k, 1)
+        below = torch.zeros(count, dtype=torch.float64, device=device)
+        for block, piece in self._pieces():
+            rows = block.start + piece.rows
+            logit, index = piece.padded()
+            cdf = (logit - self._summary.log_z[rows, None]).exp().cumsum(1)
+            left = u[:, rows] - below[rows]
+            hit = (left >= 0) & (left < cdf[:, -1])
+            place = torch.searchsorted(cdf, left.mT.contiguous(), right=True).clamp_max(cdf.shape[1] - 1)
+            found[:, rows] = torch.where(hit, index.gather(1, place).mT, found[:, rows])
+            below[rows] += cdf[:, -1]
+        return found.to(self.device).reshape(k, *self.batch)
+
+    def sample(self, k: int, generator: Generator = None) -> Tensor:
+        """``k`` independent draws of the training point itself, ``(k, *batch, *shape)``."""
+        index = self.sample_indices(k, generator)
+        return self._engine.data.take(index.flatten()).to(self.device, self.dtype).reshape(index.shape + self.shape)
+
+    def _combine(self, coefficient: str, vectors: tuple[Tensor, ...] = (), keys: Tensor | None = None) -> Tensor:
+        """Sum over points of a coefficient times (y - m), itself times (y - m)·v for each vector; float64."""
+        out = torch.zeros_like(self._queries.x)
+        for block, piece in self._pieces():
+            weight = piece.weights(self._summary.log_z[block])
+            if coefficient == "gaussian":
+                assert keys is not None
+                weight = weight.sqrt() * piece.normals(keys[block])
+            part = piece.combine(self._summary.mean[block], weight, tuple(v[block] for v in vectors))
+            out.index_add_(0, block.start + piece.rows, part)
+        return out
+
+    def third(self, v: Tensor, u: Tensor) -> Tensor:
+        r""":math:`\sum_i r_i (y_i - m)\,((y_i - m) \cdot v)\,((y_i - m) \cdot u)`: the derivative of Cov (2.9)."""
+        flat = [a.to(self._engine.data.device, torch.float64).reshape(self._queries.x.shape) for a in (v, u)]
+        return self._like_x(self._combine("weight", tuple(flat)))
+
+
+class PosteriorCovariance(Covariance):
+    r""":math:`\mathrm{Cov}(x_0|x,t) = \sum_i r_i (y_i - m)(y_i - m)^T`, two products with the data and no matrix."""
+
+    def __init__(self, posterior: Posterior) -> None:
+        self.posterior, self.batch, self.shape = posterior, posterior.batch, posterior.shape
+        self.dtype, self.device = posterior.dtype, posterior.device
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        p = self.posterior
+        flat = v.to(p._queries.x).expand(self.batch + self.shape).reshape(p._queries.x.shape)
+        product = p._moments(vector=flat).product
+        assert product is not None
+        return p._like_x(product)
+
+    def trace(self) -> Tensor:
+        trace = self.posterior._summary.trace
+        assert trace is not None
+        return self.posterior._per_query(trace)
+
+    def diag(self) -> Tensor:
+        diag = self.posterior._moments(frozenset({"diag"})).diag
+        assert diag is not None
+        return self.posterior._like_x(diag)
+
+    def draw(self, generator: Generator = None) -> Tensor:
+        r"""An exact Gaussian draw, :math:`\sum_i \sqrt{r_i}\, z_i\, (y_i - m)` with :math:`z_i \sim N(0, 1)`.
+
+        :math:`z_i` belongs to the pair (query, point): chunks, shards and devices do not change it.
+        """
+        p = self.posterior
+        keys = rng.keys((len(p._queries),), rng.as_generator(generator), p._engine.data.device)
+        return p._like_x(p._combine("gaussian", keys=keys))

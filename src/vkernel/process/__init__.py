@@ -1,0 +1,101 @@
+r"""Forward processes: how data turn into noise (``docs/theory.md``, section 1).
+
+A process adds noise to data :math:`x_0` as :math:`t` runs from ``eps`` (data) to ``T`` (noise):
+
+.. math:: dx = -\beta_t x\,dt + G_t\,dW, \qquad D_t = \tfrac12 G_t G_t^T, \qquad
+          p(x \mid x_0, t) = \mathcal N(\alpha_t x_0,\; S_t), \qquad S_t = \sigma_t^2 I .
+
+Two functions say everything, :math:`\alpha_t` and :math:`S_t`; the drift and the diffusion follow from them,
+
+.. math:: \beta = -\alpha'/\alpha, \qquad D = \tfrac12 S' + \beta S, \qquad
+          S_t = \alpha_t^2 \Big[ S_\epsilon/\alpha_\epsilon^2 + \int_\epsilon^t 2 D_u \alpha_u^{-2}\,du \Big].
+
+=====================  ===================  ==========  ===============  ================  ================  ==========
+process                alpha                S           beta             D                 t is              eps, T
+=====================  ===================  ==========  ===============  ================  ================  ==========
+:class:`VP`            exp(-B)              1 - alpha²  bmin + bd t      beta              part of the run   1e-3, 1
+:class:`VPSong`        exp(-B/2)            1 - alpha²  (bmin + bd t)/2  beta              part of the run   1e-3, 1
+:class:`DDPM`          prod (1 - beta_j)^½  1 - alpha²  -½ log(1-beta)   beta              network's index   0, N-1
+:class:`Cosine`        cos θ / cos θ0       1 - alpha²  θ' tan θ         beta              part of the run   1e-3, .999
+:class:`VE`            1                    sigma²      0                S log(smax/smin)  part of the run   0, 1
+:class:`EDM`           1                    t²          0                t                 sigma itself      .002, 80
+:class:`FlowMatching`  1 - t                t²          1/(1-t)          t/(1-t)           share of noise    1e-3, .999
+:class:`Toy`           sqrt(1-t)            t           1/(2(1-t))       beta              noise's variance  1e-3, .999
+=====================  ===================  ==========  ===============  ================  ================  ==========
+
+Here B = bmin t + bd t²/2, bd = bmax - bmin; θ = (π/2)(t+s)/(1+s), θ0 = θ(0); and VE has sigma = smin (smax/smin)^t.
+:class:`Anisotropic` has :math:`S_t = \sigma_t^2 \Gamma` and :math:`D_t = D^{\rm base}_t \Gamma`: it is an isotropic
+process in the coordinates :math:`\Gamma^{-1/2} x`. Every process has ``base``, ``whiten`` and ``unwhiten`` (an
+isotropic one: itself, and twice the identity), so that what is written for ``base`` in those coordinates serves all.
+
+.. rubric:: Which VP is which
+
+Three "VP" processes are in use, and the same two numbers mean different noise in each:
+
+* the paper's, :class:`VP`: drift -b(t) x, D = b, alpha = exp(-∫b). With (.1, 20), alpha = e^-10.05 at t = 1;
+* Song et al. (2021), score_sde, :class:`VPSong`: drift -½ b(t) x, D = ½ b, alpha = exp(-½∫b): e^-5.025 at t = 1.
+  So ``VPSong(beta_min=a, beta_max=b)`` is ``VP(beta_min=a/2, beta_max=b/2)``;
+* Ho et al. (2020), diffusers, :class:`DDPM`: N discrete betas, alpha² = prod (1 - beta_j). With beta_j = b(j/N)/N,
+  index i is about t = (i+1)/N of VPSong: ``DDPM.linear(1e-4, .02, 1000)`` is close to ``VPSong()``.
+
+Between any two, :meth:`Process.convert` moves a point to where sigma/alpha is the same.
+
+.. rubric:: Formulas
+
+alpha, sigma, S, beta, D and log_snr take a number or a tensor and return a tensor of t's shape, dtype and device
+(numbers and integers: the default dtype). They are differentiable in t, free of cancellation at small t, and not
+range-checked (:meth:`Process.check` is). Half precision is computed in float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from vkernel.errors import InputError, require
+from vkernel.process.anisotropic import Anisotropic
+from vkernel.process.base import Process
+from vkernel.process.kinds import DDPM, EDM, VE, VP, Cosine, FlowMatching, Toy, VPSong
+
+__all__ = [
+    "DDPM",
+    "EDM",
+    "PROCESSES",
+    "VE",
+    "VP",
+    "Anisotropic",
+    "Cosine",
+    "FlowMatching",
+    "Process",
+    "Toy",
+    "VPSong",
+    "parse",
+]
+
+PROCESSES: dict[str, type[Process]] = {
+    "vp": VP,
+    "vpsong": VPSong,
+    "ddpm": DDPM,
+    "cosine": Cosine,
+    "ve": VE,
+    "edm": EDM,
+    "flow": FlowMatching,
+    "toy": Toy,
+}
+
+
+def parse(text: str) -> Process:
+    """The process that a command line names: ``"vp"``, ``"vp:beta_max=10,eps=1e-4"``, ``"ddpm:steps=100"``."""
+    name, _, options = (part.strip() for part in text.partition(":"))
+    require(name.lower() in PROCESSES, f"There is no process {name!r}; give one of {', '.join(PROCESSES)}.")
+    cls = PROCESSES[name.lower()]
+    known = ["beta_start", "beta_end", "steps", "eps", "T"] if cls is DDPM else [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    given: dict[str, Any] = {}
+    for option in filter(None, (part.strip() for part in options.split(","))):
+        key, _, value = (part.strip() for part in option.partition("="))
+        require(key in known and key not in given, f"{name} takes {', '.join(known)}, each once; {option!r} is amiss.")
+        try:
+            given[key] = int(value) if key == "steps" else float(value)
+        except ValueError:
+            raise InputError(f"{option!r} does not give {key} a number; write for example {name}:{key}=1.") from None
+    return DDPM.linear(**given) if cls is DDPM else cls(**given)

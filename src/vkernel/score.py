@@ -1,0 +1,369 @@
+r"""Scores: of a training set, of one training point, and of other people's networks (docs/theory.md, §2).
+
+A *score* is any callable ``(x, t) -> tensor like x``. The training set's own is
+
+.. math::
+
+   s(x,t) = S^{-1} (\alpha m - x), \qquad C(x,t) = \mathrm{Cov}[\tilde s | x,t] = \alpha^2 S^{-1}
+   \mathrm{Cov}(x_0|x,t)\, S^{-1} = S^{-1} + \nabla\nabla^T \log p,
+
+where :math:`\tilde s = S^{-1}(\alpha x_0 - x)` is the proxy score that a network is trained on. Its Jacobian is
+:math:`C - S^{-1}`, which is what autograd, ``torch.func.vjp`` and ``torch.func.jvp`` return here, without a graph
+through the sum over training points.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from vkernel import rng
+from vkernel.covariance import Congruent, Covariance, Generator, Scaled, flat, over_event
+from vkernel.data import Empirical
+from vkernel.errors import InputError, require
+from vkernel.estimate import Estimate
+from vkernel.posterior import Engine, Posterior, Queries
+from vkernel.posterior.result import PosteriorCovariance
+from vkernel.predictions import (
+    Score,
+    Time,
+    from_flow,
+    from_noise,
+    from_v,
+    from_x0,
+    proxy_score,
+    to_flow,
+    to_noise,
+    to_v,
+    to_x0,
+    wide_time,
+)
+from vkernel.process import Anisotropic, Process
+
+__all__ = [
+    "EmpiricalScore",
+    "Score",
+    "from_flow",
+    "from_noise",
+    "from_v",
+    "from_x0",
+    "noise_fraction",
+    "proxy_score",
+    "to_flow",
+    "to_noise",
+    "to_v",
+    "to_x0",
+]
+
+
+class EmpiricalScore:
+    r"""The exact score :math:`s(x,t)` of a training set under a forward process, and what comes with it.
+
+    ``score(x, t)`` takes ``x (*batch, *data.shape)`` and ``t`` that broadcasts to ``batch``; the result is like ``x``,
+    and differentiable in ``x``. ``memory`` bounds the engine's working memory in bytes (default: a quarter of what is
+    free). Computation happens on the data's device (``data.to("cuda")``), results return to that of ``x``.
+    """
+
+    def __init__(self, data: Empirical | Tensor, process: Process, memory: int | None = None) -> None:
+        require(
+            isinstance(process, Process), f"EmpiricalScore needs a forward process such as vk.VP(), not {process!r}."
+        )
+        self.data = data if isinstance(data, Empirical) else Empirical(data)
+        self.process = process
+        self._frame = process if isinstance(process, Anisotropic) else None
+        if self._frame is not None and self._frame.shape != self.data.shape:
+            raise InputError(f"The data have shape {self.data.shape} but Γ acts on {self._frame.shape}.")
+        self._engine = Engine(self.data if self._frame is None else _Whitened(self.data, self._frame), memory)
+
+    def __call__(self, x: Tensor, t: Time) -> Tensor:
+        x, t = self._door(x, t)
+        if self._frame is None:
+            return _Score.apply(x, t, self)
+        return self._frame.whiten(_Score.apply(self._frame.whiten(x), t, self))
+
+    def posterior(self, x: Tensor, t: Time) -> Posterior:
+        """The posterior over training points for each query."""
+        x, t = self._door(x, t)
+        if self._frame is None:
+            return self._posterior(x, t)
+        return _Unwhitened(self._posterior(self._frame.whiten(x), t), self._frame)
+
+    def covariance(self, x: Tensor, t: Time) -> Covariance:
+        r"""The proxy-score covariance :math:`C(x,t)` as an operator (2.6)."""
+        x, t = self._door(x, t)
+        cov = self._posterior(x if self._frame is None else self._frame.whiten(x), t).cov
+        alpha, var = self._levels(t)
+        scaled = Scaled(cov, (alpha / var).expand(cov.batch))
+        return scaled if self._frame is None else Congruent(scaled, self._frame.inverse_root)
+
+    def __repr__(self) -> str:
+        return f"EmpiricalScore({self.data!r}, {self.process!r})"
+
+    def _levels(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """alpha and sigma² in float64."""
+        base, t = self.process.base, t.double()
+        return base.alpha(t), base.S(t)
+
+    def _door(self, x: Any, t: Time) -> tuple[Tensor, Tensor]:
+        """Refuse what cannot be a query; bring integers to the default float."""
+        require(isinstance(x, Tensor), f"x must be a torch tensor, not {type(x).__name__}.")
+        shape, k = self.data.shape, len(self.data.shape)
+        require(not x.is_complex(), "x must be real.")
+        require(
+            x.ndim >= k and tuple(x.shape[x.ndim - k :]) == shape,
+            f"x has shape {tuple(x.shape)}; it must end in the data's shape {shape}.",
+        )
+        x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
+        t = wide_time(t, x.device)
+        require(not t.requires_grad, "The empirical score is differentiable in x, not in t: detach t.")
+        batch = tuple(x.shape[: x.ndim - k])
+        try:
+            torch.broadcast_shapes(tuple(t.shape), batch)
+            fits = len(t.shape) <= len(batch)
+        except RuntimeError:
+            fits = False
+        require(fits, f"t has shape {tuple(t.shape)}, which does not broadcast to the batch shape {batch} of x.")
+        return x, t
+
+    def _posterior(self, x: Tensor, t: Tensor) -> Posterior:
+        shape = self.data.shape
+        batch = tuple(x.shape[: x.ndim - len(shape)])
+        return Posterior(self._engine, self._queries(x, t), batch, shape, x.dtype, x.device)
+
+    def _queries(self, x: Tensor, t: Tensor) -> Queries:
+        device, k = self.data.device, len(self.data.shape)
+        batch = x.shape[: x.ndim - k]
+        # detach: the derivative is ours (below), not autograd's
+        rows = x.detach().to(device, torch.float64).reshape(-1, self.data.d)
+        require(bool(rows.isfinite().all()), "x holds NaN or infinite values: the score there has no meaning.")
+        t = self.process.check(t)  # values are looked at here, where torch.func's wrappers are off
+        alpha, var = (a.to(device).expand(batch).reshape(-1) for a in self._levels(t))
+        return Queries(rows, alpha, var)
+
+    def _evaluate(self, x: Tensor, t: Tensor) -> Tensor:
+        """The score in the isotropic frame."""
+        queries = self._queries(x, t)
+        mean = self._engine.moments(queries).mean
+        s = (queries.alpha[:, None] * mean - queries.x) / queries.var[:, None]
+        return s.to(x.device, x.dtype).reshape(x.shape)
+
+    def _jacobian(self, x: Tensor, t: Tensor, v: Tensor) -> Tensor:
+        """:math:`(C - S^{-1}) v` in the isotropic frame."""
+        alpha, var = (over_event(a, self.data.shape) for a in self._levels(t))
+        product = _CovProduct.apply(x, t, v, self)
+        return (product * (alpha / var).square() - v / var).to(v.dtype)
+
+
+class _Whitened:
+    """The data in coordinates in which the noise is isotropic, block by block."""
+
+    def __init__(self, data: Empirical, frame: Anisotropic) -> None:
+        self.data, self.frame = data, frame
+        self.n, self.d, self.device, self.weights = data.n, data.d, data.device, data.weights
+        self.in_memory, self.dtype = data.in_memory, data.dtype
+        self.center = self._white(data.center)
+
+    def _white(self, rows: Tensor) -> Tensor:
+        wide = rows.double().reshape(*rows.shape[:-1], *self.data.shape)
+        return flat(self.frame.whiten(wide), self.data.shape)
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        return self._white(self.data.rows(start, stop))
+
+    def take(self, indices: Tensor) -> Tensor:
+        return self._white(self.data.take(indices))
+
+
+class _Unwhitened(Posterior):
+    """A posterior that was computed in whitened coordinates, told in the data's own."""
+
+    def __init__(self, white: Posterior, frame: Anisotropic) -> None:
+        self.__dict__.update(white.__dict__)
+        self._white, self._frame = white, frame
+
+    @property
+    def mean(self) -> Tensor:
+        return self._frame.unwhiten(self._white.mean)
+
+    @property
+    def logp(self) -> Tensor:
+        return self._white.logp - self._frame.half_log_det
+
+    @property
+    def cov(self) -> Covariance:  # type: ignore[override]
+        return Congruent(PosteriorCovariance(self._white), self._frame.root)
+
+    def sample(self, k: int, generator: Generator = None) -> Tensor:
+        return self._frame.unwhiten(self._white.sample(k, generator))
+
+    def third(self, v: Tensor, u: Tensor) -> Tensor:
+        return self._frame.unwhiten(self._white.third(self._frame.unwhiten(v), self._frame.unwhiten(u)))
+
+
+# --- derivatives: three functions, each the Jacobian of the one before -------------------------------------------
+
+
+def _fold(info: Any, in_dims: tuple[Any, ...], score: EmpiricalScore, t: Tensor, *xs: Tensor) -> tuple[Any, ...]:
+    """A vmapped axis becomes one more batch axis in front, of x, v, … and of t."""
+    k = len(score.data.shape)
+    moved = []
+    for a, dim in zip(xs, (in_dims[0], *in_dims[2:]), strict=False):
+        moved.append(a.unsqueeze(0).expand(info.batch_size, *a.shape) if dim is None else a.movedim(dim, 0))
+    if in_dims[1] is not None:
+        t = t.movedim(in_dims[1], 0)
+        pad = moved[0].ndim - k - t.ndim
+        t = t.reshape(t.shape[:1] + (1,) * pad + t.shape[1:])
+    return moved[0], t, *moved[1:]
+
+
+class _Score(torch.autograd.Function):
+    """s(x, t), whose Jacobian is C - S^-1."""
+
+    @staticmethod
+    def forward(x: Tensor, t: Tensor, score: EmpiricalScore) -> Tensor:
+        return score._evaluate(x, t)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, t, ctx.score = inputs
+        ctx.save_for_backward(x, t)
+        ctx.save_for_forward(x, t)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.score._jacobian(*ctx.saved_tensors, g), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor, *_: None) -> Tensor:
+        return ctx.score._jacobian(*ctx.saved_tensors, dx)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, t: Tensor, score: EmpiricalScore) -> tuple[Tensor, int]:
+        return _Score.apply(*_fold(info, in_dims[:2], score, t, x), score), 0
+
+
+class _CovProduct(torch.autograd.Function):
+    r"""Cov(x0|x,t) v, whose derivative along u is :math:`(\alpha/\sigma^2)` times the third central moment."""
+
+    @staticmethod
+    def forward(x: Tensor, t: Tensor, v: Tensor, score: EmpiricalScore) -> Tensor:
+        vector = v.detach().to(score.data.device, torch.float64).reshape(-1, score.data.d)
+        product = score._engine.moments(score._queries(x, t), vector=vector).product
+        assert product is not None
+        return product.to(x.device).reshape(x.shape)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, t, v, ctx.score = inputs
+        ctx.save_for_backward(x, t, v)
+        ctx.save_for_forward(x, t, v)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+        x, t, v = ctx.saved_tensors
+        dx = _Third.apply(x, t, v, g, ctx.score).to(x.dtype) if ctx.needs_input_grad[0] else None
+        dv = _CovProduct.apply(x, t, g, ctx.score).to(v.dtype) if ctx.needs_input_grad[2] else None
+        return dx, None, dv, None
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor | None, dt: None, dv: Tensor | None, _: None) -> Tensor:
+        x, t, v = ctx.saved_tensors
+        out = torch.zeros_like(x, dtype=torch.float64)
+        if dx is not None:
+            out = out + _Third.apply(x, t, v, dx, ctx.score)
+        if dv is not None:
+            out = out + _CovProduct.apply(x, t, dv, ctx.score)
+        return out
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, t: Tensor, v: Tensor, score: Any) -> tuple[Tensor, int]:
+        return _CovProduct.apply(*_fold(info, in_dims[:3], score, t, x, v), score), 0
+
+
+class _Third(torch.autograd.Function):
+    r""":math:`(\alpha/\sigma^2) \sum_i r_i (y_i-m) ((y_i-m)\cdot v) ((y_i-m)\cdot u)`; the chain ends here."""
+
+    @staticmethod
+    def forward(x: Tensor, t: Tensor, v: Tensor, u: Tensor, score: EmpiricalScore) -> Tensor:
+        alpha, var = score._levels(t)
+        wide = score._posterior(x.double(), t)
+        return over_event(alpha / var, score.data.shape) * wide.third(v.detach(), u.detach())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        raise InputError("The empirical score has derivatives up to the second; the third is not provided.")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Any, t: Any, v: Any, u: Any, score: Any) -> tuple[Tensor, int]:
+        return _Third.apply(*_fold(info, in_dims[:4], score, t, x, v, u), score), 0
+
+
+# --- how noisy is the target? -------------------------------------------------------------------------------------
+
+
+def draw_queries(
+    data: Empirical, process: Process, t: float, count: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """``count`` draws of x from p(x|t): the indices of the points that made them, and x ``(count, *shape)``."""
+    u = torch.rand(count, generator=generator, device=generator.device, dtype=torch.float64).to(data.device)
+    index = torch.searchsorted(data.weights.cumsum(0), u, right=True).clamp_max(data.n - 1)
+    x0 = data.images(index)
+    return index, process.perturb(x0, t, generator=generator)
+
+
+def noise_fraction(
+    data: Empirical | EmpiricalScore,
+    process: Process,
+    t: Time,
+    queries: int = 4096,
+    generator: Generator = None,
+) -> Estimate:
+    r"""The share of the training target's second moment that is noise (2.8),
+
+    .. math:: \rho(t) = \frac{E\,\mathrm{tr}\,C}{E\,\mathrm{tr}\,C + E|s|^2} =
+              \frac{E\,\mathrm{tr}\,C}{\mathrm{tr}\,S^{-1}}.
+
+    In one dimension by quadrature, exact to rounding; else over ``queries`` draws of x, with their standard error.
+    ``t`` may be a vector: then the estimate's fields are vectors.
+    """
+    score = data if isinstance(data, EmpiricalScore) else EmpiricalScore(data, process)
+    require(score.process == process, "The score that was given belongs to another process.")
+    require(queries >= 2, f"A standard error needs at least 2 queries; got {queries}.")
+    times = process.check(wide_time(t, torch.device("cpu")))
+    source = rng.as_generator(generator)
+    parts = [_noise_fraction(score, float(u), queries, source) for u in times.reshape(-1)]
+    if times.ndim == 0:
+        return parts[0]
+    columns = ([getattr(p, f) for p in parts] for f in ("value", "se", "low", "high"))
+    return Estimate(*(torch.tensor(c, dtype=torch.float64).reshape(times.shape) for c in columns))
+
+
+def _noise_fraction(score: EmpiricalScore, t: float, queries: int, generator: torch.Generator) -> Estimate:
+    data, process = score.data, score.process
+    alpha, var = (float(a) for a in score._levels(torch.tensor(t, dtype=torch.float64)))
+    precision = process.inverse_trace if isinstance(process, Anisotropic) else data.d
+    if data.d == 1 and not isinstance(process, Anisotropic):
+        return Estimate.exact(_quadrature(score, t, alpha, math.sqrt(var)))
+    _, x = draw_queries(data, process, t, queries, generator)
+    trace = score.covariance(x, t).trace().double()
+    return Estimate.of_mean(trace, scale=var / precision)
+
+
+def _quadrature(score: EmpiricalScore, t: float, alpha: float, sigma: float) -> float:
+    """E[C] sigma² in one dimension: the trapezoidal rule, exponentially accurate for an analytic integrand."""
+    support = score.data.rows(0, score.data.n).double()
+    low, high = alpha * float(support.min()) - 9 * sigma, alpha * float(support.max()) + 9 * sigma
+    steps = min(max(int((high - low) / sigma * 16), 512), 1 << 22)
+    x = torch.linspace(low, high, steps + 1, dtype=torch.float64, device=score.data.device)
+    posterior = score.posterior(x.reshape(-1, *score.data.shape), t)
+    c = posterior.cov.trace() * (alpha / sigma) ** 2
+    return float((posterior.logp.exp() * c).sum() * (high - low) / steps)
