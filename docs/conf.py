@@ -1,7 +1,7 @@
 """Sphinx configuration. Build: ``sphinx-build -W --keep-going -n -b html docs docs/_build/html`` (``make docs``)."""
 
+import runpy
 import sys
-import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -10,7 +10,7 @@ sys.path.insert(0, str(ROOT / "src"))
 project = "vkernel"
 author = "The vkernel authors"
 project_copyright = author
-release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+release = runpy.run_path(str(ROOT / "src" / "vkernel" / "version.py"))["__version__"]
 version = release
 
 extensions = [
@@ -36,12 +36,14 @@ html_show_sourcelink = False
 # -- API, from docstrings in plain reStructuredText -------------------------------------------------------------------
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True}
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
 # There is no intersphinx, since the build must work without a network: what other packages define has no page here.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(torch|numpy|np|xarray|matplotlib|PIL|pathlib|os|collections|typing|abc)(\..+)?"),
+    (r"py:.*", r"(torch|numpy|np|xarray|matplotlib|PIL|pathlib|os|collections|typing|types|abc)(\..+)?"),
+    # Internal types that signatures show.
+    (r"py:class", r"vkernel\.posterior\.pieces\.\w+|vkernel\.progress\.Reporter"),
     # Annotations are strings (PEP 563); inside unions autodoc may leave these as they are written.
     (r"py:class", r"Tensor|Generator|Path|Any|Callable|Iterable|Iterator|Sequence|Mapping|Figure|Axes|optional"),
 ]

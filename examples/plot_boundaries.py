@@ -24,14 +24,14 @@ def grid(size):
     return torch.stack([horizontal, vertical], dim=-1)
 
 
-fine, coarse = grid(121), grid(15)
-fig, axes = plt.subplots(1, len(times), figsize=(11, 3.2), sharey=True, layout="constrained")
-for ax, t in zip(axes, times, strict=True):
-    noise = score.covariance(fine, t).trace() * process.S(t)  # in units of 1/sigma², the size of one noise coordinate
+fine, coarse = grid(161), grid(17)
+fig, axes = plt.subplots(2, 2, figsize=(8, 6.6), sharex=True, sharey=True, layout="constrained")
+for ax, t in zip(axes.flat, times, strict=True):
+    noise = score.covariance(fine, t).trace() * process.S(t)  # in units of 1/sigma²
     picture = ax.imshow(noise, origin="lower", extent=(-2, 2, -2, 2), cmap="magma", vmin=0)
     arrows = torch.nn.functional.normalize(score(coarse, t), dim=-1)
-    ax.quiver(*coarse.unbind(-1), *arrows.unbind(-1), color="white", alpha=0.6, scale=24, width=0.005)
+    ax.quiver(*coarse.unbind(-1), *arrows.unbind(-1), color="white", alpha=0.6, scale=26, width=0.004)
     ax.plot(*(process.alpha(t) * data.rows(0, data.n)).T, "o", color="deepskyblue", ms=5)
     ax.set(title=f"t = {t}", xticks=(-2, 0, 2), yticks=(-2, 0, 2))
-    fig.colorbar(picture, ax=ax, shrink=0.75, label=r"$\sigma^2\,\mathrm{tr}\,C$" if t == times[-1] else None)
+    fig.colorbar(picture, ax=ax, label=r"$\sigma^2\,\mathrm{tr}\,C$")
 plt.show()

@@ -266,8 +266,9 @@ def test_cuda_gives_the_same_values(tmp_path, mapped):
     there = here.to("cuda")
     indices = torch.tensor([3, 99, 0, 3])
     assert there.rows(0, 5).device.type == there.center.device.type == "cuda"
-    assert torch.equal(there.take(indices).cpu(), here.take(indices))
-    assert torch.equal(there.take(indices.cuda()).cpu(), here.take(indices))
+    # a GPU fuses the multiplication and addition of the scale: one rounding less
+    torch.testing.assert_close(there.take(indices).cpu(), here.take(indices))
+    torch.testing.assert_close(there.take(indices.cuda()).cpu(), here.take(indices))
     merged, inverse = there.merged()
     assert (merged.n, inverse.device.type) == (50, "cuda")
     assert torch.equal(inverse.cpu(), here.merged()[1])

@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from vkernel.version import __version__
 
 # Names are resolved when they are first used: ``import vkernel`` costs torch and numpy, nothing more.
 _HOME = {

@@ -66,6 +66,15 @@ class Covariance(ABC):
         columns = [flat(self @ e.reshape(self.shape).expand(self.batch + self.shape), self.shape) for e in eye]
         return torch.stack(columns, dim=-1)
 
+    def _refuse(self, v: Tensor) -> None:
+        k = len(self.shape)
+        good = v.ndim == 0 or (v.ndim >= k and tuple(v.shape[v.ndim - k :]) == self.shape)
+        try:
+            torch.broadcast_shapes(self.batch, v.shape[: max(v.ndim - k, 0)])
+        except RuntimeError:
+            good = False
+        require(good, f"v has shape {tuple(v.shape)}; the operator acts on shape {self.batch + self.shape}.")
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}(batch={self.batch}, shape={self.shape}, dtype={self.dtype})"
 
@@ -78,6 +87,7 @@ class Isotropic(Covariance):
         self.dtype, self.device = variance.dtype, variance.device
 
     def __matmul__(self, v: Tensor) -> Tensor:
+        self._refuse(v)
         return over_event(self.variance, self.shape) * v
 
     def diag(self) -> Tensor:
@@ -97,6 +107,7 @@ class Diagonal(Covariance):
         self.variances, self.dtype, self.device = variances, variances.dtype, variances.device
 
     def __matmul__(self, v: Tensor) -> Tensor:
+        self._refuse(v)
         return self.variances * v
 
     def diag(self) -> Tensor:
@@ -137,6 +148,7 @@ class Matrix(Covariance):
         self.matrix, self.dtype, self.device = matrix, matrix.dtype, matrix.device
 
     def __matmul__(self, v: Tensor) -> Tensor:
+        self._refuse(v)
         product = (self.matrix @ flat(v, self.shape).unsqueeze(-1)).squeeze(-1)
         return product.reshape(product.shape[:-1] + self.shape)
 
@@ -181,6 +193,7 @@ class Scaled(Covariance):
         self.dtype, self.device = base.dtype, base.device
 
     def __matmul__(self, v: Tensor) -> Tensor:
+        self._refuse(v)
         return over_event(self.factor**2, self.shape) * (self.base @ v)
 
     def diag(self) -> Tensor:
@@ -190,7 +203,13 @@ class Scaled(Covariance):
         return self.factor**2 * self.base.trace()
 
     def draw(self, generator: Generator = None) -> Tensor:
-        return over_event(self.factor, self.shape) * self.base.draw(generator)
+        if self.base.batch == self.batch:
+            return over_event(self.factor, self.shape) * self.base.draw(generator)
+        source = rng.as_generator(generator)  # one operator for many factors: a draw for each
+        many = [self.base.draw(source) for _ in range(math.prod(self.batch) // max(1, math.prod(self.base.batch)))]
+        lead = self.batch[: len(self.batch) - len(self.base.batch)]
+        draws = torch.stack(many).reshape(*lead, *self.base.batch, *self.shape)
+        return over_event(self.factor, self.shape) * draws
 
 
 class Congruent(Covariance):
@@ -202,6 +221,7 @@ class Congruent(Covariance):
         self.map = map.to(self.device, self.dtype)
 
     def __matmul__(self, v: Tensor) -> Tensor:
+        self._refuse(v)
         return self.map @ (self.base @ (self.map @ v))
 
     def diag(self) -> Tensor:
@@ -211,6 +231,37 @@ class Congruent(Covariance):
 
     def draw(self, generator: Generator = None) -> Tensor:
         return self.map @ self.base.draw(generator)
+
+
+class Rounded(Covariance):
+    """The same operator, its answers rounded to another precision at the very end."""
+
+    def __init__(self, base: Covariance, dtype: torch.dtype) -> None:
+        self.base, self.batch, self.shape = base, base.batch, base.shape
+        self.dtype, self.device = dtype, base.device
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        return (self.base @ v.to(self.base.dtype)).to(self.dtype)
+
+    def diag(self) -> Tensor:
+        return self.base.diag().to(self.dtype)
+
+    def trace(self) -> Tensor:
+        return self.base.trace().to(self.dtype)
+
+    def draw(self, generator: Generator = None) -> Tensor:
+        return self.base.draw(generator).to(self.dtype)
+
+    def dense(self) -> Tensor:
+        return self.base.dense().to(self.dtype)
+
+
+def fits(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Whether ``shape`` broadcasts to ``target``."""
+    try:
+        return tuple(torch.broadcast_shapes(shape, target)) == tuple(target)
+    except RuntimeError:
+        return False
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

@@ -8,7 +8,7 @@ is not finite and measures
 
 in float64, by merging centred moments of blocks (Chan's formula), which does not cancel.
 
-The toy sets of the paper (theory, §11) are functions, and :func:`toy` finds them by name. Files are read by
+The toy sets of the paper (theory, §3.4) are functions, and :func:`toy` finds them by name. Files are read by
 :mod:`vkernel.loaders`.
 """
 
@@ -30,7 +30,7 @@ from vkernel.errors import InputError, require
 
 __all__ = ["TOYS", "Empirical", "digits", "toy"]
 
-_BLOCK = 2**22  # numbers in a block of rows: 32 MB in float64
+_BLOCK = 2**21  # numbers in a block of rows: 16 MB in float64
 
 
 class Empirical:
@@ -303,7 +303,7 @@ def _row_hashes(rows: Tensor, keys: Tensor) -> Tensor:
     return rng.hashed(keys, bits).sum(-1)
 
 
-# --- toy sets (theory, §11) ----------------------------------------------------------------------------------------
+# --- toy sets (theory, §3.4) ----------------------------------------------------------------------------------------
 
 
 def _circle(degrees: np.ndarray) -> np.ndarray:

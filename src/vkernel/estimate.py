@@ -66,6 +66,8 @@ def student_quantile(dof: int) -> float:
         return 12.706204736432095
     if dof == 2:
         return 4.302652729911275
+    if dof == 3:
+        return 3.182446305284263
     g1 = (z**3 + z) / 4
     g2 = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     g3 = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384

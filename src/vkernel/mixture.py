@@ -1,4 +1,4 @@
-r"""Populations whose score is known exactly: mixtures of isotropic Gaussians (theory, §2).
+r"""Populations whose score is known exactly: mixtures of isotropic Gaussians (theory, §2.9).
 
 With components of mean :math:`\mu_k`, weight
 :math:`w_k` and variance :math:`v_k`, and :math:`\tau_k = \alpha^2 v_k + \sigma^2`,

@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 from vkernel import rng
-from vkernel.covariance import Congruent, Covariance, Generator, Scaled, flat, over_event
+from vkernel.covariance import Congruent, Covariance, Generator, Rounded, Scaled, fits, flat, over_event
 from vkernel.data import Empirical
 from vkernel.errors import InputError, require
 from vkernel.estimate import Estimate
@@ -31,6 +32,7 @@ from vkernel.posterior.result import PosteriorCovariance
 from vkernel.predictions import (
     Score,
     Time,
+    as_time,
     from_flow,
     from_noise,
     from_v,
@@ -60,6 +62,9 @@ __all__ = [
 ]
 
 
+NODES = 1 << 31  # pairs (node, point) that a quadrature in one dimension may take
+
+
 class EmpiricalScore:
     r"""The exact score :math:`s(x,t)` of a training set under a forward process, and what comes with it.
 
@@ -83,29 +88,31 @@ class EmpiricalScore:
         x, t = self._door(x, t)
         if self._frame is None:
             return _Score.apply(x, t, self)
-        return self._frame.whiten(_Score.apply(self._frame.whiten(x), t, self))
+        return self._frame.whiten(_Score.apply(self._frame.whiten(x.double()), t, self)).to(x.dtype)
 
     def posterior(self, x: Tensor, t: Time) -> Posterior:
         """The posterior over training points for each query."""
         x, t = self._door(x, t)
         if self._frame is None:
             return self._posterior(x, t)
-        return _Unwhitened(self._posterior(self._frame.whiten(x), t), self._frame)
+        return _Unwhitened(self._posterior(self._frame.whiten(x.double()), t), self._frame, x.dtype)
 
     def covariance(self, x: Tensor, t: Time) -> Covariance:
         r"""The proxy-score covariance :math:`C(x,t)` as an operator (2.6)."""
         x, t = self._door(x, t)
-        cov = self._posterior(x if self._frame is None else self._frame.whiten(x), t).cov
+        wide = x.double()  # C is alpha²/sigma⁴ times something small: rounded once, at the end
+        cov = self._posterior(wide if self._frame is None else self._frame.whiten(wide), t).cov
         alpha, var = self._levels(t)
-        scaled = Scaled(cov, (alpha / var).expand(cov.batch))
-        return scaled if self._frame is None else Congruent(scaled, self._frame.inverse_root)
+        scaled: Covariance = Scaled(cov, (alpha / var).expand(cov.batch))
+        scaled = scaled if self._frame is None else Congruent(scaled, self._frame.inverse_root)
+        return scaled if x.dtype == torch.float64 else Rounded(scaled, x.dtype)
 
     def __repr__(self) -> str:
         return f"EmpiricalScore({self.data!r}, {self.process!r})"
 
     def _levels(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """alpha and sigma² in float64."""
-        base, t = self.process.base, t.double()
+        base, t = self.process.base, t.double().clamp(self.process.eps, self.process.T)
         return base.alpha(t), base.S(t)
 
     def _door(self, x: Any, t: Time) -> tuple[Tensor, Tensor]:
@@ -118,21 +125,20 @@ class EmpiricalScore:
             f"x has shape {tuple(x.shape)}; it must end in the data's shape {shape}.",
         )
         x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
-        t = wide_time(t, x.device)
+        t = as_time(t, x.device)
         require(not t.requires_grad, "The empirical score is differentiable in x, not in t: detach t.")
         batch = tuple(x.shape[: x.ndim - k])
-        try:
-            torch.broadcast_shapes(tuple(t.shape), batch)
-            fits = len(t.shape) <= len(batch)
-        except RuntimeError:
-            fits = False
-        require(fits, f"t has shape {tuple(t.shape)}, which does not broadcast to the batch shape {batch} of x.")
+        require(
+            fits(tuple(t.shape), batch),
+            f"t has shape {tuple(t.shape)}, which does not broadcast to the batch shape {batch} of x.",
+        )
         return x, t
 
     def _posterior(self, x: Tensor, t: Tensor) -> Posterior:
         shape = self.data.shape
         batch = tuple(x.shape[: x.ndim - len(shape)])
-        return Posterior(self._engine, self._queries(x, t), batch, shape, x.dtype, x.device)
+        # a copy: what a posterior answers later must not follow an x that is changed in place
+        return Posterior(self._engine, self._queries(x.detach().clone(), t), batch, shape, x.dtype, x.device)
 
     def _queries(self, x: Tensor, t: Tensor) -> Queries:
         device, k = self.data.device, len(self.data.shape)
@@ -142,6 +148,11 @@ class EmpiricalScore:
         require(bool(rows.isfinite().all()), "x holds NaN or infinite values: the score there has no meaning.")
         t = self.process.check(t)  # values are looked at here, where torch.func's wrappers are off
         alpha, var = (a.to(device).expand(batch).reshape(-1) for a in self._levels(t))
+        require(bool((var > 0).all()), "There is no noise at this t (S = 0), hence no score; choose a larger t.")
+        require(
+            bool((rows.square().sum(-1) < 1e30 * var).all()),
+            "x is more than 1e15 sigma away: float64 cannot tell the training points apart there.",
+        )
         return Queries(rows, alpha, var)
 
     def _evaluate(self, x: Tensor, t: Tensor) -> Tensor:
@@ -181,24 +192,26 @@ class _Whitened:
 class _Unwhitened(Posterior):
     """A posterior that was computed in whitened coordinates, told in the data's own."""
 
-    def __init__(self, white: Posterior, frame: Anisotropic) -> None:
-        self.__dict__.update(white.__dict__)
+    def __init__(self, white: Posterior, frame: Anisotropic, dtype: torch.dtype) -> None:
+        super().__init__(white._engine, white._queries, white.batch, white.shape, dtype, white.device)
         self._white, self._frame = white, frame
 
     @property
     def mean(self) -> Tensor:
-        return self._frame.unwhiten(self._white.mean)
+        return self._frame.unwhiten(self._white.mean).to(self.dtype)
 
     @property
     def logp(self) -> Tensor:
-        return self._white.logp - self._frame.half_log_det
+        return (self._white.logp - self._frame.half_log_det).to(self.dtype)
 
     @property
     def cov(self) -> Covariance:  # type: ignore[override]
-        return Congruent(PosteriorCovariance(self._white), self._frame.root)
+        return Rounded(Congruent(PosteriorCovariance(self._white), self._frame.root), self.dtype)
 
     def sample(self, k: int, generator: Generator = None) -> Tensor:
-        return self._frame.unwhiten(self._white.sample(k, generator))
+        index = self.sample_indices(k, generator)
+        points = self._engine.data.data.take(index.flatten())  # type: ignore[attr-defined]
+        return points.to(self.device, self.dtype).reshape(index.shape + self.shape)
 
     def third(self, v: Tensor, u: Tensor) -> Tensor:
         return self._frame.unwhiten(self._white.third(self._frame.unwhiten(v), self._frame.unwhiten(u)))
@@ -220,6 +233,11 @@ def _fold(info: Any, in_dims: tuple[Any, ...], score: EmpiricalScore, t: Tensor,
     return moved[0], t, *moved[1:]
 
 
+def _primals(ctx: Any) -> tuple[Tensor, ...]:
+    """What was saved, without the tangents of the level that is being differentiated."""
+    return tuple(forward_ad.unpack_dual(a).primal for a in ctx.saved_tensors)
+
+
 class _Score(torch.autograd.Function):
     """s(x, t), whose Jacobian is C - S^-1."""
 
@@ -232,14 +250,18 @@ class _Score(torch.autograd.Function):
         x, t, ctx.score = inputs
         ctx.save_for_backward(x, t)
         ctx.save_for_forward(x, t)
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.score._jacobian(*ctx.saved_tensors, g), None, None
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None]:
+        return (None if g is None else ctx.score._jacobian(*ctx.saved_tensors, g)), None, None
 
     @staticmethod
-    def jvp(ctx: Any, dx: Tensor, *_: None) -> Tensor:
-        return ctx.score._jacobian(*ctx.saved_tensors, dx)
+    def jvp(ctx: Any, dx: Tensor, dt: Tensor | None, _: None) -> Tensor:
+        require(dt is None, "The empirical score is differentiable in x, not in t: detach t.")
+        x, t = _primals(ctx)
+        with forward_ad._set_fwd_grad_enabled(True):  # torch turns it off here, and with it every outer jvp
+            return ctx.score._jacobian(x, t, dx)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, t: Tensor, score: EmpiricalScore) -> tuple[Tensor, int]:
@@ -271,12 +293,13 @@ class _CovProduct(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, dx: Tensor | None, dt: None, dv: Tensor | None, _: None) -> Tensor:
-        x, t, v = ctx.saved_tensors
+        x, t, v = _primals(ctx)
         out = torch.zeros_like(x, dtype=torch.float64)
-        if dx is not None:
-            out = out + _Third.apply(x, t, v, dx, ctx.score)
-        if dv is not None:
-            out = out + _CovProduct.apply(x, t, dv, ctx.score)
+        with forward_ad._set_fwd_grad_enabled(True):
+            if dx is not None:
+                out = out + _Third.apply(x, t, v, dx, ctx.score)
+            if dv is not None:
+                out = out + _CovProduct.apply(x, t, dv, ctx.score)
         return out
 
     @staticmethod
@@ -300,6 +323,10 @@ class _Third(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Tensor:
+        raise InputError("The empirical score has derivatives up to the second; the third is not provided.")
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
         raise InputError("The empirical score has derivatives up to the second; the third is not provided.")
 
     @staticmethod
@@ -352,18 +379,29 @@ def _noise_fraction(score: EmpiricalScore, t: float, queries: int, generator: to
     alpha, var = (float(a) for a in score._levels(torch.tensor(t, dtype=torch.float64)))
     precision = process.inverse_trace if isinstance(process, Anisotropic) else data.d
     if data.d == 1 and not isinstance(process, Anisotropic):
-        return Estimate.exact(_quadrature(score, t, alpha, math.sqrt(var)))
+        exact = _quadrature(score, t, alpha, math.sqrt(var))
+        if exact is not None:
+            return Estimate.exact(exact)
     _, x = draw_queries(data, process, t, queries, generator)
     trace = score.covariance(x, t).trace().double()
     return Estimate.of_mean(trace, scale=var / precision)
 
 
-def _quadrature(score: EmpiricalScore, t: float, alpha: float, sigma: float) -> float:
-    """E[C] sigma² in one dimension: the trapezoidal rule, exponentially accurate for an analytic integrand."""
-    support = score.data.rows(0, score.data.n).double()
-    low, high = alpha * float(support.min()) - 9 * sigma, alpha * float(support.max()) + 9 * sigma
-    steps = min(max(int((high - low) / sigma * 16), 512), 1 << 22)
-    x = torch.linspace(low, high, steps + 1, dtype=torch.float64, device=score.data.device)
+def _quadrature(score: EmpiricalScore, t: float, alpha: float, sigma: float) -> float | None:
+    """E[C] sigma² in one dimension: the trapezoidal rule, exponentially accurate for an analytic integrand.
+
+    Points farther apart than 18 sigma have nothing between them (to e^-40): each island has a grid of its own. ``None``
+    where the grids would be larger than a Monte Carlo estimate is worth.
+    """
+    support = alpha * score.data.rows(0, score.data.n).double().flatten().sort().values
+    cut = (support.diff() > 18 * sigma).nonzero().flatten() + 1
+    ends = [(float(i[0]) - 9 * sigma, float(i[-1]) + 9 * sigma) for i in support.cpu().tensor_split(cut.cpu())]
+    steps = [max(int((high - low) / sigma * 16), 512) for low, high in ends]
+    if sum(steps) * score.data.n > NODES:
+        return None
+    grids = [torch.linspace(*end, k + 1, dtype=torch.float64) for end, k in zip(ends, steps, strict=True)]
+    width = [torch.full_like(g, (high - low) / k) for g, (low, high), k in zip(grids, ends, steps, strict=True)]
+    x, dx = torch.cat(grids).to(score.data.device), torch.cat(width).to(score.data.device)
     posterior = score.posterior(x.reshape(-1, *score.data.shape), t)
     c = posterior.cov.trace() * (alpha / sigma) ** 2
-    return float((posterior.logp.exp() * c).sum() * (high - low) / steps)
+    return float((posterior.logp.exp() * c * dx).sum())

@@ -34,14 +34,17 @@ import torch
 from torch import Tensor
 
 from vkernel.posterior.moments import Moments
-from vkernel.posterior.pieces import Few, Many, Part, Piece, Points, Queries
+from vkernel.posterior.pieces import Few, Many, Part, Piece, Points, Queries, product
 
 __all__ = ["Engine", "free_memory"]
 
-LOGITS = 1 << 21  # logits of one block (queries × points) on a CPU: they stay in its cache
-COORDINATES = 1 << 24  # coordinates of one chunk of points on a CPU: 64 MB
+# One block of queries × one chunk of points on a CPU: few enough logits (32 MB) to stay near its caches, enough of
+# them that the barriers between threads do not count. On a GPU both follow from the memory alone.
+LOGITS, CHUNK = 1 << 23, 1 << 15
+COORDINATES = 1 << 25  # of one chunk: 128 MB
 NARROW = 32  # below this dimension everything is float64
 MARGIN = 16.0  # dropped points hold less than exp(-MARGIN) of the weight outside the heaviest point
+FAR = 10.0  # a coarse error beyond which float64's, 2^-29 of it, exceeds 1e-8
 TOLERANCE = 1e-5  # of the mean, in units of the data's spread, for what rung 2 leaves in float32
 
 
@@ -66,9 +69,9 @@ class Engine:
         self.log_w = data.weights.log()
         self.has_weights = bool((data.weights != data.weights[0]).any())
         big = data.device.type == "cuda"
-        logits = self.memory // 64 if big else min(LOGITS, self.memory // 32)
-        coordinates = self.memory // 64 if big else min(COORDINATES, self.memory // 32)
-        self.chunk = max(1, min(data.n, coordinates // data.d, 1 << 16 if big else 8192))
+        logits = self.memory // 64 if big else min(LOGITS, self.memory // 96)
+        coordinates = self.memory // 64 if big else min(COORDINATES, self.memory // 96)
+        self.chunk = max(1, min(data.n, coordinates // data.d, 1 << 16 if big else CHUNK))
         self.block = max(1, logits // self.chunk)
         self.width = data.d + 1 + self.has_weights
         self._prepare()
@@ -78,7 +81,7 @@ class Engine:
         n, d, device = self.data.n, self.data.d, self.data.device
         self.half_square = torch.empty(n, dtype=torch.float64, device=device)
         keep = d >= NARROW and self.data.in_memory and 4 * n * self.width <= self.memory // 2
-        self.kept = torch.empty(n, self.width, device=device) if keep else None
+        self.kept = torch.empty(n, self.width, dtype=torch.float32, device=device) if keep else None
         for start in range(0, n, self.chunk):
             stop = min(start + self.chunk, n)
             y = self.data.rows(start, stop).double() - self.center
@@ -105,8 +108,12 @@ class Engine:
         if self.kept is not None:
             return self.kept[start:stop]
         y = self.data.rows(start, stop)
-        y = (y.double() - self.center) if y.dtype == torch.float64 else y.float() - self.center.float()
-        return self._columns(torch.empty(len(y), self.width, device=y.device), y, start)
+        if y.dtype == torch.float64:
+            y = y - self.center
+        else:  # the centre in two float32s: one alone is off by more than the spread of data with a large offset
+            high = self.center.float()
+            y = (y - high).sub_((self.center - high).float())
+        return self._columns(torch.empty(len(y), self.width, dtype=torch.float32, device=y.device), y, start)
 
     def pieces(self, queries: Queries, thorough: bool = True) -> Iterator[tuple[slice, Piece]]:
         """All weights of all queries: ``(block of queries, piece)``, the data read once.
@@ -131,7 +138,8 @@ class Engine:
         The coarse products propose ``k + 16`` points, which are then evaluated exactly. A query whose last proposal
         is not clearly below its k-th answer, by the rounding of the coarse product, is done again in float64.
         """
-        logits, indices = [], []
+        empty = queries.x.new_zeros(0, k)
+        logits, indices = [empty], [empty.long()]
         for start in range(0, len(queries), self.block):
             block = queries[start : start + self.block]
             ladder = _Ladder(self, block)
@@ -156,7 +164,7 @@ class Engine:
             if exact:
                 logit = ladder._float64(everyone, start, stop, []).logit
             else:
-                logit = ladder.left @ self._coarse_columns(start, stop).mT
+                logit = product(ladder.left, self._coarse_columns(start, stop).mT)
             value, place = logit.topk(min(k, stop - start), dim=1)
             best, index = torch.cat([best, value.double()], 1), torch.cat([index, start + place], 1)
             best, keep = best.topk(min(k, best.shape[1]), dim=1)
@@ -197,7 +205,7 @@ class _Ladder:
         self.offset = -norm.square() / (2 * var)
         if not engine.has_weights:
             self.offset += engine.log_w[0]
-        self.top = torch.full((len(queries), 2), -torch.inf, device=norm.device)
+        self.top = torch.full((len(queries), 2), -torch.inf, dtype=torch.float32, device=norm.device)
         self.left = torch.cat([self.x * (alpha / var)[:, None], -(alpha.square() / var)[:, None]], 1).float()
         if engine.has_weights:
             self.left = torch.cat([self.left, torch.ones_like(self.left[:, :1])], 1)
@@ -208,9 +216,9 @@ class _Ladder:
         """The pieces of one chunk. ``wide`` holds the chunk in float64 once somebody has needed it."""
         device, n = self.x.device, self.engine.data.n
         if columns is None:
-            yield self._float64(torch.arange(len(self.x), device=device), start, stop, wide)
+            yield from self._exact(self._float64(torch.arange(len(self.x), device=device), start, stop, wide))
             return
-        logit = self.left @ columns.mT
+        logit = product(self.left, columns.mT)
         self.top = torch.cat([self.top, logit.topk(min(2, logit.shape[1]), dim=1).values], 1).topk(2, dim=1).values
         first, second = self.top.double().unbind(1)
         # A single point has no second: then nothing can be dropped, and nothing need be.
@@ -234,7 +242,23 @@ class _Ladder:
             yield self._float32(logit, mask, narrow, start, columns)
         rest = (many & ~narrow).nonzero().squeeze(-1)
         if len(rest):
-            yield self._float64(rest, start, stop, wide)
+            yield from self._exact(self._float64(rest, start, stop, wide))
+
+    def _exact(self, many: Many) -> Iterator[Piece]:
+        """``many`` as it is, but for rows that are too far out even for float64: those as pairs, by differences."""
+        far = self.delta[many.rows] > FAR
+        if not bool(far.any()):
+            yield many
+            return
+        logit = many.logit[far]
+        two = logit.topk(min(2, logit.shape[1]), dim=1).values
+        margin = math.log(self.engine.data.n) + MARGIN + 2.0**-28 * self.delta[many.rows[far]]
+        q, i = (logit > (two[:, -1] - margin)[:, None]).nonzero().unbind(1)
+        if len(q):
+            q, i = many.rows[far][q], i + many.part.start
+            yield Few(self.engine.data, q, i, self.queries.exact_logits(self.engine.data, self.engine.log_w, q, i))
+        if not bool(far.all()):
+            yield Many(many.part, many.rows[~far], many.logit[~far], many.offset[~far])
 
     def _few(self, mask: Tensor, rows: Tensor, start: int) -> Few:
         q, i = (mask & rows[:, None]).nonzero().unbind(1)
@@ -267,7 +291,7 @@ class _Ladder:
         logit = (self.x[rows] * (alpha / var)[:, None]) @ part.centred.mT
         logit -= (alpha.square() / var)[:, None] * part.half_square
         if self.engine.has_weights:
-            logit += self.engine.log_w[start:stop]
+            logit += self.engine.log_w[start:stop].clamp_min(-1e30)
         return Many(part, rows, logit, self.offset[rows])
 
 

@@ -80,7 +80,8 @@ def merge(a: Moments, b: Moments) -> Moments:
     """The moments of the union of two disjoint parts of the data."""
     log_z = torch.logaddexp(a.log_z, b.log_z)
     # Two empty parts have the shares exp(-inf + inf) = nan: nothing is shared, so zero is right.
-    pa, pb = ((z - log_z).exp().nan_to_num(0.0) for z in (a.log_z, b.log_z))
+    # From the difference, not from log_z: far from the data its last digit is worth more than a share.
+    pa, pb = (torch.sigmoid(z).nan_to_num(0.0) for z in (a.log_z - b.log_z, b.log_z - a.log_z))
     delta = a.mean - b.mean
     out = Moments(log_z, pa[:, None] * a.mean + pb[:, None] * b.mean, vector=a.vector)
     if a.trace is not None and b.trace is not None:

@@ -203,12 +203,12 @@ class Many:
         total = 1.0 + light
         y_pivot = self.part.data.take(self.part.start + pivot).double()
         c_pivot = y[pivot].to(wide)
-        raw = (e @ y).to(wide)
+        raw = product(e, y).to(wide)
         a = (raw - light[:, None] * c_pivot) / total[:, None]
         out = Moments(top.to(wide) + total.log() + self.offset, y_pivot + a)
         tight = None
         if "trace" in want or vector is not None:
-            square = 2 * (e @ self.part.half_square.to(e.dtype)).to(wide)
+            square = 2 * product(e, self.part.half_square.to(e.dtype)).to(wide)
             size = light * c_pivot.square().sum(-1)
             spread = square - 2 * (c_pivot * raw).sum(-1) + size
             if "trace" in want:
@@ -216,15 +216,15 @@ class Many:
             if e.dtype != wide:  # a tight cluster far from the centre: float32 sums would cancel
                 tight = spread < TIGHT * (square + size)
         if "diag" in want:
-            square = (e @ y.square()).to(wide)
+            square = product(e, y.square()).to(wide)
             spread = square - 2 * c_pivot * raw + light[:, None] * c_pivot.square()
             out.diag = (spread / total[:, None] - a.square()).clamp_min(0.0)
         if vector is not None:
             v = out.vector = vector[self.rows]
-            along = v.to(y.dtype) @ y.mT
+            along = product(v.to(y.dtype), y.mT)
             along -= (v * c_pivot).sum(-1, keepdim=True)
             along *= e
-            spread = (along @ y).to(wide) - along.sum(1, keepdim=True).to(wide) * c_pivot
+            spread = product(along, y).to(wide) - along.sum(1, keepdim=True).to(wide) * c_pivot
             out.product = spread / total[:, None] - a * (a * v).sum(-1, keepdim=True)
         if "weights" in want:
             out.square = (1.0 + e.square().sum(1).to(wide)) / total.square()
@@ -238,7 +238,9 @@ class Many:
 
     def _widened(self, keep: slice | Tensor) -> Many:
         """The same weights for some of the rows, with sums in float64."""
-        part = Part(**{**vars(self.part), "centred": self.part.centred.double()})
+        stop = self.part.start + len(self.part.centred)
+        exact = self.part.data.rows(self.part.start, stop).double() - self.part.center  # not the rounded ones
+        part = Part(**{**vars(self.part), "centred": exact})
         return Many(part, self.rows[keep], self.logit[keep].double(), self.offset[keep])
 
     def weights(self, log_z: Tensor) -> Tensor:
@@ -250,8 +252,8 @@ class Many:
         centre = mean[self.rows] - self.part.center
         k = coefficient.to(y.dtype)
         for v in (v[self.rows] for v in vectors):
-            k = k * (v.to(y.dtype) @ y.mT - (v * centre).sum(-1, keepdim=True).to(y.dtype))
-        return (k @ y).double() - k.sum(1, keepdim=True).double() * centre
+            k = k * (product(v.to(y.dtype), y.mT) - (v * centre).sum(-1, keepdim=True).to(y.dtype))
+        return product(k, y).double() - k.sum(1, keepdim=True).double() * centre
 
     def normals(self, keys: Tensor) -> Tensor:
         counter = torch.arange(self.part.start, self.part.start + self.logit.shape[1], device=keys.device)
@@ -260,6 +262,12 @@ class Many:
     def padded(self) -> tuple[Tensor, Tensor]:
         index = torch.arange(self.part.start, self.part.start + self.logit.shape[1], device=self.logit.device)
         return self.logit.double() + self.offset[:, None], index.expand(self.logit.shape)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` in the precision of its factors, also inside somebody's autocast region."""
+    with torch.autocast(a.device.type, enabled=False):
+        return a @ b
 
 
 def _exp(logit: Tensor) -> Tensor:

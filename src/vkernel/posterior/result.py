@@ -1,11 +1,12 @@
 r"""The posterior over training points for a batch of queries, and its covariance operator (docs/theory.md, §2).
 
 :class:`Posterior` answers everything about :math:`r_i(x, t)` that a user may ask. Weights are kept between questions
-where they fit into a quarter of the engine's memory, and computed again where they do not.
+where they fit into an eighth of the engine's memory, and computed again where they do not.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vkernel import rng
-from vkernel.covariance import Covariance, Generator
+from vkernel.covariance import Covariance, Generator, fits
 from vkernel.errors import require
 from vkernel.posterior.engine import Engine, reduce_moments
 from vkernel.posterior.moments import Moments
@@ -22,6 +23,10 @@ from vkernel.posterior.pieces import Piece, Queries
 __all__ = ["Posterior", "PosteriorCovariance"]
 
 SUMMARY = frozenset({"trace", "weights"})
+
+
+def _whole(k: object) -> bool:
+    return isinstance(k, int) and not isinstance(k, bool)
 
 
 class Posterior:
@@ -42,7 +47,15 @@ class Posterior:
         self._engine, self._queries = engine, queries
         self.batch, self.shape, self.dtype, self.device = batch, shape, dtype, device
         self._kept: list[tuple[slice, Piece]] | None = None
-        self._summary = reduce_moments(self._pieces(), len(queries), engine.data, SUMMARY, None)
+
+    @functools.cached_property
+    def _first(self) -> Moments:
+        """log z and the mean: all that most questions need."""
+        return self.__dict__.get("_summary") or self._moments()
+
+    @functools.cached_property
+    def _summary(self) -> Moments:
+        return self._moments(SUMMARY)
 
     def _pieces(self) -> Iterator[tuple[slice, Piece]]:
         if self._kept is not None:
@@ -52,7 +65,7 @@ class Posterior:
         used = 0
         for block, piece in self._engine.pieces(self._queries):
             used += piece.nbytes
-            if used > self._engine.memory // 4:
+            if used > self._engine.memory // 8:
                 kept = None
             if kept is not None:
                 kept.append((block, piece))
@@ -71,13 +84,13 @@ class Posterior:
     @property
     def mean(self) -> Tensor:
         r""":math:`m = \sum_i r_i y_i`, ``(*batch, *shape)``: the ideal denoiser (2.4)."""
-        return self._like_x(self._summary.mean)
+        return self._like_x(self._first.mean)
 
     @property
     def logp(self) -> Tensor:
         r""":math:`\log p(x | t)`, the noised training set's log density, ``(*batch,)``."""
         norm = 0.5 * self._engine.data.d * (2 * math.pi * self._queries.var).log()
-        return self._per_query(self._summary.log_z - norm)
+        return self._per_query(self._first.log_z - norm)
 
     @property
     def entropy(self) -> Tensor:
@@ -98,37 +111,49 @@ class Posterior:
 
     def weight(self, indices: Tensor) -> Tensor:
         """The weight :math:`r_i` of one point for each query; ``indices`` broadcasts to ``batch``."""
-        i = indices.to(self._engine.data.device).expand(self.batch).flatten()
+        i = torch.as_tensor(indices).to(self._engine.data.device)
+        require(
+            fits(tuple(i.shape), self.batch),
+            f"indices have shape {tuple(i.shape)}; one index, or one for each query, {self.batch}, would do.",
+        )
+        i = i.expand(self.batch).flatten()
         q = torch.arange(len(i), device=i.device)
         logit = self._queries.exact_logits(self._engine.data, self._engine.log_w, q, i)
-        return self._per_query((logit - self._summary.log_z).exp())
+        return self._per_query((logit - self._first.log_z).exp())
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         """The ``k`` heaviest points: weights, descending, and indices, both ``(*batch, k)``."""
         n = self._engine.data.n
-        require(1 <= k <= n, f"top(k) needs 1 ≤ k ≤ n = {n}; got k = {k}.")
+        require(_whole(k) and 1 <= k <= n, f"top(k) needs 1 ≤ k ≤ n = {n}; got k = {k}.")
         logit, index = self._engine.nearest(self._queries, k)
-        weight = (logit - self._summary.log_z[:, None]).exp()
+        weight = (logit - self._first.log_z[:, None]).exp()
         return weight.to(self.device, self.dtype).reshape(*self.batch, k), index.to(self.device).reshape(*self.batch, k)
 
     def sample_indices(self, k: int, generator: Generator = None) -> Tensor:
         """``k`` independent draws of the index of the training point, ``(k, *batch)``, by inversion."""
-        require(k >= 1, f"sample(k) needs k ≥ 1; got k = {k}.")
+        require(_whole(k) and k >= 1, f"sample(k) needs k ≥ 1; got k = {k}.")
         source, count, device = rng.as_generator(generator), len(self._queries), self._engine.data.device
         u = torch.rand((k, count), generator=source, device=source.device, dtype=torch.float64).to(device)
-        # A draw beyond the last sum, by rounding or in the dropped share (< 1e-7), takes the heaviest point.
-        found = self._engine.nearest(self._queries, 1)[1].mT.repeat(k, 1)
+        found = torch.zeros((k, count), dtype=torch.long, device=device)
+        missed = torch.ones((k, count), dtype=torch.bool, device=device)
         below = torch.zeros(count, dtype=torch.float64, device=device)
+        best = torch.full((count,), -torch.inf, dtype=torch.float64, device=device)
+        heaviest = torch.zeros(count, dtype=torch.long, device=device)
         for block, piece in self._pieces():
             rows = block.start + piece.rows
             logit, index = piece.padded()
-            cdf = (logit - self._summary.log_z[rows, None]).exp().cumsum(1)
+            cdf = (logit - self._first.log_z[rows, None]).exp().cumsum(1)
             left = u[:, rows] - below[rows]
             hit = (left >= 0) & (left < cdf[:, -1])
             place = torch.searchsorted(cdf, left.mT.contiguous(), right=True).clamp_max(cdf.shape[1] - 1)
             found[:, rows] = torch.where(hit, index.gather(1, place).mT, found[:, rows])
+            missed[:, rows] &= ~hit
             below[rows] += cdf[:, -1]
-        return found.to(self.device).reshape(k, *self.batch)
+            top, at = logit.max(1)
+            heaviest[rows] = torch.where(top > best[rows], index.gather(1, at[:, None]).squeeze(1), heaviest[rows])
+            best[rows] = torch.maximum(top, best[rows])
+        # A draw beyond the last sum, by rounding or in the dropped share (< 1e-7), takes the heaviest point.
+        return torch.where(missed, heaviest, found).to(self.device).reshape(k, *self.batch)
 
     def sample(self, k: int, generator: Generator = None) -> Tensor:
         """``k`` independent draws of the training point itself, ``(k, *batch, *shape)``."""
@@ -139,11 +164,11 @@ class Posterior:
         """Sum over points of a coefficient times (y - m), itself times (y - m)·v for each vector; float64."""
         out = torch.zeros_like(self._queries.x)
         for block, piece in self._pieces():
-            weight = piece.weights(self._summary.log_z[block])
+            weight = piece.weights(self._first.log_z[block])
             if coefficient == "gaussian":
                 assert keys is not None
                 weight = weight.sqrt() * piece.normals(keys[block])
-            part = piece.combine(self._summary.mean[block], weight, tuple(v[block] for v in vectors))
+            part = piece.combine(self._first.mean[block], weight, tuple(v[block] for v in vectors))
             out.index_add_(0, block.start + piece.rows, part)
         return out
 
@@ -162,6 +187,10 @@ class PosteriorCovariance(Covariance):
 
     def __matmul__(self, v: Tensor) -> Tensor:
         p = self.posterior
+        require(
+            fits(tuple(v.shape), self.batch + self.shape),
+            f"v has shape {tuple(v.shape)}, which does not broadcast to {self.batch + self.shape}.",
+        )
         flat = v.to(p._queries.x).expand(self.batch + self.shape).reshape(p._queries.x.shape)
         product = p._moments(vector=flat).product
         assert product is not None

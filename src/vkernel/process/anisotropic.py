@@ -22,7 +22,8 @@ class Anisotropic(Process):
         process: the isotropic process in whitened coordinates, ``base``.
         gamma: Γ, positive definite. A square matrix ``(d, d)`` is the covariance of d coordinates; any other tensor
             holds the variances of independent coordinates and has the data's shape. For what this rule cannot say (a
-            matrix for images, variances for square data) pass :class:`Matrix` or :class:`Diagonal` with their shape.
+            matrix for images, variances for square data) pass
+            :class:`~vkernel.covariance.Matrix` or :class:`~vkernel.covariance.Diagonal` with their shape.
 
     Attributes:
         root, inverse_root: Γ^(1/2) and Γ^(-1/2), of gamma's kind: maps for :class:`~vkernel.covariance.Congruent`.

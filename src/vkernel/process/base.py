@@ -202,7 +202,7 @@ class Process(ABC):
     def convert(self, x: Tensor, t: Time, other: Process) -> tuple[Tensor, Tensor]:
         """The same point in another process, ``(x', t')``: sigma'/alpha' = sigma/alpha and x'/alpha' = x/alpha.
 
-        The posterior over training points is the same there, and p'(x'|t') dx' = p(x|t) dx.
+        The posterior over training points is the same there, and ``p'(x'|t') dx' = p(x|t) dx``.
         """
         require(
             self.same_frame(other),

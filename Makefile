@@ -1,0 +1,50 @@
+# `make reproduce` and `make test` do all the set-up: a .venv with pinned packages, then the job.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Where real data and other people's networks lie; tests that need them skip with a reason without.
+export VKERNEL_DATA VKERNEL_MODELS
+
+.PHONY: reproduce test test-all lint docs bench clean
+
+reproduce: $(STAMP)
+	$(BIN)/vkernel reproduce --out out
+
+test: lint
+	$(BIN)/pytest
+
+test-all: lint
+	$(BIN)/pytest -m ""
+	$(MAKE) docs
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: $(VENV)/.docs
+	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
+bench: $(VENV)/.bench
+	$(BIN)/python -m benchmarks
+
+# torch first and alone: what the other packages ask of it is then met by the pinned build.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,data,audit]'
+	touch $@
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
+$(VENV)/.bench: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) out docs/_build docs/gallery build

@@ -1,0 +1,1 @@
+"""Speed and accuracy of the exact engine, side by side with the alternatives; ``make bench``."""

@@ -1,0 +1,34 @@
+"""Every picture of the package, from arrays.
+
+Each function takes arrays (numpy, torch, xarray or lists) and returns a :class:`matplotlib.figure.Figure`; nothing is
+shown, saved or kept in pyplot's memory. How pictures look is decided in one place, :func:`style`:
+
+>>> from vkernel import plots
+>>> with plots.style(dark=True):
+...     figure = plots.distances([1.0, 1.5, 2.0])
+>>> plots.to_data_uri(figure).startswith("data:image/png;base64,")
+True
+
+Colours are those of Okabe and Ito and the maps are perceptually uniform, so that readers who do not see all colours,
+and grey prints, lose nothing. :func:`save` writes through a temporary file: a picture is there whole or not at all.
+"""
+
+from vkernel.plots.base import save, style, to_bytes, to_data_uri
+from vkernel.plots.curves import distances, noise_profile, ratio_curve
+from vkernel.plots.images import image_row, pairs, scatter_pairs
+from vkernel.plots.maps import fraction_maps, line_maps
+
+__all__ = [
+    "distances",
+    "fraction_maps",
+    "image_row",
+    "line_maps",
+    "noise_profile",
+    "pairs",
+    "ratio_curve",
+    "save",
+    "scatter_pairs",
+    "style",
+    "to_bytes",
+    "to_data_uri",
+]

@@ -1,0 +1,286 @@
+"""How exact is exact? float32 data at image size, low noise, and geometries that punish a careless sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from reference import rungs
+from torch import Tensor
+
+import vkernel as vk
+
+SIGMAS = (0.02, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+
+def gen(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=gen(seed), dtype=torch.float64)
+
+
+class Truth:
+    """Posterior of EDM noise in float64, about the data's mean; the points are held once."""
+
+    def __init__(self, points: Tensor) -> None:
+        self.points = points.double()
+        self.center = self.points.mean(0)
+        self.y = self.points - self.center
+        self.half_square = self.y.square().sum(-1) / 2
+
+    def __call__(self, x: Tensor, sigma: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean ``(B, d)``, trace of the covariance and effective number of points ``(B,)``."""
+        logits = ((x.double() - self.center) @ self.y.mT - self.half_square) / sigma**2
+        r = logits.softmax(1)
+        # exact where it matters: logits of heavy points again, from differences
+        for b in range(len(x)):
+            heavy = r[b] > 1e-12
+            gap = (x[b].double() - self.points[heavy]).square().sum(-1) / (-2 * sigma**2)
+            share = r[b, heavy].sum()
+            r[b, heavy] = gap.softmax(0) * share
+        mean = torch.empty_like(x, dtype=torch.float64)
+        trace = torch.empty(len(x), dtype=torch.float64)
+        for b in range(len(x)):
+            pivot = self.y[r[b].argmax()]
+            live = r[b] > 1e-40
+            delta, w = self.y[live] - pivot, r[b, live]
+            a = w @ delta
+            mean[b] = self.center + pivot + a
+            trace[b] = w @ (delta - a).square().sum(-1)
+        return mean, trace, 1 / r.square().sum(1)
+
+
+def queries(points: Tensor, sigma: float, count: int, seed: int = 5) -> Tensor:
+    """Half near training points, half midway between two, in the points' own type."""
+    near = points[:count].double() + sigma * normal(count, points.shape[1], seed=seed)
+    middle = (points[count : 2 * count].double() + points[2 * count : 3 * count].double()) / 2
+    return torch.cat([near, middle]).to(points.dtype)
+
+
+def check(score: vk.EmpiricalScore, truth: Truth, x: Tensor, sigma: float, few: float = 5e-6) -> tuple[float, Tensor]:
+    """The worst error of the mean, in units of the data's spread, and the true means.
+
+    At most ``few`` where fewer than 50 points matter and 5e-5 elsewhere; traces within what theory can see.
+    """
+    mean, trace, ess = truth(x, sigma)
+    spread, d = score.data.spread, x.shape[1]
+    posterior = score.posterior(x.double(), sigma)  # the same x; float64 shows more digits of the answer
+    denoised = x.double() + sigma**2 * score(x.double(), sigma)
+    error = (posterior.mean - mean).norm(dim=1) / spread
+    other = (denoised - mean).norm(dim=1) / spread
+    slack = 1e-15 * x.double().norm(dim=1) / spread  # the last digit of x, where x is far larger than the spread
+    bound = torch.where(ess < 50, few, 5e-5) + slack
+    assert (error <= bound).all(), (sigma, error, ess)
+    assert (other <= bound + 1e-6).all(), (sigma, other, ess)
+    # tr C to 1e-4 of itself, or to 1e-7 of the noise that C is compared with, tr S^-1
+    gap = (posterior.cov.trace() - trace).abs()
+    assert (gap <= 1e-4 * trace + 1e-7 * d * sigma**2).all(), (sigma, gap, trace, ess)
+    # and the answer in float32 is that answer, rounded
+    rounded = score.posterior(x, sigma).mean
+    assert rounded.dtype == x.dtype
+    assert torch.equal(rounded, posterior.mean.to(x.dtype))
+    return float(error.max()), mean
+
+
+def plain_float32(points: Tensor, x: Tensor, sigma: float) -> Tensor:
+    """What one writes first: |x|² - 2 x·y + |y|² in float32."""
+    square = x.square().sum(-1)[:, None] - 2 * x @ points.mT + points.square().sum(-1)
+    return (square / (-2 * sigma**2)).softmax(1) @ points
+
+
+IMAGES: dict[str, Callable[[], Tensor]] = {
+    "random images": lambda: torch.rand(3000, 3072, generator=gen(0)) * 2 - 1,
+    "low rank, noise, mean 100": lambda: (
+        100
+        + 0.1 * (normal(3000, 20, seed=0) @ normal(20, 3072, seed=1)).float()
+        + 0.05 * torch.randn(3000, 3072, generator=gen(2))
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+def test_means_of_images_in_float32(kind):
+    points = IMAGES[kind]()
+    score, truth = vk.EmpiricalScore(points, vk.EDM()), Truth(points)
+    errors, naive, seen = {}, {}, set()
+    for sigma in SIGMAS:
+        x = queries(points, sigma, 3)
+        errors[sigma], mean = check(score, truth, x, sigma, few=1e-6)
+        naive[sigma] = float(((plain_float32(points, x, sigma).double() - mean).norm(dim=1) / score.data.spread).max())
+        seen |= rungs(score, x.double(), sigma)
+    print(kind, "engine", errors, "plain float32", naive)
+    assert naive[0.02] > 1e-3
+    assert max(errors.values()) < 1e-4 * naive[0.02]
+    assert {"few", "float32"} <= seen
+
+
+def test_float32_queries_and_float64_queries_agree_in_the_score():
+    points = IMAGES["random images"]()[:500]
+    score = vk.EmpiricalScore(points, vk.EDM())
+    for sigma in SIGMAS[::2]:
+        x = queries(points, sigma, 4)
+        torch.testing.assert_close(score(x, sigma), score(x.double(), sigma).float(), rtol=0, atol=0)
+
+
+def test_raw_moments_cancel_and_the_engine_does_not():
+    """float32, d = 784, S = 2.2e-4, next to a boundary: the example of theory §2."""
+    points = (torch.rand(400, 784, generator=gen(0)) * 2 - 1).float()
+    sigma = math.sqrt(2.2e-4)
+    a, b = points[0].double(), points[1].double()
+    square = float((a - b).square().sum())
+    share = 19.6 * sigma**4 / square  # r (1 - r) |a - b|² / sigma⁴ = 19.6
+    step = 0.5 - sigma**2 * math.log((1 - share) / share) / square
+    x = (a + step * (b - a)).float()[None]
+    r = ((x.double() - points.double()).square().sum(-1) / (-2 * sigma**2)).softmax(-1)
+    mean = r @ points.double()
+    want = float(r @ (points.double() - mean).square().sum(-1)) / sigma**4
+    assert 5 < want < 80
+    got = float(vk.EmpiricalScore(points, vk.EDM()).covariance(x, sigma).trace())
+    assert got == pytest.approx(want, rel=1e-5)
+    m = r.float() @ points
+    raw = float(r.float() @ points.square().sum(-1) - m.square().sum()) / sigma**4
+    assert abs(raw - want) > 0.5 * want
+
+
+# --- geometries ----------------------------------------------------------------------------------------------------
+
+
+def _unit(a: Tensor) -> Tensor:
+    return a / a.norm(dim=1, keepdim=True)
+
+
+def _tight(width: float) -> Callable[[], Tensor]:
+    """A thousand near-copies of one point, far from the centre, and 500 others."""
+
+    def make() -> Tensor:
+        far = 10 * _unit(normal(1, 256, seed=0))
+        copies = far + width * normal(1000, 256, seed=1) / 16
+        return torch.cat([copies, 10 * _unit(normal(500, 256, seed=2))])[torch.randperm(1500, generator=gen(3))]
+
+    return make
+
+
+def _outlier() -> Tensor:
+    points = normal(1000, 128, seed=0)
+    points[500] = 1e4 * _unit(normal(1, 128, seed=1))[0]
+    return points
+
+
+def _twins(gap: float) -> Callable[[], Tensor]:
+    """Every point twice, a hair apart."""
+
+    def make() -> Tensor:
+        half = normal(500, 200, seed=0)
+        return torch.stack([half, half + gap * normal(500, 200, seed=1) / math.sqrt(200)], 1).reshape(1000, 200)
+
+    return make
+
+
+GEOMETRIES: dict[str, tuple[Callable[[], Tensor], tuple[float, ...]]] = {
+    "near-copies, 1e-2": (_tight(1e-2), (0.01, 0.1, 0.5, 1.0, 2.0, 5.0)),
+    "near-copies, 1e-4": (_tight(1e-4), (0.01, 0.1, 0.5, 1.0, 2.0, 5.0)),
+    "sphere": (lambda: _unit(normal(1500, 300, seed=0)), (0.01, 0.05, 0.1, 0.3, 1.0, 10.0)),
+    "one-hot": (lambda: torch.eye(512, dtype=torch.float64), (0.02, 0.1, 0.2, 0.5, 2.0)),
+    "scaled one-hot": (lambda: 100 * torch.eye(400, dtype=torch.float64), (2.0, 10.0, 20.0, 30.0, 60.0)),
+    "twins, 1e-1": (_twins(1e-1), (0.01, 0.05, 0.1, 1.0, 3.0)),
+    "twins, 1e-3": (_twins(1e-3), (0.003, 0.05, 0.5, 1.5, 5.0)),
+    "outlier, 1e4": (_outlier, (0.02, 0.3, 1.0, 3.0, 20.0, 70.0)),
+    "offset 1e4, spread 1e-2": (lambda: 1e4 + 1e-2 * normal(800, 100, seed=0), (0.003, 0.01, 0.03, 0.1, 1.0)),
+    "scales 1e-3 to 1e3": (
+        lambda: (
+            10 ** (6 * torch.rand(600, 1, generator=gen(0), dtype=torch.float64) - 3) * _unit(normal(600, 64, seed=1))
+        ),
+        (0.002, 0.02, 0.3, 3.0, 30.0),
+    ),
+    "a line in 500 dimensions": (
+        lambda: torch.linspace(-5, 5, 1500, dtype=torch.float64)[:, None] * _unit(normal(1, 500, seed=0)),
+        (0.002, 0.02, 0.1, 0.5, 3.0),
+    ),
+    "a lattice": (
+        lambda: torch.cartesian_prod(*[torch.tensor([-1.0, 1.0]).double()] * 10).repeat(1, 5),
+        (0.1, 0.4, 0.8, 1.5, 5.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_hard_geometries(name, stored):
+    make, sigmas = GEOMETRIES[name]
+    points = make().to(stored)
+    score, truth = vk.EmpiricalScore(points, vk.EDM(eps=1e-3)), Truth(points)
+    worst = {sigma: check(score, truth, queries(points, sigma, 3), sigma)[0] for sigma in sigmas}
+    print(name, stored, worst)
+
+
+@pytest.mark.parametrize(
+    "name", ["near-copies, 1e-4", "one-hot", "twins, 1e-3", "outlier, 1e4", "offset 1e4, spread 1e-2"]
+)
+def test_hard_geometries_in_pieces(name):
+    """The same where the data do not fit into the memory that is allowed, and chunks are merged."""
+    make, sigmas = GEOMETRIES[name]
+    points = make().float()
+    score = vk.EmpiricalScore(points, vk.EDM(eps=1e-3), memory=4 * points.numel())
+    assert score._engine.kept is None
+    assert score._engine.chunk < len(points)
+    truth = Truth(points)
+    for sigma in sigmas:
+        check(score, truth, queries(points, sigma, 3), sigma)
+
+
+@pytest.mark.parametrize("d", [1, 3, 31, 32, 40])
+@pytest.mark.parametrize("far", [1e2, 1e3, 1e4, 1e5, 1e6])
+def test_a_far_point_does_not_blur_a_close_pair(d, far):
+    """Two points 0.01 apart at sigma = .002, and a third far away that moves the centre: C between the two is known."""
+    direction = _unit(normal(1, d, seed=0))[0]
+    points = torch.stack([-0.005 * direction, 0.005 * direction, far * direction])
+    score = vk.EmpiricalScore(points, vk.EDM())
+    sigma = 0.002
+    for place in (0.0, 1e-3, -4e-3):
+        want = 0.005**2 / sigma**4 / math.cosh(0.005 * place / sigma**2) ** 2
+        C = score.covariance(place * direction, sigma)
+        assert float(C.trace()) == pytest.approx(want, rel=1e-5)
+        assert float((C @ direction) @ direction) == pytest.approx(want, rel=1e-5)
+
+
+def test_one_far_query_does_not_spoil_its_neighbours():
+    points = normal(500, 64, seed=0).float()
+    score, truth = vk.EmpiricalScore(points, vk.EDM()), Truth(points)
+    x = queries(points, 0.5, 3)
+    x[1] = 1e5
+    mean, _, ess = truth(x, 0.5)
+    error = (score.posterior(x.double(), 0.5).mean - mean).norm(dim=1) / score.data.spread
+    assert (error <= torch.where(ess < 50, 1e-6, 5e-5)).all()
+
+
+def test_every_noise_level_in_one_batch():
+    points = normal(800, 100, seed=0).float()
+    score, truth = vk.EmpiricalScore(points, vk.EDM()), Truth(points)
+    t = torch.tensor([0.002, 0.02, 0.2, 0.6, 1.0, 2.0, 5.0, 20.0, 80.0], dtype=torch.float64)
+    x = points[:9].double() + t[:, None] * normal(9, 100, seed=1)
+    together = score.posterior(x, t)
+    assert rungs(score, x, t) == {"few", "float32"}
+    for b, sigma in enumerate(t.tolist()):
+        mean, trace, _ = truth(x[b : b + 1], sigma)
+        assert (together.mean[b] - mean[0]).norm() <= 1e-5 * score.data.spread
+        torch.testing.assert_close(together.cov.trace()[b], trace[0], rtol=1e-4, atol=1e-7 * 100 * sigma**2)
+
+
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_a_looser_product_is_allowed_for(precision):
+    """torch.set_float32_matmul_precision trades digits for speed; the engine's error bound knows."""
+    before = torch.get_float32_matmul_precision()
+    points = normal(800, 100, seed=0).float()
+    score, truth = vk.EmpiricalScore(points, vk.EDM()), Truth(points)
+    try:
+        torch.set_float32_matmul_precision(precision)
+        for sigma in (0.1, 0.6, 1.0, 2.0, 5.0, 20.0):
+            x = queries(points, sigma, 3)
+            mean, _, _ = truth(x, sigma)
+            assert ((score.posterior(x.double(), sigma).mean - mean).norm(dim=1) <= 5e-5 * score.data.spread).all()
+    finally:
+        torch.set_float32_matmul_precision(before)

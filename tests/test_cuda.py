@@ -1,0 +1,59 @@
+"""The same answers on a GPU; skipped where there is none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import vkernel as vk
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+
+
+@pytest.mark.parametrize(("n", "d"), [(5, 2), (2000, 64), (3000, 784)])
+@pytest.mark.parametrize("sigma", [0.05, 1.0, 20.0])
+def test_same_as_cpu(n: int, d: int, sigma: float) -> None:
+    g = torch.Generator().manual_seed(0)
+    points, weights = torch.randn(n, d, generator=g), torch.rand(n, generator=g)
+    x = points[torch.randint(0, n, (33,), generator=g)] + sigma * torch.randn(33, d, generator=g)
+    x[::2] = (points[0] + points[-1]) / 2 + 0.1 * sigma * x[::2]
+    here = vk.EmpiricalScore(vk.Empirical(points, weights), vk.EDM())
+    there = vk.EmpiricalScore(vk.Empirical(points, weights).to("cuda"), vk.EDM())
+    a, b = here.posterior(x, sigma), there.posterior(x.cuda(), sigma)
+    assert b.mean.device.type == "cuda"
+    spread = here.data.spread
+    assert float((a.mean - b.mean.cpu()).norm(dim=1).max()) < 3e-5 * spread
+    for name in ("logp", "entropy", "ess"):
+        assert torch.allclose(getattr(a, name), getattr(b, name).cpu(), rtol=1e-4, atol=1e-4)
+    assert torch.allclose(a.cov.trace(), b.cov.trace().cpu(), rtol=1e-3, atol=1e-6 * spread**2)
+    v = torch.randn(33, d, generator=g)
+    assert torch.allclose(a.cov @ v, (b.cov @ v.cuda()).cpu(), rtol=1e-3, atol=1e-4 * spread**2)
+    assert torch.equal(a.top(2)[1], b.top(2)[1].cpu())
+    # noise belongs to (query, point): the device does not change it
+    assert torch.allclose(a.cov.draw(0), b.cov.draw(0).cpu(), rtol=1e-3, atol=1e-4 * spread)
+    assert float((a.sample_indices(50, 0) == b.sample_indices(50, 0).cpu()).float().mean()) > 0.99
+
+
+def test_queries_on_another_device_than_the_data() -> None:
+    score = vk.EmpiricalScore(vk.Empirical(torch.randn(10, 3)).to("cuda"), vk.VP())
+    assert score(torch.randn(4, 3), 0.1).device.type == "cpu"
+
+
+def test_tf32_does_not_cost_accuracy() -> None:
+    """A process-wide switch to tf32 makes coarse products worse; the engine must notice."""
+    g = torch.Generator().manual_seed(0)
+    points = torch.randn(4000, 512, generator=g).cuda()
+    x = (points[:40] + points[40:80]) / 2
+    truth = vk.EmpiricalScore(vk.Empirical(points.double()), vk.EDM()).posterior(x.double(), 0.5).mean
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        got = vk.EmpiricalScore(vk.Empirical(points), vk.EDM()).posterior(x, 0.5).mean
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert float((got - truth).norm(dim=1).max()) < 5e-5 * 512**0.5
+
+
+def test_profile_on_a_gpu() -> None:
+    p = vk.profile(vk.Empirical(torch.randn(500, 40)).to("cuda"), queries=64)
+    assert p.isolated

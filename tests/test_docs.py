@@ -1,0 +1,70 @@
+"""README and documentation say what is true: their Python runs, and examples run as scripts."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vkernel
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "howto").glob("*.md"))]
+FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if FENCE.search(p.read_text())], ids=lambda p: p.stem)
+def test_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for code in FENCE.findall(page.read_text()):
+        exec(compile(code, str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+def test_example_runs(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(script), run_name="__main__")
+    import matplotlib.pyplot as plt
+
+    plt.close("all")
+
+
+@pytest.mark.parametrize("name", [m.name for m in pkgutil.walk_packages(vkernel.__path__, "vkernel.")])
+def test_docstring_examples(name: str) -> None:
+    failures, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert failures == 0
+
+
+def test_public_names_resolve() -> None:
+    for name in vkernel.__all__:
+        assert getattr(vkernel, name) is not None
+    assert set(vkernel.__all__) <= set(dir(vkernel))
+    with pytest.raises(AttributeError, match="nope"):
+        _ = vkernel.nope
+
+
+def test_every_equation_that_code_refers_to_is_in_the_theory() -> None:
+    theory = (ROOT / "docs" / "theory.md").read_text()
+    tags = set(re.findall(r"\\tag\{([\d.]+)\}", theory))
+    for path in (ROOT / "src").rglob("*.py"):
+        for number in re.findall(r"[( ]\((\d\.\d+)\)", path.read_text()):
+            assert number in tags, f"{path.name} refers to equation ({number}), which docs/theory.md does not have"
+
+
+@pytest.mark.slow
+def test_documentation_builds(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-b", "html"]
+    built = subprocess.run([*command, str(ROOT / "docs"), str(tmp_path)], capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
