@@ -238,6 +238,11 @@ class _Ladder:
         heavy = 2 * (math.log(TOLERANCE) - (self.delta / 8).log())
         torch.gt(logit, (first + heavy).float()[:, None], out=mask)
         narrow = many & (mask.sum(1, dtype=torch.int32) <= cap) & finite
+        doubt = (many & ~narrow & finite).nonzero().squeeze(-1)
+        if len(doubt):  # the bound on the weights was loose where many share them: normalise by this chunk
+            rows = logit[doubt]
+            mask[doubt] = rows > (rows.logsumexp(1) + heavy[doubt])[:, None]
+            narrow[doubt] = mask[doubt].sum(1, dtype=torch.int32) <= cap
         if bool(narrow.any()):
             yield self._float32(logit, mask, narrow, start, columns)
         rest = (many & ~narrow).nonzero().squeeze(-1)
