@@ -3,9 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Where real data and other people's networks lie; tests that need them skip with a reason without.
-export VKERNEL_DATA VKERNEL_MODELS
-
+# VKERNEL_DATA and VKERNEL_MODELS, where set, say where real data and other people's networks lie.
 .PHONY: reproduce test test-all lint docs bench clean
 
 reproduce: $(STAMP)

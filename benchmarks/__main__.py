@@ -46,7 +46,7 @@ def images(which: str) -> tuple[str, Tensor]:
             return "Fashion-MNIST", data.rows(0, data.n)
         return "random fields", fields(60_000, 1, 28)
     folder = Path(os.environ.get("VKERNEL_DATA", "")) / "cifar10"
-    if "VKERNEL_DATA" in os.environ and folder.is_dir():
+    if os.environ.get("VKERNEL_DATA") and folder.is_dir():
         data = vk.load(folder)
         return "CIFAR-10 sheets", data.rows(0, data.n)
     return "random fields", fields(4_000, 3, 32)

@@ -274,7 +274,7 @@ def test_large_sets_are_sampled() -> None:
 
 
 @pytest.mark.skipif(
-    "VKERNEL_DATA" not in os.environ, reason="VKERNEL_DATA does not name the folder with the CIFAR sheets"
+    not os.environ.get("VKERNEL_DATA"), reason="VKERNEL_DATA does not name the folder with the CIFAR sheets"
 )
 def test_cifar_sheets() -> None:
     data = vk.load(Path(os.environ["VKERNEL_DATA"]) / "cifar10")
