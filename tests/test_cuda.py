@@ -57,3 +57,16 @@ def test_tf32_does_not_cost_accuracy() -> None:
 def test_profile_on_a_gpu() -> None:
     p = vk.profile(vk.Empirical(torch.randn(500, 40)).to("cuda"), queries=64)
     assert p.isolated
+
+
+def test_effective_sde_on_a_gpu() -> None:
+    """The same noise and the same chain on both devices."""
+    g = torch.Generator().manual_seed(0)
+    points = torch.randn(200, 40, generator=g)
+    process, ends = vk.VP(), []
+    x_T = process.prior((6, 40), generator=1)
+    for device in ("cpu", "cuda"):
+        score = vk.EmpiricalScore(vk.Empirical(points).to(device), process)
+        V = vk.kernels.Naive(score, 0.01)
+        ends.append(vk.sample.effective_sde(score, V, process, x_T.to(device), steps=20, generator=3).cpu())
+    assert torch.allclose(ends[0], ends[1], atol=2e-2)

@@ -44,8 +44,10 @@ _MODULES = (
     "covariance",
     "data",
     "estimate",
+    "kernels",
     "loaders",
     "mixture",
+    "path",
     "plots",
     "posterior",
     "predictions",
@@ -53,6 +55,7 @@ _MODULES = (
     "profiling",
     "reproduce",
     "rng",
+    "sample",
     "score",
 )
 
@@ -77,10 +80,12 @@ __all__ = [
     "covariance",
     "data",
     "estimate",
+    "kernels",
     "load",
     "loaders",
     "mixture",
     "noise_fraction",
+    "path",
     "plots",
     "posterior",
     "predictions",
@@ -90,6 +95,7 @@ __all__ = [
     "proxy_score",
     "reproduce",
     "rng",
+    "sample",
     "score",
 ]
 
@@ -114,8 +120,10 @@ if TYPE_CHECKING:
         covariance,
         data,
         estimate,
+        kernels,
         loaders,
         mixture,
+        path,
         plots,
         posterior,
         predictions,
@@ -123,6 +131,7 @@ if TYPE_CHECKING:
         profiling,
         reproduce,
         rng,
+        sample,
         score,
     )
     from vkernel.data import Empirical

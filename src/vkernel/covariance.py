@@ -11,8 +11,9 @@ It never forms a :math:`d \times d` matrix unless :meth:`Covariance.dense` is ca
 ``Σ.draw(generator)``   a Gaussian draw of mean 0 and covariance Σ             ``(*batch, *shape)``
 ======================  =====================================================  =========================
 
-The class is abstract; final kinds are here (:class:`Isotropic`, :class:`Diagonal`, :class:`Matrix`,
-:class:`Scaled`, :class:`Congruent`) and, for the posterior over training points, in :mod:`vkernel.posterior`.
+The class is abstract; final kinds are here (:class:`Isotropic`, :class:`Diagonal`, :class:`Matrix`, :class:`Factored`,
+:class:`Scaled`, :class:`Congruent`, :class:`Rounded`) and, for the posterior over training points, in
+:mod:`vkernel.posterior`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch import Tensor
 from vkernel import rng
 from vkernel.errors import require
 
-__all__ = ["Congruent", "Covariance", "Diagonal", "Isotropic", "Matrix", "Scaled"]
+__all__ = ["Congruent", "Covariance", "Diagonal", "Factored", "Isotropic", "Matrix", "Rounded", "Scaled"]
 
 Generator = torch.Generator | int | None
 
@@ -179,8 +180,38 @@ class Matrix(Covariance):
         """The symmetric power by eigendecomposition; eigenvalues below rounding count as zero."""
         values, vectors = torch.linalg.eigh(self.matrix)
         floor = values.abs().amax(-1, keepdim=True) * self.dim * torch.finfo(self.dtype).eps
+        require(
+            bool((values >= -16 * floor).all()),
+            f"A covariance must be positive semidefinite; this one has the eigenvalue {float(values.min()):.3g}.",
+        )
         powered = torch.where(values > floor, values.clamp_min(floor) ** exponent, torch.zeros_like(values))
         return Matrix((vectors * powered.unsqueeze(-2)) @ vectors.mT, self.shape)
+
+
+class Factored(Covariance):
+    r""":math:`\sum_k a_k a_k^T` from its factors ``(K, *batch, *shape)``: ensemble members, or weights of a model."""
+
+    def __init__(self, factors: Tensor, shape: tuple[int, ...]) -> None:
+        self.shape = tuple(shape)
+        self.batch = tuple(factors.shape[1 : factors.ndim - len(self.shape)])
+        self.factors, self.dtype, self.device = factors, factors.dtype, factors.device
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        self._refuse(v)
+        along = flat(self.factors * v, self.shape).sum(-1)
+        return (over_event(along, self.shape) * self.factors).sum(0)
+
+    def diag(self) -> Tensor:
+        return self.factors.square().sum(0)
+
+    def dense(self) -> Tensor:
+        rows = flat(self.factors, self.shape).movedim(0, -1)
+        return rows @ rows.mT
+
+    def draw(self, generator: Generator = None) -> Tensor:
+        source = rng.as_generator(generator)
+        z = rng.randn((len(self.factors), *self.batch), source, self.device, self.dtype)
+        return (over_event(z, self.shape) * self.factors).sum(0)
 
 
 class Scaled(Covariance):

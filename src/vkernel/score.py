@@ -97,6 +97,24 @@ class EmpiricalScore:
             return self._posterior(x, t)
         return _Unwhitened(self._posterior(self._frame.whiten(x.double()), t), self._frame, x.dtype)
 
+    def denoise(self, x: Tensor, t: Time) -> Tensor:
+        r"""The ideal denoiser :math:`m(x,t) = E[x_0|x,t]`, like x: nothing cancels where alpha is small."""
+        x, t = self._door(x, t)
+        if self._frame is not None:
+            return self.posterior(x, t).mean
+        return self._engine.moments(self._queries(x, t)).mean.to(x.device, x.dtype).reshape(x.shape)
+
+    def with_covariance(self, x: Tensor, t: Time) -> tuple[Tensor, Covariance]:
+        """The score (without derivative) and C, from one posterior."""
+        x, t = self._door(x, t)
+        cov = self.covariance(x, t)
+        inner = cov
+        while not isinstance(inner, PosteriorCovariance):
+            inner = inner.base  # type: ignore[attr-defined]
+        queries, mean = inner.posterior._queries, inner.posterior._first.mean
+        s = ((queries.alpha[:, None] * mean - queries.x) / queries.var[:, None]).reshape(x.shape).to(x.device)
+        return (s if self._frame is None else self._frame.whiten(s)).to(x.dtype), cov
+
     def covariance(self, x: Tensor, t: Time) -> Covariance:
         r"""The proxy-score covariance :math:`C(x,t)` as an operator (2.6)."""
         x, t = self._door(x, t)
