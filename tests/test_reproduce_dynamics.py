@@ -121,7 +121,7 @@ def test_total_variation_and_its_floor() -> None:
 def test_the_verdict_follows_the_intervals() -> None:
     below, above = torch.tensor([0.1, 0.09, 0.11]), torch.tensor([0.2, 0.19, 0.21])
     last = torch.stack([torch.stack([below, above])] * len(laws.CANDIDATES))
-    assert "None was found" in laws._verdict(last.flip(1), last)
+    assert "No such gap was found" in laws._verdict(last.flip(1), last)
     assert f"{len(last)} of {len(last)} have" in laws._verdict(last.flip(1), last)
     assert "It fills here" in laws._verdict(last, last)
 
