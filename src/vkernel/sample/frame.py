@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from vkernel.covariance import Congruent, over_event
+from vkernel.covariance import Congruent
 from vkernel.errors import require
 from vkernel.predictions import Score
 from vkernel.process import Process
@@ -106,10 +106,6 @@ class Frame:
 
         divergence = torch.stack([along(v.to(x)) for v in probes]).double().mean(0)
         return level.sigma**2 * divergence + d
-
-    def over(self, a: Tensor) -> Tensor:
-        """One number per sample, over the event."""
-        return over_event(a, self.shape)
 
 
 def _differentiated(x: Tensor) -> bool:
