@@ -301,7 +301,10 @@ class _Ladder:
 
 
 def rounding(d: int, device: torch.device) -> float:
-    """The relative error of one coarse product of length ``d``: what all of 10⁸ entries stayed below by 3×."""
+    """The relative error of one coarse product of length ``d``: an estimate, not a proven bound.
+
+    Of the 1.5·10⁷ products of 256 noisy Fashion-MNIST images with all 60,000 (d = 784) none erred by a third of it.
+    """
     unit = 2.0**-24
     if torch.get_float32_matmul_precision() != "highest":
         # The user has let the whole process trade accuracy for speed: tf32 on a GPU, bf16 at "medium".
