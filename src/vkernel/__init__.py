@@ -25,10 +25,12 @@ _HOME = {
     "EDM": "process",
     "Empirical": "data",
     "EmpiricalScore": "score",
+    "Ensemble": "ensemble",
     "Estimate": "estimate",
     "FlowMatching": "process",
     "GaussianMixture": "mixture",
     "InputError": "errors",
+    "JK": "objective",
     "Process": "process",
     "Profile": "profiling",
     "Toy": "process",
@@ -36,17 +38,25 @@ _HOME = {
     "VP": "process",
     "VPSong": "process",
     "load": "loaders",
+    "load_ensemble": "ensemble",
     "noise_fraction": "score",
     "profile": "profiling",
     "proxy_score": "score",
+    "train_ensemble": "ensemble",
+    "variance_split": "variance",
 }
 _MODULES = (
     "covariance",
     "data",
+    "ensemble",
     "estimate",
+    "features",
     "kernels",
     "loaders",
+    "metrics",
     "mixture",
+    "models",
+    "objective",
     "path",
     "plots",
     "posterior",
@@ -57,17 +67,20 @@ _MODULES = (
     "rng",
     "sample",
     "score",
+    "variance",
 )
 
 __all__ = [
     "DDPM",
     "EDM",
+    "JK",
     "VE",
     "VP",
     "Anisotropic",
     "Cosine",
     "Empirical",
     "EmpiricalScore",
+    "Ensemble",
     "Estimate",
     "FlowMatching",
     "GaussianMixture",
@@ -79,12 +92,18 @@ __all__ = [
     "__version__",
     "covariance",
     "data",
+    "ensemble",
     "estimate",
+    "features",
     "kernels",
     "load",
+    "load_ensemble",
     "loaders",
+    "metrics",
     "mixture",
+    "models",
     "noise_fraction",
+    "objective",
     "path",
     "plots",
     "posterior",
@@ -97,6 +116,9 @@ __all__ = [
     "rng",
     "sample",
     "score",
+    "train_ensemble",
+    "variance",
+    "variance_split",
 ]
 
 
@@ -119,10 +141,15 @@ if TYPE_CHECKING:
     from vkernel import (
         covariance,
         data,
+        ensemble,
         estimate,
+        features,
         kernels,
         loaders,
+        metrics,
         mixture,
+        models,
+        objective,
         path,
         plots,
         posterior,
@@ -133,12 +160,16 @@ if TYPE_CHECKING:
         rng,
         sample,
         score,
+        variance,
     )
     from vkernel.data import Empirical
+    from vkernel.ensemble import Ensemble, load_ensemble, train_ensemble
     from vkernel.errors import InputError
     from vkernel.estimate import Estimate
     from vkernel.loaders import load
     from vkernel.mixture import GaussianMixture
+    from vkernel.objective import JK
     from vkernel.process import DDPM, EDM, VE, VP, Anisotropic, Cosine, FlowMatching, Process, Toy, VPSong
     from vkernel.profiling import Profile, profile
     from vkernel.score import EmpiricalScore, noise_fraction, proxy_score
+    from vkernel.variance import variance_split

@@ -12,7 +12,7 @@ It never forms a :math:`d \times d` matrix unless :meth:`Covariance.dense` is ca
 ======================  =====================================================  =========================
 
 The class is abstract; final kinds are here (:class:`Isotropic`, :class:`Diagonal`, :class:`Matrix`, :class:`Factored`,
-:class:`Scaled`, :class:`Congruent`, :class:`Rounded`) and, for the posterior over training points, in
+:class:`Scaled`, :class:`Congruent`, :class:`Rounded`, :class:`Cross`) and, for the posterior over training points, in
 :mod:`vkernel.posterior`.
 """
 
@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from vkernel import rng
-from vkernel.errors import require
+from vkernel.errors import InputError, require
 
-__all__ = ["Congruent", "Covariance", "Diagonal", "Factored", "Isotropic", "Matrix", "Rounded", "Scaled"]
+__all__ = ["Congruent", "Covariance", "Cross", "Diagonal", "Factored", "Isotropic", "Matrix", "Rounded", "Scaled"]
 
 Generator = torch.Generator | int | None
 
@@ -285,6 +285,26 @@ class Rounded(Covariance):
 
     def dense(self) -> Tensor:
         return self.base.dense().to(self.dtype)
+
+
+class Cross(Covariance):
+    """A covariance between two different places: a matrix that need not be symmetric, and cannot be drawn from."""
+
+    def __init__(self, matrix: Tensor, shape: tuple[int, ...]) -> None:
+        self.matrix, self.shape, self.batch = matrix, shape, tuple(matrix.shape[:-2])
+        self.dtype, self.device = matrix.dtype, matrix.device
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        return (self.matrix @ v.reshape(*v.shape[: v.ndim - len(self.shape)], -1, 1)).reshape(v.shape)
+
+    def diag(self) -> Tensor:
+        return self.matrix.diagonal(dim1=-2, dim2=-1).reshape(self.batch + self.shape)
+
+    def dense(self) -> Tensor:
+        return self.matrix
+
+    def draw(self, generator: Generator = None) -> Tensor:
+        raise InputError("A covariance between two different places cannot be drawn from; draw a field instead.")
 
 
 def fits(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:

@@ -19,13 +19,18 @@ from torch import Tensor
 
 from vkernel.errors import InputError
 
-__all__ = ["as_generator", "hashed", "keys", "normals", "randn", "stream", "uniforms"]
+__all__ = ["as_generator", "hashed", "key", "keys", "normals", "randn", "stream", "uniforms"]
 
 
 def stream(seed: int, purpose: str, member: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
     """The generator of ``(seed, purpose, member)``."""
+    return torch.Generator(device).manual_seed(key(seed, purpose, member))
+
+
+def key(seed: int, purpose: str, member: int = 0) -> int:
+    """The 63-bit key of ``(seed, purpose, member)``: the root of a generator or of a counter-based stream."""
     digest = hashlib.sha256(f"vkernel/{int(seed)}/{purpose}/{int(member)}".encode()).digest()
-    return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return int.from_bytes(digest[:8], "little") >> 1
 
 
 def as_generator(generator: torch.Generator | int | None, device: torch.device | str = "cpu") -> torch.Generator:

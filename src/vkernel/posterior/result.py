@@ -132,8 +132,17 @@ class Posterior:
     def sample_indices(self, k: int, generator: Generator = None) -> Tensor:
         """``k`` independent draws of the index of the training point, ``(k, *batch)``, by inversion."""
         require(_whole(k) and k >= 1, f"sample(k) needs k ≥ 1; got k = {k}.")
-        source, count, device = rng.as_generator(generator), len(self._queries), self._engine.data.device
-        u = torch.rand((k, count), generator=source, device=source.device, dtype=torch.float64).to(device)
+        source = rng.as_generator(generator)
+        return self.indices_at(
+            torch.rand((k, *self.batch), generator=source, device=source.device, dtype=torch.float64)
+        )
+
+    def indices_at(self, u: Tensor) -> Tensor:
+        """The index at which the posterior's cumulative weight passes u in (0, 1), for u ``(k, *batch)``."""
+        good = tuple(u.shape[1:]) == self.batch
+        require(good, f"u has shape {tuple(u.shape)}; it must be (k, *batch) with batch {self.batch}.")
+        k, count, device = len(u), len(self._queries), self._engine.data.device
+        u = u.to(device, torch.float64).reshape(k, count)
         found = torch.zeros((k, count), dtype=torch.long, device=device)
         missed = torch.ones((k, count), dtype=torch.bool, device=device)
         below = torch.zeros(count, dtype=torch.float64, device=device)

@@ -69,7 +69,9 @@ __all__ = [
     "Process",
     "Toy",
     "VPSong",
+    "from_spec",
     "parse",
+    "spec",
 ]
 
 PROCESSES: dict[str, type[Process]] = {
@@ -99,3 +101,21 @@ def parse(text: str) -> Process:
         except ValueError:
             raise InputError(f"{option!r} does not give {key} a number; write for example {name}:{key}=1.") from None
     return DDPM.linear(**given) if cls is DDPM else cls(**given)
+
+
+def spec(process: Process) -> dict[str, Any]:
+    """The process in JSON, read by :func:`from_spec`."""
+    names = [name for name, cls in PROCESSES.items() if type(process) is cls]
+    require(names, f"This process cannot be written down: {process!r}.")
+    return {"kind": names[0], **{f.name: getattr(process, f.name) for f in fields(process)}}  # type: ignore[arg-type]
+
+
+def from_spec(spec: dict[str, Any]) -> Process:
+    """A process from its :func:`spec`."""
+    given = dict(spec)
+    kind = given.pop("kind", None)
+    require(kind in PROCESSES, f"There is no process {kind!r}; give one of {', '.join(PROCESSES)}.")
+    try:
+        return PROCESSES[kind](**given)
+    except TypeError as error:
+        raise InputError(f"A process {kind} cannot be made from {given!r}: {error}.") from None

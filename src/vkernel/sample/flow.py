@@ -37,7 +37,7 @@ from vkernel.process import Process
 from vkernel.sample.frame import Frame, Level, Step
 from vkernel.score import EmpiricalScore
 
-__all__ = ["METHODS", "Solution", "pf_ode"]
+__all__ = ["METHODS", "Solution", "march", "pf_ode"]
 
 SAVES = ("path", "error", "logp")
 
@@ -142,6 +142,14 @@ def pf_ode(
         error,
         logp,
     )
+
+
+def march(frame: Frame, method: str, tolerance: float = 1e-6) -> Tensor:
+    """The end of the flow in the frame's coordinates, which may hold what is not finite."""
+    good = method in METHODS or method == "dopri5"
+    require(good, f"method must be one of {', '.join(METHODS)}, dopri5; not {method!r}.")
+    run = _adaptive if method == "dopri5" else _fixed
+    return run(frame, METHODS.get(method), False, False, None, tolerance)[0]
 
 
 def _fixed(

@@ -1,21 +1,7 @@
-r"""V-kernels: the covariance of the learned score over training randomness (docs/theory.md, §5).
-
-.. math:: V(x,t;x',t') = D_t\, \mathrm{Cov}_\theta[\hat s(x,t), \hat s(x',t')]\, D_{t'} .
-
-A kernel says :math:`\mathrm{Cov}_\theta`; :math:`D` comes from the process. Two kinds behave differently:
-
-* **white** kernels contain :math:`\delta(t - t')`: fresh noise at every step. ``cov(x, t)`` is then the coefficient of
-  the delta function, and a second argument is refused. :class:`Naive` is the one of the paper.
-* **quenched** kernels do not: one trained model is one draw of a random *field*, the same at every step.
-  :meth:`Kernel.draw` returns that field. A kernel of finite rank draws its weights once (:class:`FiniteRank`); a kernel
-  that is only known as a function draws the field where it is asked for, conditioned on all it has said before
-  (:class:`Function`).
-"""
+"""Quenched kernels: one random field per trained model, of finite rank or known as a function (docs/theory.md, §5)."""
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -23,74 +9,14 @@ import torch
 from torch import Tensor
 
 from vkernel import rng
-from vkernel.covariance import Congruent, Covariance, Factored, Generator, Matrix, Scaled
-from vkernel.errors import InputError, require
-from vkernel.process import Anisotropic, Process
-from vkernel.score import EmpiricalScore
+from vkernel.covariance import Covariance, Cross, Factored, Generator, Matrix
+from vkernel.errors import require
+from vkernel.kernels.base import Field, Kernel, Time, times
+from vkernel.process import Process
 
-__all__ = ["FiniteRank", "Function", "Kernel", "Naive"]
-
-Time = float | Tensor
-Field = Callable[[Tensor, Time], Tensor]
+__all__ = ["FiniteRank", "Function"]
 
 JITTER = 1e-10  # of the largest variance seen, added to the diagonal of a conditioned field's covariance
-
-
-class Kernel(ABC):
-    """The covariance of the learned score; ``valid`` and ``why`` say whether its assumptions hold."""
-
-    white: bool = False
-    valid: bool = True
-    why: str = "exact"
-    process: Process
-
-    @abstractmethod
-    def cov(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
-        """:math:`\\mathrm{Cov}_\\theta[\\hat s(x,t), \\hat s(x',t')]`, paired over the broadcast batch."""
-
-    def __call__(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
-        """:math:`V = D\\, \\mathrm{Cov}\\, D'`."""
-        here = self.process.base.D(_times(t, x).double())
-        there = here if x2 is None else self.process.base.D(_times(t if t2 is None else t2, x2).double())
-        return self._between(Scaled(self.cov(x, t, x2, t2), (here * there).sqrt()))
-
-    def _between(self, cov: Covariance) -> Covariance:
-        """Γ on both sides where the noise has a shape."""
-        return Congruent(cov, self.process.gamma) if isinstance(self.process, Anisotropic) else cov
-
-    @abstractmethod
-    def draw(self, members: int, generator: Generator = None) -> Field:
-        """One field per member: ``field(x, t)`` with x ``(members, *batch, *shape)`` is :math:`\\delta\\hat s`."""
-
-
-class Naive(Kernel):
-    r"""The naive score estimator: :math:`V = \kappa\, D\, C\, D\, \delta(t - t')`, with κ in the unit of t (5.9)."""
-
-    white = True
-
-    def __init__(self, score: EmpiricalScore, kappa: float) -> None:
-        require(isinstance(score, EmpiricalScore), "The naive kernel belongs to an EmpiricalScore: it knows C.")
-        require(
-            isinstance(kappa, int | float) and math.isfinite(kappa) and kappa >= 0,
-            f"kappa must be a number ≥ 0, in the unit of t; got {kappa!r}.",
-        )
-        self.score, self.kappa, self.process = score, float(kappa), score.process
-
-    def cov(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
-        require(x2 is None and t2 is None, "A white kernel has no covariance between two times: give x and t alone.")
-        return Scaled(self.score.covariance(x, t), torch.tensor(math.sqrt(self.kappa), dtype=torch.float64))
-
-    def __call__(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
-        d = self.process.base.D(torch.as_tensor(t, dtype=torch.float64, device=x.device))
-        return self._between(Scaled(self.cov(x, t, x2, t2), d))
-
-    def score_and_draw(self, x: Tensor, t: Time, generator: Generator = None) -> tuple[Tensor, Tensor]:
-        r"""The score and a Gaussian draw of covariance :math:`\kappa C`, from one posterior."""
-        s, cov = self.score.with_covariance(x, t)
-        return s, math.sqrt(self.kappa) * cov.draw(generator)
-
-    def draw(self, members: int, generator: Generator = None) -> Field:
-        raise InputError("A white kernel is fresh noise at every step, not a field: use sample.effective_sde.")
 
 
 class FiniteRank(Kernel):
@@ -134,26 +60,6 @@ class FiniteRank(Kernel):
         return field
 
 
-class Cross(Covariance):
-    """A covariance between two different places: a matrix that need not be symmetric, and cannot be drawn from."""
-
-    def __init__(self, matrix: Tensor, shape: tuple[int, ...]) -> None:
-        self.matrix, self.shape, self.batch = matrix, shape, tuple(matrix.shape[:-2])
-        self.dtype, self.device = matrix.dtype, matrix.device
-
-    def __matmul__(self, v: Tensor) -> Tensor:
-        return (self.matrix @ v.reshape(*v.shape[: v.ndim - len(self.shape)], -1, 1)).reshape(v.shape)
-
-    def diag(self) -> Tensor:
-        return self.matrix.diagonal(dim1=-2, dim2=-1).reshape(self.batch + self.shape)
-
-    def dense(self) -> Tensor:
-        return self.matrix
-
-    def draw(self, generator: Generator = None) -> Tensor:
-        raise InputError("A covariance between two different places cannot be drawn from; draw a field instead.")
-
-
 class Function(Kernel):
     r"""A quenched kernel that is known as a function, :math:`\mathrm{Cov}[\hat s_a(x,t), \hat s_b(x',t')]`.
 
@@ -166,7 +72,7 @@ class Function(Kernel):
 
     def cov(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
         there = x if x2 is None else x2
-        matrix = self._matrix(x, _times(t, x), there, _times(t if t2 is None else t2, there))
+        matrix = self._matrix(x, times(t, x), there, times(t if t2 is None else t2, there))
         shape = tuple(x.shape[-1:])
         return Matrix(matrix, shape) if x2 is None else Cross(matrix, shape)
 
@@ -180,6 +86,12 @@ class Function(Kernel):
         good = k.shape == (*batch, d, d)
         require(good, f"The kernel function returned shape {tuple(k.shape)}; it must be {batch} or {(*batch, d, d)}.")
         return k
+
+    def pairs(self, x: Tensor, t: Tensor, x2: Tensor, t2: Tensor) -> Tensor:
+        """All pairs of ``x (m, N, d)`` and ``x2 (m, N', d)`` with their times: ``(m, N d, N' d)``."""
+        k = self._matrix(x[:, :, None], t[:, :, None], x2[:, None], t2[:, None])
+        m, n, n2, d, _ = k.shape
+        return k.movedim(3, 2).reshape(m, n * d, n2 * d)
 
     def draw(self, members: int, generator: Generator = None) -> Field:
         require(members >= 1, f"A field is drawn for at least one member; got {members}.")
@@ -206,8 +118,8 @@ class _Conditioned:
         good = x.ndim >= 2 and x.shape[0] == self.members
         require(good, f"A field of {self.members} members takes x ({self.members}, *batch, d); got {tuple(x.shape)}.")
         new = x.detach().double().reshape(self.members, -1, x.shape[-1])
-        when = _times(t, x).double().expand(x.shape[:-1]).reshape(self.members, -1)
-        block = self._gram(new, when, new, when)
+        when = times(t, x).double().expand(x.shape[:-1]).reshape(self.members, -1)
+        block = self.kernel.pairs(new, when, new, when).double()
         require(torch.allclose(block, block.mT), "The kernel is not symmetric under exchange of its arguments.")
         self.scale = max(self.scale, float(block.diagonal(dim1=-2, dim2=-1).amax()))
         jitter = JITTER * self.scale * torch.eye(block.shape[-1], dtype=torch.float64, device=x.device)
@@ -216,7 +128,7 @@ class _Conditioned:
             rest, value = block, torch.zeros_like(fresh)
             cross = block.new_zeros(self.members, block.shape[-1], 0)
         else:
-            k = self._gram(new, when, self.x, self.t)
+            k = self.kernel.pairs(new, when, self.x, self.t).double()
             cross = torch.linalg.solve_triangular(self.root, k.mT, upper=False).mT
             rest, value = block - cross @ cross.mT, (cross @ self.z[..., None]).squeeze(-1)
         root, info = torch.linalg.cholesky_ex(rest + jitter)
@@ -231,12 +143,6 @@ class _Conditioned:
         self._remember(new, when, cross, root, fresh)
         return value.reshape(x.shape).to(x.dtype)
 
-    def _gram(self, x: Tensor, t: Tensor, x2: Tensor, t2: Tensor) -> Tensor:
-        """All pairs: ``(members, N d, N' d)``."""
-        k = self.kernel._matrix(x[:, :, None], t[:, :, None], x2[:, None], t2[:, None]).double()
-        m, n, n2, d, _ = k.shape
-        return k.movedim(3, 2).reshape(m, n * d, n2 * d)
-
     def _remember(self, x: Tensor, t: Tensor, cross: Tensor, root: Tensor, z: Tensor) -> None:
         if self.root is None:
             self.x, self.t, self.root, self.z = x, t, root, z
@@ -245,7 +151,3 @@ class _Conditioned:
         self.root = torch.cat([top, torch.cat([cross, root], -1)], -2)
         self.x, self.t = torch.cat([self.x, x], 1), torch.cat([self.t, t], 1)
         self.z = torch.cat([self.z, z], 1)
-
-
-def _times(t: Time, x: Tensor) -> Tensor:
-    return torch.as_tensor(t, dtype=x.dtype, device=x.device).expand(x.shape[:-1])
