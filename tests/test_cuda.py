@@ -70,3 +70,38 @@ def test_effective_sde_on_a_gpu() -> None:
         V = vk.kernels.Naive(score, 0.01)
         ends.append(vk.sample.effective_sde(score, V, process, x_T.to(device), steps=20, generator=3).cpu())
     assert torch.allclose(ends[0], ends[1], atol=2e-2)
+
+
+@pytest.mark.parametrize("objective", ["J1", "J0"])
+def test_a_linear_ensemble_and_its_kernel_are_the_same_on_the_gpu(objective):
+    process = vk.VP(eps=1e-2)
+    model = vk.models.Linear(vk.features.grid("gaussian", 6, 1, -1.5, 1.5, process), "x0", 0.1)
+    x = torch.linspace(-1.2, 1.2, 7, dtype=torch.float64)[:, None]
+    answers = []
+    for device in ("cpu", "cuda"):
+        data = vk.data.toy("triple").to(device)
+        ensemble = vk.train_ensemble(model, data, process, members=8, draws=100, objective=objective)
+        V = vk.kernels.Linear(model, data, process, draws=100, objective=objective, sets=8)
+        place = x.to(device)
+        field = V.draw(8, generator=0)(place.expand(8, 7, 1), 0.2)
+        sample = ensemble.sample(x_T=place, steps=20)
+        assert sample.device.type == device
+        answers.append(
+            [a.cpu() for a in (ensemble(place, 0.1), V.cov(place, 0.1).trace(), V.s_avg(place, 0.1), sample)]
+        )
+        assert field.shape == (8, 7, 1)
+    for a, b in zip(*answers, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
+
+
+def test_a_lazy_ensemble_and_an_mlp_are_the_same_on_the_gpu():
+    process = vk.VP(eps=1e-2)
+    lazy = vk.models.Lazy(vk.models.NTK(2, "erf"), tau=5.0)
+    mlp = vk.models.MLP(width=16, depth=2, steps=20, batch=16, dtype="float64")
+    x = torch.linspace(-1.2, 1.2, 7, dtype=torch.float64)[:, None]
+    for model in (lazy, mlp):
+        both = [
+            vk.train_ensemble(model, vk.data.toy("triple").to(d), process, members=3, draws=32)(x.to(d), 0.1).cpu()
+            for d in ("cpu", "cuda")
+        ]
+        torch.testing.assert_close(*both, rtol=1e-6, atol=1e-8)

@@ -7,9 +7,9 @@ batches. By the law of total variance
           + E\,\mathrm{Var}\,E[\hat s|\text{init, inputs, targets}] + E\,\mathrm{Var}[\hat s|\text{all but order}] ,
 
 where each inner Var is over the next factor alone. A balanced nested design with sizes :math:`n_1, n_2, \ldots`
-measures the terms without bias: with :math:`U_l` the mean sample variance, over the l-th index, of means over all deeper
-indices, :math:`\sigma_l^2 = U_l - U_{l+1}/n_{l+1}`. Errors are jackknifed over the outermost groups. The term of the
-inputs contains the misfit: it is what training on noiseless targets (J0) leaves.
+measures the terms without bias: with :math:`U_l` the mean sample variance, over the l-th index, of means over all
+deeper indices, :math:`\sigma_l^2 = U_l - U_{l+1}/n_{l+1}`. Errors are jackknifed over the outermost groups. The term
+of the inputs contains the misfit: it is what training on noiseless targets (J0) leaves.
 """
 
 from __future__ import annotations

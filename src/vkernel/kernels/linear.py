@@ -113,9 +113,11 @@ class Linear(LinearField):
         require(size <= LARGEST, f"Cov[W] would be {size} × {size}; this kernel takes up to F d = {LARGEST}.")
         goal = parse(objective)
         self.draws, self.form, self.features = draws, form, model.features.count
-        # E[y|x] is what J0 asks for: with its targets the misfit, with the objective's covariance the noise
-        training = Training(data, process, J0(), draws, tuple(vary), seed, times)
-        parts = _Parts(model, training, goal if "targets" in vary else J0())
+        # E[y|x] is what J0 asks for: with its targets the misfit, with the objective's covariance the noise. Targets that
+        # are held are part of what is given, noise and all.
+        held = "targets" not in vary
+        training = Training(data, process, goal if held else J0(), draws, tuple(vary), seed, times)
+        parts = _Parts(model, training, J0() if held else goal)
         if form == "leading":
             self.target_noise, self.misfit, mean, self.effective = parts.leading(quadrature)
             if "inputs" not in vary:

@@ -11,10 +11,15 @@ from typing import Any
 from vkernel import features
 from vkernel.errors import InputError
 from vkernel.models.base import Model
+from vkernel.models.lazy import Lazy
 from vkernel.models.linear import Linear
+from vkernel.models.mlp import MLP
+from vkernel.models.ntk import NNGP, NTK, RBF
+from vkernel.models.ntk import from_spec as kernel_from_spec
 from vkernel.models.parametrisation import Parametrisation
+from vkernel.models.unet import UNet
 
-__all__ = ["Linear", "Model", "Parametrisation", "from_spec"]
+__all__ = ["MLP", "NNGP", "NTK", "RBF", "Lazy", "Linear", "Model", "Parametrisation", "UNet", "from_spec"]
 
 
 def from_spec(spec: dict[str, Any]) -> Model:
@@ -25,4 +30,8 @@ def from_spec(spec: dict[str, Any]) -> Model:
         given["weight"] = None
     if kind == "linear":
         return Linear(features.from_spec(given.pop("features")), **given)
+    if kind == "lazy":
+        return Lazy(kernel_from_spec(given.pop("kernel")), float(given.pop("tau")), **given)
+    if kind in ("mlp", "unet"):
+        return (MLP if kind == "mlp" else UNet)(**given)
     raise InputError(f"There is no model of kind {kind!r}.")

@@ -49,6 +49,7 @@ class Lazy(Model):
         init: bool = True,
     ) -> None:
         super().__init__(target, weight)
+        self.randomness = ("init", "inputs", "targets") if init else ("inputs", "targets")
         good = isinstance(kernel, NetworkKernel)
         require(good, f"A lazy model needs the kernel of a network such as vk.models.NTK(), not {kernel!r}.")
         good = isinstance(tau, int | float) and not isinstance(tau, bool) and tau >= 0
@@ -113,7 +114,7 @@ class Lazy(Model):
         """The state that a smoother ``G (M or 1, P, P)`` gives the draws of a batch, from f0 of ``begin``."""
         u = self.inputs(batch.x.double(), batch.t.double(), process)
         y = self.parametrisation.wanted(batch.m, batch.x, batch.t, process).double().flatten(2)
-        if begin:
+        if begin:  # f0 at the inputs: a state of no draws
             y = y - self._function({"inputs": u[:, :0], "coefficients": y[:, :0], **begin}, u)
         return {"inputs": u, "coefficients": G @ y, **begin}
 

@@ -97,6 +97,7 @@ class Network(Model):
         self.lr, self.batch, self.steps, self.ema, self.dtype = float(lr), batch, steps, ema, DTYPES[named]
         self.optimiser, self.decay, self.chunk, self.bf16 = optimiser, decay, chunk, bool(bf16)
         self.time_features, self.spread = time_features, float(spread)
+        self.randomness = ("init", "inputs", "targets", "order")[: 3 if batch is None else 4]
         self._built: dict[Shape, nn.Module] = {}
 
     @abstractmethod

@@ -1,0 +1,296 @@
+r"""Networks on the plane of Figure 3, and what is measured of laws in the plane (docs/theory.md, §6 and §7).
+
+Multilayer perceptrons take the place of the linear models: the same four points, turned by 0, 22.5 and 45 degrees, the
+same P = 500 draws for a member, J1 and J0 on the same inputs; a member's twin also has its initial weights and its
+order of minibatches. Three numbers sum a law up, with distances to the training points at :math:`\alpha_\epsilon y`:
+
+.. math:: \text{away} = P(\min_i |x - \alpha y_i| > .25), \qquad
+          \text{gaps} = P(\text{away},\ .75 < |x| < 1.25), \qquad \text{centre} = P(|x| < .5).
+
+Masses :math:`a_m, b_m` of twins compare in pairs: :math:`r = \bar a/\bar b`, with the standard error of
+:math:`\log r` from the M values :math:`a_m/\bar a - b_m/\bar b` (the infinitesimal jackknife).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vkernel import metrics, rng
+from vkernel.data import Empirical, toy
+from vkernel.ensemble import Ensemble, train_ensemble
+from vkernel.estimate import Estimate, student_quantile
+from vkernel.models.mlp import MLP
+from vkernel.plots import planes
+from vkernel.process import VP
+from vkernel.reproduce.memorise import one_thread
+from vkernel.reproduce.page import Exhibit, Finding, Picture, Run, Table, number
+from vkernel.sample import pf_ode
+
+__all__ = [
+    "anchors",
+    "answer",
+    "at_once",
+    "cell",
+    "density",
+    "make",
+    "masses",
+    "moved",
+    "ratio",
+    "span",
+    "start",
+    "top",
+]
+
+ORDER, TITLE, SECONDS = 66, "Networks on the plane of Figure 3", 35.0
+ROTATIONS = (0.0, 22.5, 45.0)
+GOALS = ("J1", "J0")
+WORDS = {"J1": "J1, noisy targets", "J0": "J0, exact targets"}
+REGIONS = ("away", "gaps", "centre")
+EPS, DRAWS = 0.01, 500
+NEAR, RING, CENTRE = 0.25, (0.75, 1.25), 0.5
+LIMIT, BINS = 1.5, 60
+WIDTH, DEPTH, RATE, BATCH = 64, 3, 1e-2, 32
+CHECKED, LINEAR = 4, ("Gaussian", "Fourier")  # members on which steps are halved; the rows of figure3.npz
+
+Panel = dict[str, Tensor]
+
+
+def start(process: VP, n: int, seed: int) -> Tensor:
+    """n places from N(0, S_T), even in probability: a scrambled Sobol sequence through the normal quantile."""
+    engine = torch.quasirandom.SobolEngine(2, scramble=True, seed=rng.key(seed, "reproduce/planes/x_T"))
+    u = engine.draw(n, dtype=torch.float64) + 2.0**-31  # the engine's numbers are multiples of 2^-30, from 0
+    sigma = process.sigma(torch.tensor(process.T, dtype=torch.float64))
+    return (sigma * torch.special.ndtri(u)).float()
+
+
+def anchors(data: Empirical, process: VP) -> Tensor:
+    """Where the noise level eps puts the training points."""
+    return process.alpha(torch.tensor(process.eps, dtype=torch.float64)) * data.rows(0, data.n).double()
+
+
+def masses(x: Tensor, points: Tensor) -> Tensor:
+    """``(3, M)``: away, in gaps and at the centre, of each member of ``x (M, n, 2)``; NaN for one that diverged."""
+    size, away = x.norm(dim=-1), torch.cdist(x.double(), points).amin(-1) > NEAR
+    regions = (away, away & (size > RING[0]) & (size < RING[1]), size < CENTRE)
+    found = torch.stack([region.double().mean(-1) for region in regions])
+    return found.where(size.isfinite().all(-1), torch.nan)
+
+
+def density(x: Tensor) -> Tensor:
+    """The average density on the map, ``(BINS, BINS)``: its integral is the share of samples on the map."""
+    found, _ = metrics.histogram(x, BINS, (-LIMIT, LIMIT), normalise="all", members=True, skip_diverged=True)
+    return found.value
+
+
+def ratio(a: Tensor, b: Tensor) -> Estimate:
+    """The mean of a over the mean of b, paired over members; the interval is even in the logarithm."""
+    if not float(a.mean()) > 0 or not float(b.mean()) > 0:
+        return Estimate(math.nan, math.nan, 0.0, math.inf)
+    value = float(a.mean() / b.mean())
+    se = float((a / a.mean() - b / b.mean()).std()) / math.sqrt(len(a)) if len(a) > 1 else math.inf
+    half = min(student_quantile(len(a) - 1) * se, 700.0)
+    return Estimate(value, value * se, value * math.exp(-half), value * math.exp(half))
+
+
+def at_once(work: Callable[[Any], Panel], jobs: Sequence[Any]) -> Iterator[Panel]:
+    """The results of independent jobs, in their order; each job is one thread's, whatever the machine."""
+    with ThreadPoolExecutor(max(1, min(len(jobs), os.cpu_count() or 1, 4))) as pool:
+        yield from pool.map(work, jobs)
+
+
+def top(*laws: Tensor) -> float:
+    """Where a colour scale ends: a round number that one bin in a hundred exceeds."""
+    return float(f"{float(torch.cat([law.flatten() for law in laws]).quantile(0.99)):.1g}")
+
+
+def cell(values: Tensor) -> str:
+    """A mean over members with its 95 % interval."""
+    mean = Estimate.of_mean(values)
+    return f"{mean.value:.3f} ± {mean.high - mean.value:.3f}"
+
+
+def span(found: Estimate) -> str:
+    return f"{found.value:.2f} (95 % interval {found.low:.2f} to {found.high:.2f})"
+
+
+def answer(found: Estimate, who: str) -> str:
+    """What a ratio J1/J0 of masses away from the points says, in words that follow its interval."""
+    if not math.isfinite(found.value):
+        return f"{who} left no sample away from the training points with one of the objectives: there is no ratio."
+    if found.low > 1:
+        return f"{who} put more mass away from the training points when their targets are noisy, {span(found)} times."
+    if found.high < 1:
+        return f"{who} put less mass away from the training points when their targets are noisy, {span(found)} times."
+    return f"{who} show no effect of the targets' noise on the mass away from the training points: {span(found)}."
+
+
+def moved(mass: Tensor, who: str) -> str:
+    """Whether noise moves mass between gaps and centre; ``mass (objective, rotation, region, M)``."""
+    pooled = mass.mean(1)
+    gaps, centre = (ratio(pooled[0, q], pooled[1, q]) for q in (1, 2))
+    fills = "fills" if gaps.low > 1 else "empties" if gaps.high < 1 else ""
+    verdict = f"noise {fills} the gaps between neighbours" if fills else "no effect of noise on the gaps is seen"
+    side = "and empties the centre" if centre.high < 1 else "and fills the centre" if centre.low > 1 else ""
+    return f"{who}: {' '.join(filter(None, (verdict, side)))} (J1 / J0: gaps {span(gaps)}, centre {span(centre)})."
+
+
+class Study:
+    """Sizes of the run, and one panel of it."""
+
+    def __init__(self, run: Run) -> None:
+        self.seed, self.process = run.seed, VP(eps=EPS)
+        self.members, self.n, self.training, steps = (4, 128, 60, 10) if run.quick else (32, 2048, 1500, 48)
+        self.converged: dict[str, Any] = {"steps": steps, "method": "heun", "spacing": "log"}
+        self.finer = self.converged | {"steps": 2 * steps}
+        self.x_T = start(self.process, self.n, run.seed)
+
+    def panel(self, job: tuple[str, float]) -> Panel:
+        """The law and the masses of one objective at one rotation."""
+        goal, rotation = job
+        data = toy("square", rotation=rotation)
+        points = anchors(data, self.process)
+        # its own model: torch puts weights into a module while it runs, so threads must not share one
+        model = MLP(WIDTH, DEPTH, target="x0", lr=RATE, batch=BATCH, steps=self.training, decay="cosine")
+        how: dict[str, Any] = {"members": self.members, "draws": DRAWS, "objective": goal, "seed": self.seed}
+        found = train_ensemble(model, data, self.process, show=False, **how)
+        x = found.sample(x_T=self.x_T, show=False, **self.converged)
+        some = found[:CHECKED]
+        assert isinstance(some, Ensemble)
+        again = some.sample(x_T=self.x_T, show=False, **self.finer)
+        mean = pf_ode(found.mean, self.process, self.x_T[:: max(1, self.n // 512)], **self.converged)
+        assert isinstance(mean, Tensor)
+        return {
+            "law": density(x),
+            "mass": masses(x, points),
+            "mean_score": masses(mean[None], points)[:, 0],
+            "halving": masses(x[:CHECKED], points)[0].mean() - masses(again, points)[0].mean(),
+        }
+
+
+@one_thread
+def make(run: Run) -> Exhibit:
+    study = Study(run)
+    jobs = [(goal, rotation) for goal in GOALS for rotation in ROTATIONS]
+    panels = []
+    for panel in at_once(study.panel, jobs):
+        panels.append(panel)
+        run.step(0.9 / len(jobs))
+    made = {k: torch.stack([p[k] for p in panels]).unflatten(0, (len(GOALS), len(ROTATIONS))) for k in panels[0]}
+    law, mass = made["law"], made["mass"]
+    mass = mass[..., mass.isfinite().flatten(0, -2).all(0)]  # (objective, rotation, region, M)
+    points = torch.stack([anchors(toy("square", rotation=r), study.process) for r in ROTATIONS])
+    saved = run.arrays(
+        "mlp_plane",
+        objectives=list(GOALS),
+        rotations=ROTATIONS,
+        regions=list(REGIONS),
+        limit=LIMIT,
+        law=law,
+        mass=mass,
+        points=points,
+        mean_score_mass=made["mean_score"],
+        halving_change=made["halving"],
+        x_T=study.x_T,
+    )
+    picture = _picture(run, law, mass, points)
+    run.step(0.1)
+    whole = mass.mean(1)[:, 0]  # away, mean over rotations: (objective, M)
+    found = ratio(whole[0], whole[1])
+    flat = made["mean_score"][:, :, 0].mean(1)
+    return Exhibit(
+        name="mlp_plane",
+        title=TITLE,
+        pictures=(picture,),
+        data=saved,
+        sizes=f"{mass.shape[-1]} members for each objective ({study.members - mass.shape[-1]} diverged), {study.n:,} "
+        f"Sobol points x_T for each, the same for all; {DEPTH} hidden layers of {WIDTH}, denoiser form, Adam with rate "
+        f"{RATE:g} falling as a cosine, {study.training:,} steps of {BATCH} out of P = {DRAWS} draws; sampled with "
+        f"{study.converged['steps']} Heun steps even in log(σ/α), eps = {EPS:g}.",
+        opening=(
+            "Linear models with fixed features are where the theory is exact. Do small networks, which learn their "
+            "features, behave the same way on the same four points, with as many draws?",
+        ),
+        finding=Finding(
+            number=number(found.value),
+            interval=f"95 % interval {number(found.low)} to {number(found.high)}: mass away from the training points, "
+            "J1 / J0, members paired",
+            words=(answer(found, "Networks"), moved(mass, "By region"), _beside(run, mass)),
+        ),
+        tables=(_table(mass),),
+        closing=(
+            f"Mass away from the points, mean over rotations: {cell(whole[0])} with J1, {cell(whole[1])} with J0; the "
+            f"PF-ODE of the members' mean score (V = 0) leaves {float(flat[0]):.3f} and {float(flat[1]):.3f} there. "
+            f"These networks were trained for {study.training:,} steps; how the masses depend on that was not asked "
+            "here. "
+            f"Halving the steps of the sampler ({CHECKED} members of every panel) changes no panel's mass away from "
+            f"the points by more than {number(float(made['halving'].abs().max()), 2)}.",
+        ),
+    )
+
+
+def _picture(run: Run, law: Tensor, mass: Tensor, points: Tensor) -> Picture:
+    away = mass[:, :, 0].mean(-1)
+    mean = away.mean(1)
+    return run.picture(
+        "mlp_plane",
+        lambda: planes.plane_laws(
+            law,
+            points,
+            rows=[f"networks\n{WORDS[goal]}" for goal in GOALS],
+            columns=[f"turned by {r:g}°" for r in ROTATIONS],
+            limit=LIMIT,
+            top=top(law),
+            notes=[[f"away {v:.2f}" for v in row] for row in away.tolist()],
+        ),
+        alt="Six heat maps of the average law of small networks in the plane: noisy and exact targets as rows, three "
+        f"rotations as columns. Mass away from the four training points, mean over rotations: {mean[0]:.2f} with "
+        f"noisy targets, {mean[1]:.2f} with exact ones.",
+        caption=(
+            "The average law of networks, as in Figure 3's maps: a density over the plane on one colour scale that "
+            f"goes by its square root, rings at the training points, in a corner the mass further than {NEAR:g} from "
+            "all of them.",
+        ),
+    )
+
+
+def _beside(run: Run, mass: Tensor) -> str:
+    """The linear models of the same page, if they were made with the same seed and size."""
+    path = run.out / "figure3.npz"
+    if not path.exists():
+        return "The linear models of Figure 3 were not made in this run, so there is nothing to compare with."
+    with np.load(path) as saved:
+        if int(saved["seed"]) != run.seed or bool(saved["quick"]) != run.quick:
+            return "The linear models of Figure 3 were made in another run, so they are not compared here."
+        linear = torch.from_numpy(saved["mass"])[1].mean(2)  # converged; (features, objective, region, M)
+    own, said = mass.mean(1), []
+    for kind, other in zip(LINEAR, linear, strict=True):
+        for q in (0, 1):
+            one, two = ratio(own[0, q], own[1, q]), ratio(other[0, q], other[1, q])
+            alike = "unlike" if one.low > two.high or one.high < two.low else "not distinguishable from"
+            said.append(f"{REGIONS[q]}: {alike} linear models with {kind} features, whose ratio is {span(two)}")
+    return f"Beside the linear models of Figure 3: {'; '.join(said)}."
+
+
+def _table(mass: Tensor) -> Table:
+    def cells(r: int, q: int) -> list[str]:
+        found = ratio(mass[0, r, q], mass[1, r, q])
+        return [*(cell(mass[g, r, q]) for g in (0, 1)), f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"]
+
+    return Table(
+        caption=f"Masses of the networks' laws, mean over members with 95 % intervals: away (further than {NEAR:g} "
+        f"from all points), gaps ({RING[0]:g} < |x| < {RING[1]:g} and away), centre (|x| < {CENTRE:g}).",
+        head=("region, rotation", "J1", "J0", "J1 / J0"),
+        rows=tuple(
+            (f"{region}, {rotation:g}°", *cells(r, q))
+            for q, region in enumerate(REGIONS)
+            for r, rotation in enumerate(ROTATIONS)
+        ),
+    )
