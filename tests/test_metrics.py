@@ -14,6 +14,7 @@ from scipy import integrate, stats
 import vkernel as vk
 from vkernel import metrics
 from vkernel.errors import InputError
+from vkernel.metrics import distances, masses
 
 Z = 1.959963984540054
 
@@ -219,7 +220,7 @@ def test_energy_distance_of_members_takes_pairs_from_different_members():
 def test_energy_distance_in_many_dimensions_chunked(monkeypatch):
     x, y = normal(60, 40, seed=1) + 1e4, normal(50, 40, seed=2) + 1e4
     want = 2 * torch.cdist(x, y).mean() - torch.cdist(x, x).sum() / (60 * 59) - torch.cdist(y, y).sum() / (50 * 49)
-    monkeypatch.setattr(metrics, "CHUNK", 300)
+    monkeypatch.setattr(distances, "CHUNK", 300)
     assert metrics.energy_distance(x, y).value == pytest.approx(float(want), abs=1e-4)
 
 
@@ -242,7 +243,7 @@ def test_wasserstein_of_numbers_is_scipys(sizes):
 def test_potentials_on_a_line_are_dual(p, sizes):
     """Feasible, and of the same value as the coupling: which proves both optimal."""
     x, y = normal(1, sizes[0], seed=1), normal(1, sizes[1], seed=2) + 0.5
-    cost, phi, psi = metrics._along_lines(x, y, p)
+    cost, phi, psi = distances._along_lines(x, y, p)
     shift = (x.T - y).abs().pow(p) - phi[:, None] - psi  # potentials are known up to a constant
     slack = shift.min()
     assert float(phi.mean() + psi.mean() + slack) == pytest.approx(float(cost), rel=1e-9)
@@ -251,7 +252,7 @@ def test_potentials_on_a_line_are_dual(p, sizes):
 @pytest.mark.parametrize("p", [1, 2])
 def test_potentials_of_a_matching_are_dual(p):
     x, y = normal(40, 3, seed=1), 1.3 * normal(40, 3, seed=2) + 0.5
-    cost, phi, psi = metrics._matching(x, y, p)
+    cost, phi, psi = distances._matching(x, y, p)
     assert float((torch.cdist(x, y) ** p - phi[:, None] - psi).min()) > -1e-9
     assert float(phi.mean() + psi.mean()) == pytest.approx(float(cost), rel=1e-12)
 
@@ -391,7 +392,7 @@ def test_memorised_fraction_by_a_plain_loop(monkeypatch):
     want = np.mean(np.array(ratio) < 1 / 3)
     assert 0.1 < want < 0.9
     assert metrics.memorised_fraction(x, data).value == pytest.approx(want)
-    monkeypatch.setattr(metrics, "CHUNK", 2048)  # four points and twelve queries at once
+    monkeypatch.setattr(masses, "CHUNK", 2048)  # four points and twelve queries at once
     assert metrics.memorised_fraction(x, data).value == pytest.approx(want)
     assert metrics.memorised_fraction(x.reshape(6, 10, 4, 5), data).value == pytest.approx(want)
 

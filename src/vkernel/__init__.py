@@ -37,6 +37,7 @@ _HOME = {
     "VE": "process",
     "VP": "process",
     "VPSong": "process",
+    "compare": "comparison",
     "load": "loaders",
     "load_ensemble": "ensemble",
     "noise_fraction": "score",
@@ -46,6 +47,7 @@ _HOME = {
     "variance_split": "variance",
 }
 _MODULES = (
+    "comparison",
     "covariance",
     "data",
     "ensemble",
@@ -90,6 +92,8 @@ __all__ = [
     "Toy",
     "VPSong",
     "__version__",
+    "compare",
+    "comparison",
     "covariance",
     "data",
     "ensemble",
@@ -139,6 +143,7 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from vkernel import (
+        comparison,
         covariance,
         data,
         ensemble,
@@ -162,6 +167,7 @@ if TYPE_CHECKING:
         score,
         variance,
     )
+    from vkernel.comparison import compare
     from vkernel.data import Empirical
     from vkernel.ensemble import Ensemble, load_ensemble, train_ensemble
     from vkernel.errors import InputError

@@ -12,8 +12,10 @@ not finite has *diverged*: it is counted and reported, stays in the ensemble, an
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import operator
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,7 +68,10 @@ def train_ensemble(
     """
     require(isinstance(model, Model), f"train_ensemble needs a model such as vk.models.Linear(…), not {model!r}.")
     data = data if isinstance(data, Empirical) else Empirical(data)
-    indices = tuple(range(members)) if isinstance(members, int) else tuple(int(m) for m in members)
+    try:
+        indices = tuple(range(members)) if isinstance(members, int) else tuple(operator.index(m) for m in members)
+    except TypeError:
+        indices = ()
     good = len(indices) >= 1 and min(indices) >= 0 and len(set(indices)) == len(indices)
     require(good, f"members must be a number ≥ 1 or distinct indices ≥ 0; got {members!r}.")
     vary = (vary,) if isinstance(vary, str) else tuple(vary)
@@ -114,13 +119,17 @@ class Ensemble:
     def __init__(
         self, model: Model, state: State, process: Process, shape: tuple[int, ...], info: dict[str, Any] | None = None
     ) -> None:
-        require(len(state) > 0, "An ensemble needs a state: named tensors whose first axis is the member.")
+        good = len(state) > 0 and all(a.ndim > 0 and len(a) > 0 for a in state.values())
+        require(good, "An ensemble needs a state: named tensors whose first axis is the member.")
+        sizes = sorted({len(a) for a in state.values()})
+        require(len(sizes) == 1, f"The tensors of a state hold different numbers of members: {sizes}.")
         self.model, self.state, self.process, self.shape = model, state, process, tuple(shape)
         self.info = info or {}
         finite = torch.stack([a.isfinite().flatten(1).all(1) for a in state.values()]).all(0)
         self.diverged: list[int] = (~finite).nonzero().flatten().tolist()
         self._healthy = state if not self.diverged else {k: a[finite] for k, a in state.items()}
         self._alive = finite
+        self._mean_state = {k: a.mean(0, keepdim=True) for k, a in self._healthy.items()} if model.linear else {}
 
     def __len__(self) -> int:
         return len(next(iter(self.state.values())))
@@ -172,18 +181,20 @@ class Ensemble:
     def _shared(self, state: State, x: Tensor, t: Time) -> Tensor:
         x, batch = self._door(x)
         when = self._time(t, batch).reshape(1, -1)
-        out = self.model.score(state, x.reshape(1, -1, *self.shape), when.to(x.dtype), self.process)
-        return out.reshape(len(out), *batch, *self.shape)
+        wide = _accumulated(x)
+        out = self.model.score(state, wide.reshape(1, -1, *self.shape), when.to(wide.dtype), self.process)
+        return out.reshape(len(out), *batch, *self.shape).to(x.dtype)
 
     def _paired(self, state: State, x: Tensor, t: Time) -> Tensor:
         x, batch = self._door(x)
         count = len(next(iter(state.values())))
         good = len(batch) >= 1 and batch[0] == count
         require(good, f"paired needs x ({count}, *batch, *shape), one set of places per member; got {tuple(x.shape)}.")
-        when = self._time(t, batch[1:]) if _ndim(t) < len(batch) else self._time(t, batch)
-        when = when.reshape(count, -1) if when.ndim == len(batch) and when.ndim > 1 else when.reshape(1, -1)
-        out = self.model.score(state, x.reshape(count, -1, *self.shape), when.to(x.dtype), self.process)
-        return out.reshape(x.shape)
+        own = _ndim(t) >= len(batch)  # times of each member, or the same for all
+        when = self._time(t, batch if own else batch[1:]).reshape(count if own else 1, -1)
+        wide = _accumulated(x)
+        out = self.model.score(state, wide.reshape(count, -1, *self.shape), when.to(wide.dtype), self.process)
+        return out.reshape(x.shape).to(x.dtype)
 
     def _door(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         require(isinstance(x, Tensor), f"x must be a torch tensor, not {type(x).__name__}.")
@@ -206,6 +217,9 @@ class Ensemble:
 
     def mean(self, x: Tensor, t: Time) -> Tensor:
         """s_avg, like x: the mean score of the members that are finite."""
+        if self.model.linear:  # the score of the mean weights
+            require(len(self.diverged) < len(self), self.report)
+            return self._shared(self._mean_state, x, t)[0]
         return self._scores(x, t).mean(0)
 
     def cov(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
@@ -232,7 +246,7 @@ class Ensemble:
     def cumulants(self, x: Tensor, t: Time, components: int = 3) -> Cumulants:
         """Is the law of the score over members Gaussian here? Third and fourth cumulants, with errors."""
         s = self._scores(x, t).double()
-        require(len(s) >= 4, f"Cumulants to the fourth order need four finite members; there are {len(s)}.")
+        require(len(s) >= 5, f"Fourth cumulants with their errors need five finite members; there are {len(s)}.")
         centred = (s - s.mean(0)).reshape(len(s), -1)
         left, values, _ = torch.linalg.svd(centred, full_matrices=False)
         count = min(components, len(values))
@@ -276,6 +290,7 @@ class Ensemble:
         Members that diverged, in training or on the way, are NaN, with a warning that counts them.
         """
         require((n is None) != (x_T is None), "Give either n, the number of samples of each member, or x_T.")
+        require(len(self.diverged) < len(self), self.report)
         if x_T is None:
             assert n is not None
             x_T = self.start(n, seed, shared=shared)
@@ -285,11 +300,14 @@ class Ensemble:
         require(good, f"x_T has {batch[0]} members; the ensemble has {len(self)}.")
         out = torch.full((len(self), *x_T.shape[-1 - len(self.shape) :]), torch.nan, dtype=x_T.dtype, device=x_T.device)
         alive = self._alive.nonzero().flatten().to(x_T.device)
-        with progress(max(len(alive), 1), show=show) as tell:
-            for which in alive.split(max(1, CHUNK // max(1, math.prod(out.shape[1:])))):
+        # an adaptive method shares its steps within a block: one member each, or members would depend on each other
+        at_once = 1 if method == "dopri5" else max(1, CHUNK // max(1, math.prod(out.shape[1:])))
+        with progress(len(alive), show=show) as tell:
+            for which in alive.split(at_once):
                 out[which] = self._march(which, x_T, steps, method, spacing)
                 tell("sampling", len(which))
         lost = int((~out[alive].flatten(1).isfinite().all(1)).sum())
+        out[~out.flatten(1).isfinite().all(1)] = torch.nan
         if lost or self.diverged:
             warnings.warn(
                 f"{len(self.diverged)} of {len(self)} members diverged in training, {lost} while sampling: their "
@@ -302,7 +320,10 @@ class Ensemble:
         state = {k: a[which.to(a.device)] for k, a in self.state.items()}
         x = x_T[which] if x_T.ndim == 2 + len(self.shape) else x_T.expand(len(which), *x_T.shape)
         frame = Frame(lambda y, t: self._paired(state, y, t), self.process, x, steps, spacing)
-        return march(frame, method).to(x_T.dtype)
+        try:
+            return march(frame, method).to(x_T.dtype)
+        except AssertionError:  # torchdiffeq's way to say that the adaptive step went to zero
+            return torch.full_like(x, torch.nan)
 
     # Files
 
@@ -318,6 +339,7 @@ class Ensemble:
             "process": process.spec(self.process),
             "shape": list(self.shape),
             "info": self.info,
+            "sha256": hashlib.sha256(content).hexdigest(),  # the two files belong together
         }
         write(path / "state.safetensors", content)
         return write(path / "ensemble.json", json.dumps(about, indent=1)).parent
@@ -358,8 +380,8 @@ def load_ensemble(path: Path | str, device: torch.device | str = "cpu") -> Ensem
         raise InputError(f"{path / 'state.safetensors'} is damaged: {error}.") from None
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path / 'ensemble.json'} does not describe an ensemble: {error!r}.") from None
-    sizes = {len(a) for a in state.values()}
-    require(len(sizes) == 1, f"The tensors in {path} hold different numbers of members: {sorted(sizes)}.")
+    good = about.get("sha256") in (None, hashlib.sha256(raw).hexdigest()) and isinstance(found.info, dict)
+    require(good, f"The two files in {path} do not belong together: was saving interrupted? Save the ensemble again.")
     return found
 
 
@@ -367,18 +389,23 @@ def _ndim(t: Time) -> int:
     return t.ndim if isinstance(t, Tensor) else 0
 
 
+def _accumulated(x: Tensor) -> Tensor:
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
 def _skewness(s: Tensor) -> Tensor:
     """Fisher's G1 over the first axis; 0 where nothing varies."""
     n, c = len(s), s - s.mean(0)
     m2, m3 = c.square().mean(0), c.pow(3).mean(0)
-    return math.sqrt(n * (n - 1)) / (n - 2) * m3 / m2.clamp_min(1e-300).pow(1.5)
+    return math.sqrt(n * (n - 1)) / (n - 2) * torch.where(m2 > 0, m3 / m2.pow(1.5), 0.0)
 
 
 def _kurtosis(s: Tensor) -> Tensor:
-    """Fisher's G2, the excess, over the first axis."""
+    """Fisher's G2, the excess, over the first axis; 0 where nothing varies."""
     n, c = len(s), s - s.mean(0)
     m2, m4 = c.square().mean(0), c.pow(4).mean(0)
-    return (n - 1) / ((n - 2) * (n - 3)) * ((n + 1) * (m4 / m2.clamp_min(1e-300).square() - 3) + 6)
+    excess = (n - 1) / ((n - 2) * (n - 3)) * ((n + 1) * (m4 / m2.square() - 3) + 6)
+    return torch.where(m2 > 0, excess, 0.0)
 
 
 def _jackknifed(statistic: Any, s: Tensor) -> Estimate:

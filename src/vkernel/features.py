@@ -27,6 +27,7 @@ from torch import Tensor
 from vkernel import rng
 from vkernel.errors import InputError, require
 from vkernel.process import Process
+from vkernel.process.base import numbers
 
 __all__ = ["Axis", "Features", "Grid", "RandomFourier", "from_spec", "grid", "random_fourier"]
 
@@ -49,7 +50,7 @@ class Features(ABC):
         width = max(1, CHUNK // (self.count * len(x)))
         parts = [
             self(x[:, i : i + width], t if t.shape[1] == 1 else t[:, i : i + width]) @ weights
-            for i in range(0, x.shape[1], width)
+            for i in range(0, max(1, x.shape[1]), width)
         ]
         return torch.cat(parts, 1)
 
@@ -76,7 +77,8 @@ class Axis:
         require(self.kind in KINDS, f"There are no {self.kind!r} features; give one of {', '.join(KINDS)}.")
         good = isinstance(self.count, int) and not isinstance(self.count, bool) and self.count >= 1
         require(good, f"An axis needs at least one function, a whole number; got {self.count!r}.")
-        good = math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high
+        good = all(isinstance(end, int | float) and math.isfinite(end) for end in (self.low, self.high))
+        good = good and self.low < self.high
         require(good, f"An axis runs from low to high > low, both finite; got {self.low!r} and {self.high!r}.")
         good = self.kind != "gaussian" or self.count > 1
         require(good, "Gaussian features need two or more centres: their width is half the spacing.")
@@ -136,7 +138,7 @@ class Grid(Features):
             weights = (w * last[:, None, :, None]).sum(2)
             width *= self.time.count
         pieces = []
-        for i in range(0, x.shape[1], width):
+        for i in range(0, max(1, x.shape[1]), width):
             parts = self.parts(x[:, i : i + width], t if t.shape[1] == 1 else t[:, i : i + width])
             if t.shape[1] == 1:
                 parts = parts[:-1]
@@ -172,8 +174,9 @@ def grid(
     assert process is not None
     good = isinstance(dim, int) and dim >= 1
     require(good, f"dim must be a whole number ≥ 1; got {dim!r}.")
+    low, high = numbers("low and high", [low, high])
     time = Axis(kind, per_axis if per_time is None else per_time, process.eps, process.T)
-    return Grid((Axis(kind, per_axis, float(low), float(high)),) * dim, time)
+    return Grid((Axis(kind, per_axis, low, high),) * dim, time)
 
 
 class RandomFourier(Features):
@@ -209,6 +212,7 @@ def random_fourier(
     """``count`` random cosines whose kernel is Gaussian of the given ``length``, in units of x; t runs over [-1, 1]."""
     require(isinstance(count, int) and count >= 1, f"The number of features must be ≥ 1; got {count!r}.")
     require(isinstance(dim, int) and dim >= 1, f"dim must be a whole number ≥ 1; got {dim!r}.")
+    require(isinstance(process, Process), f"Random features need a process such as vk.VP(), not {process!r}.")
     require(math.isfinite(length) and length > 0, f"length must be positive; got {length!r}.")
     source = rng.as_generator(generator)
     omega = torch.randn((count, dim + 1), generator=source, dtype=torch.float64, device=source.device) / length
@@ -219,8 +223,9 @@ def random_fourier(
 def from_spec(spec: dict[str, Any]) -> Features:
     """Features from their ``spec``."""
     if spec.get("kind") == "grid":
-        *axes, time = (Axis(*row) for row in spec["axes"])
-        return Grid(tuple(axes), time)
+        axes = tuple(Axis(*row) for row in spec["axes"])
+        require(len(axes) >= 2, f"A grid has an axis for each coordinate of x and one for t; got {len(axes)}.")
+        return Grid(axes[:-1], axes[-1])
     if spec.get("kind") == "random_fourier":
         omega, phase = (torch.tensor(spec[k], dtype=torch.float64) for k in ("frequencies", "phases"))
         return RandomFourier(omega, phase, spec["eps"], spec["T"])

@@ -62,6 +62,7 @@ class Objective(ABC):
 
     def covariance(self, score: EmpiricalScore, x: Tensor, t: Tensor, *, samples: int = 256, seed: int = 0) -> Tensor:
         r""":math:`\mathrm{Cov}[\tilde m|x]`, matrices ``(N, d, d)``; by ``samples`` targets where no form is known."""
+        require(samples >= 2, f"A covariance takes two targets or more; got samples = {samples!r}.")
         post = score.posterior(x, t)
         key = torch.tensor(rng.key(seed, "objective/covariance"), device=x.device)
         count = torch.arange(len(x) * (1 + self.uniforms), device=x.device).reshape(len(x), -1)
@@ -155,10 +156,10 @@ def parse(objective: str | Objective | dict[str, Any]) -> Objective:
     if isinstance(objective, Objective):
         return objective
     if isinstance(objective, dict) and objective.get("kind") == "JK":
-        return JK(objective["K"], objective["of"])
+        return JK(objective.get("K"), objective.get("of"))  # type: ignore[arg-type]  # refused there
     name = objective.get("kind") if isinstance(objective, dict) else objective
     known = {"J0": J0, "J1": J1}
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise InputError(f"There is no objective {objective!r}; give 'J0', 'J1' or vk.JK(K, kind).")
     return known[name]()
 
@@ -195,8 +196,11 @@ class Training:
     design: Mapping[str, Sequence[int]] | None = None
 
     def __post_init__(self) -> None:
+        require(isinstance(self.process, Process), f"Training needs a process such as vk.VP(), not {self.process!r}.")
+        require(isinstance(self.objective, Objective), f"Training needs an Objective, not {self.objective!r}.")
         require(self.process.base is self.process, "Ensembles are trained with isotropic noise; whiten the data first.")
-        good = self.draws is None or (isinstance(self.draws, int) and self.draws >= 1)
+        whole = isinstance(self.draws, int) and not isinstance(self.draws, bool)
+        good = self.draws is None or (whole and self.draws >= 1)
         require(good, f"draws, the number P of training draws, must be a whole number ≥ 1; got {self.draws!r}.")
         for name in self.vary:
             require(name in VARIES, f"vary takes any of {', '.join(VARIES)}; got {name!r}.")
@@ -253,7 +257,9 @@ class Training:
             least, most = (math.log(r) for r in self.process._ratios())
             return self.process.time((least + (most - least) * u).exp())
         assert callable(self.times)
-        return self.process.check(self.times(u))
+        t = self.process.check(self.times(u))
+        require(t.shape == u.shape, f"times must give one t for each u; got {tuple(t.shape)} for {tuple(u.shape)}.")
+        return t.to(u).clamp(low, high)
 
 
 def _points(data: Empirical, index: Tensor, like: Tensor) -> Tensor:
@@ -279,10 +285,10 @@ def _without_replacement(u: Tensor, n: int) -> Tensor:
 def _weighed(score: EmpiricalScore, x: Tensor, t: Tensor, slots: Tensor, log_w: Tensor) -> Tensor:
     """The mean of the points in the slots, weighed by w p(x|y) among themselves."""
     data, process = score.data, score.process
-    out = torch.empty_like(x)
+    out, t = torch.empty_like(x), t.double().expand(len(x))
     for rows in torch.arange(len(x), device=x.device).split(max(1, CHUNK // (slots.shape[1] * data.d))):
         y = data.take(slots[rows].flatten()).to(x.device).double().reshape(*slots[rows].shape, data.d)
-        wide = t[rows].double()
+        wide = t[rows]
         away = x[rows].double().reshape(len(rows), 1, data.d) - process.alpha(wide)[:, None, None] * y
         logit = log_w.double()[slots[rows]] - away.square().sum(-1) / (2 * process.S(wide)[:, None])
         out[rows] = (logit.softmax(1)[..., None] * y).sum(1).reshape(len(rows), *x.shape[1:]).to(x.dtype)

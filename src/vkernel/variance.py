@@ -29,6 +29,7 @@ from vkernel.errors import require
 from vkernel.estimate import Estimate, student_quantile
 from vkernel.models.base import Model
 from vkernel.objective import VARIES, Objective, Quantile, Training
+from vkernel.predictions import wide_time
 from vkernel.process import Process
 from vkernel.progress import progress
 
@@ -78,6 +79,10 @@ def variance_split(
     """
     data = data if isinstance(data, Empirical) else Empirical(data)
     require(isinstance(model, Model), f"variance_split needs a model such as vk.models.Linear(…), not {model!r}.")
+    good = isinstance(x, Tensor) and tuple(x.shape[x.ndim - len(data.shape) :]) == data.shape
+    require(good, f"x must be a tensor that ends in the event shape {data.shape}, before anything is trained.")
+    process.check(wide_time(t, data.device))
+    require(isinstance(members, Sequence), f"members gives one size for each source; got {members!r}.")
     names = tuple(n for n in model.randomness if not (n == "order" and draws is None))
     sizes = (tuple(int(n) for n in members) + (2,) * len(names))[: len(names)]
     good = len(members) <= len(names) and min(sizes) >= 2 and sizes[0] >= 3

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from vkernel.covariance import Congruent, Covariance, Generator, Scaled
+from vkernel.errors import require
 from vkernel.process import Anisotropic, Process
 
-__all__ = ["Field", "Kernel", "ValidityWarning", "times"]
+__all__ = ["Field", "Kernel", "ValidityWarning", "own", "times"]
 
 Time = float | Tensor
 Field = Callable[[Tensor, Time], Tensor]
@@ -36,8 +37,10 @@ class Kernel(ABC):
 
     def __call__(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
         """:math:`V = D\\, \\mathrm{Cov}\\, D'`."""
-        here = self.process.base.D(times(t, x).double())
-        there = here if x2 is None else self.process.base.D(times(t if t2 is None else t2, x2).double())
+        here, there = (
+            self.process.base.D(torch.as_tensor(u, dtype=torch.float64, device=x.device))
+            for u in (t, t if t2 is None else t2)
+        )
         return self._between(Scaled(self.cov(x, t, x2, t2), (here * there).sqrt()))
 
     def _between(self, cov: Covariance) -> Covariance:
@@ -53,6 +56,12 @@ class Kernel(ABC):
         self.valid, self.why = valid, why
         if not valid:
             warnings.warn(f"{type(self).__name__} kernel: {why}", ValidityWarning, stacklevel=3)
+
+
+def own(x: Tensor, members: int) -> None:
+    """Refuse places that are not one set for each member of a field."""
+    good = isinstance(x, Tensor) and x.ndim >= 2 and len(x) == members
+    require(good, f"A field of {members} members takes x ({members}, *batch, *shape); got {tuple(x.shape)}.")
 
 
 def times(t: Time, x: Tensor) -> Tensor:

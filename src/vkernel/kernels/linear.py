@@ -30,7 +30,7 @@ from vkernel import rng
 from vkernel.covariance import Generator
 from vkernel.data import Empirical
 from vkernel.errors import require
-from vkernel.kernels.base import Field, Time, times
+from vkernel.kernels.base import Field, Time, own, times
 from vkernel.kernels.fields import FiniteRank
 from vkernel.models.linear import Linear as Model
 from vkernel.models.linear import factor
@@ -74,6 +74,7 @@ class LinearField(FiniteRank):
         delta = (z @ self.root).reshape(members, *self.mean.shape)
 
         def field(x: Tensor, t: Time) -> Tensor:
+            own(x, members)
             flat = x.reshape(members, -1, x.shape[-1])
             when = torch.as_tensor(t, dtype=x.dtype, device=x.device)
             when = when.reshape(1, 1) if when.ndim == 0 else when.expand(x.shape[:-1]).reshape(members, -1)
@@ -108,15 +109,21 @@ class Linear(LinearField):
     ) -> None:
         require(isinstance(model, Model), f"This kernel belongs to a linear model, not {model!r}.")
         require(form in FORMS, f"form must be one of {', '.join(FORMS)}; got {form!r}.")
+        require(draws is not None, "A linear model is fitted to a finite number of draws: give draws=P.")
+        for name, count in (("sets", sets), ("quadrature", quadrature)):
+            require(isinstance(count, int) and count >= 1, f"{name} must be a whole number ≥ 1; got {count!r}.")
+        vary = (vary,) if isinstance(vary, str) else tuple(vary)
         data = data if isinstance(data, Empirical) else Empirical(data)
         size = model.features.count * data.d
         require(size <= LARGEST, f"Cov[W] would be {size} × {size}; this kernel takes up to F d = {LARGEST}.")
         goal = parse(objective)
         self.draws, self.form, self.features = draws, form, model.features.count
-        # E[y|x] is what J0 asks for: with its targets the misfit, with the objective's covariance the noise. Targets that
-        # are held are part of what is given, noise and all.
+        # E[y|x] is what J0 asks for: with its targets the misfit, with the objective's covariance the noise. Targets
+        # that are held are part of what is given, noise and all.
         held = "targets" not in vary
-        training = Training(data, process, goal if held else J0(), draws, tuple(vary), seed, times)
+        good = form != "leading" or not held
+        require(good, "The leading order averages over targets; where they are held, use form='given-inputs'.")
+        training = Training(data, process, goal if held else J0(), draws, vary, seed, times)
         parts = _Parts(model, training, J0() if held else goal)
         if form == "leading":
             self.target_noise, self.misfit, mean, self.effective = parts.leading(quadrature)
@@ -125,18 +132,20 @@ class Linear(LinearField):
         else:
             self.target_noise, self.misfit, mean, self.effective = parts.given_inputs(sets if "inputs" in vary else 1)
         super().__init__(model, process, self.target_noise + self.misfit, mean)
-        self._state_validity(sets)
+        self._state_validity(sets if "inputs" in vary else None)
 
     def only(self, part: str) -> LinearField:
         """The kernel of one term alone, "target_noise" or "misfit"."""
         require(part in ("target_noise", "misfit"), f"The terms are target_noise and misfit, not {part!r}.")
         return LinearField(self.model, self.process, getattr(self, part), self.mean)
 
-    def _state_validity(self, sets: int) -> None:
+    def _state_validity(self, sets: int | None) -> None:
         ratio = self.effective / self.draws
         if self.form == "leading":
             words = f"effective features / draws = {ratio:.2g}; the leading order in 1/P is for ratios up to {RATIO}"
             self._judge(ratio <= RATIO, words if ratio <= RATIO else f"{words}. Use form='given-inputs'.")
+        elif sets is None:
+            self._judge(True, f"exact given the inputs, which are held; effective F/P = {ratio:.2g}")
         else:
             words = f"exact given the inputs, averaged over {sets} sets of them; effective F/P = {ratio:.2g}"
             few = sets < 8

@@ -18,8 +18,7 @@ from vkernel import rng
 from vkernel.covariance import Covariance, Generator
 from vkernel.ensemble import Ensemble
 from vkernel.errors import require
-from vkernel.kernels.base import Field, Kernel, Time
-from vkernel.models.linear import Linear as LinearModel
+from vkernel.kernels.base import Field, Kernel, Time, own
 
 __all__ = ["Measured"]
 
@@ -56,11 +55,12 @@ class Measured(Kernel):
         z = rng.randn((members, self.members), source, self.ensemble.device, torch.float64)
         z = (z - z.mean(1, keepdim=True)) / math.sqrt(self.members - 1)  # the mean score drops out
         state = self.ensemble._healthy
-        if isinstance(self.ensemble.model, LinearModel):  # linear in its weights: a member of its own for each field
+        if self.ensemble.model.linear:  # a member of its own for each field
             mixed = {k: torch.tensordot(z.to(a), a, dims=1) for k, a in state.items()}
             model = self.ensemble.model
 
             def linear(x: Tensor, t: Time) -> Tensor:
+                own(x, members)
                 when = self.ensemble._time(t, tuple(x.shape[1:-1]) if _scalar(t) else tuple(x.shape[:-1])).to(x)
                 when = when.reshape(1, 1) if _scalar(t) else when.reshape(members, -1)
                 f = model.output(mixed, x.reshape(members, -1, x.shape[-1]), when, self.process)
@@ -69,6 +69,7 @@ class Measured(Kernel):
             return linear
 
         def field(x: Tensor, t: Time) -> Tensor:
+            own(x, members)
             s = self.ensemble._shared(state, x, t)  # (M, members, *batch, *shape)
             return (z.mT.to(s).reshape(self.members, members, *(1,) * (x.ndim - 1)) * s).sum(0)
 

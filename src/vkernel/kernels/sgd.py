@@ -52,8 +52,11 @@ class SGD(LinearField):
         nodes: int = 24,
     ) -> None:
         require(isinstance(model, Model), f"This kernel belongs to a linear model, not {model!r}.")
-        require(lr > 0 and batch >= 1 and steps >= 1, f"lr, batch and steps must be positive; got {lr, batch, steps}.")
-        require(nodes >= 2, f"The moving residual needs two nodes or more; got {nodes}.")
+        good = isinstance(lr, int | float) and 0 < lr < float("inf")
+        require(good, f"lr must be a positive number; got {lr!r}.")
+        for name, count in (("batch", batch), ("steps", steps), ("quadrature", quadrature)):
+            require(isinstance(count, int) and count >= 1, f"{name} must be a whole number ≥ 1; got {count!r}.")
+        require(isinstance(nodes, int) and nodes >= 2, f"The moving residual needs two nodes or more; got {nodes!r}.")
         data = data if isinstance(data, Empirical) else Empirical(data)
         size = model.features.count * data.d
         require(size <= LARGEST, f"Cov[W] would be {size} × {size}; this kernel takes up to F d = {LARGEST}.")

@@ -29,6 +29,7 @@ class Model(ABC):
     """An architecture with its way of being fitted; final kinds are Linear, Lazy, MLP and UNet."""
 
     dtype: torch.dtype = torch.float64  # of the state, unless told
+    linear: bool = False  # whether the output is linear in the state
     randomness: tuple[str, ...] = ("inputs", "targets")  # what of training the result depends on, outermost first
 
     def __init__(self, target: str, weight: str | Weight | None = None) -> None:

@@ -31,6 +31,8 @@ CHUNK = 1 << 24  # numbers of A held at once
 class Linear(Model):
     """Ridge regression on ``features``; ``target`` is what f is, "score", "x0" or "noise"."""
 
+    linear = True
+
     def __init__(
         self, features: Features, target: str = "score", ridge: float = 0.1, weight: str | Weight | None = None
     ) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from vkernel.covariance import over_event
+from vkernel.covariance import fits, over_event
 from vkernel.errors import require
 from vkernel.process import Process
 
@@ -73,7 +73,10 @@ class Parametrisation:
     def omega(self, t: Tensor, process: Process) -> Tensor:
         """The weight of a draw's squared error in units of the output."""
         if callable(self.weight):
-            lam = torch.as_tensor(self.weight(t)).to(t).expand(t.shape)
+            lam = torch.as_tensor(self.weight(t)).to(t)
+            good = fits(tuple(lam.shape), tuple(t.shape))
+            require(good, f"The weighting λ(t) must be like t, {tuple(t.shape)}; it is {tuple(lam.shape)}.")
+            lam = lam.expand(t.shape)
             good = bool(lam.isfinite().all()) and bool((lam >= 0).all())
             require(good, "The weighting λ(t) must be finite and not negative everywhere on [eps, T].")
         else:

@@ -53,9 +53,7 @@ ABOUT = {
     "tv_semiclassical": ("total variation, ensemble against semiclassical law of V", "1"),
     "tv_floor": ("total variation that finite numbers of members alone give", "1"),
     "members": ("finite members", "1"),
-    "lost_ensemble": ("members that diverged, in training or while sampling", "1"),
-    "lost_field": ("fields of V whose samples diverged", "1"),
-    "lost_closure": ("fields of the ensemble's covariance whose samples diverged", "1"),
+    **{f"lost_{n}": (f"{n}: members whose samples diverged", "1") for n in (*NAMES, "closure")},
     "valid": ("whether the kernel's assumptions hold, as it declares", ""),
     "why": ("the kernel's words on its validity", ""),
 }

@@ -130,7 +130,7 @@ def share_curves(ratios: Sequence[float], names: Sequence[str], shares: Any, pre
     left.bar(place, 1 - value, 0.68, value, color=lines()[1], alpha=0.75, lw=0)
     left.errorbar(place, value, np.abs([value - low, high - value]), color=ink(), ls="", lw=1.4, capsize=4)
     for k, v in enumerate(value):
-        left.text(place[k], v / 2, f"{100 * v:.0f} %", ha="center", va="center", color="white", size=10, weight="bold")
+        left.text(place[k], 0.025, f"{100 * v:.0f} %", ha="center", color=left.get_facecolor(), size=10, weight="bold")
     left.axhline(0.5, color=ink(), lw=0.9, ls=":")
     left.set(title=f"Two sources, {names[0]}", ylabel="share of the variance", ylim=(0, 1.0))
     left.grid(visible=False, axis="x")
@@ -184,12 +184,15 @@ def part_curves(
     left.set(title="What two trainings disagree about", ylabel="σ² tr Cov")
     if np.isfinite(crossing):
         left.axvline(crossing, color=ink(), lw=1, ls=":")
+        note = f"target noise\novertakes at τ = {crossing:.2g}"
+        left.annotate(note, (crossing, 0.97), (7, 0), ("data", "axes fraction"), "offset points", va="top", size=9.5)
+    left.plot([], [], color=ink(), lw=1.8, label="predicted")
     for k, (name, curve) in enumerate(gaps.items()):
         _points(right, places * 1.06 ** (2 * k - 1), curve, lines()[k], name, "os"[k % 2], joined=True)
     right.set(xscale="log", title="Samples between the training points", ylabel="P(.25 < |x| < .75)", ylim=(0, None))
     for ax in (left, right):
         ax.set_xlabel("training time τ")
         ax.minorticks_off()
-    left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=len(predicted), columnspacing=1.2)
+    left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=len(predicted) + 1, columnspacing=1.0)
     right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=len(gaps))
     return figure

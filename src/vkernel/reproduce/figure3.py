@@ -28,22 +28,22 @@ from vkernel.process import VP
 from vkernel.reproduce.memorise import one_thread
 from vkernel.reproduce.mlp_plane import (
     BINS,
-    CENTRE,
     DRAWS,
     EPS,
     GOALS,
     LIMIT,
     NEAR,
     REGIONS,
-    RING,
     ROTATIONS,
     WORDS,
     Panel,
     anchors,
     answer,
     at_once,
+    brief,
     cell,
     density,
+    legend,
     masses,
     moved,
     ratio,
@@ -294,20 +294,16 @@ def _away(mass: Tensor) -> Table:
 
 def _where(mass: Tensor) -> Table:
     return Table(
-        caption=f"Where that mass is, converged: in the gaps between neighbours ({RING[0]:g} < |x| < {RING[1]:g} and "
-        f"away from the points) and at the centre (|x| < {CENTRE:g}).",
-        head=("features, rotation", "gaps, J1", "gaps, J0", "centre, J1", "centre, J0"),
-        rows=_rows(lambda k, r: [cell(mass[1, k, g, r, q]) for q in (1, 2) for g in (0, 1)]),
+        caption=f"Where mass is, converged, mean over members with 95 % intervals ({legend()}).",
+        head=("features, rotation", *(f"{region}, {goal}" for region in REGIONS[1:] for goal in GOALS)),
+        rows=_rows(lambda k, r: [cell(mass[1, k, g, r, q]) for q in range(1, len(REGIONS)) for g in (0, 1)]),
     )
 
 
 def _ratios(mass: Tensor) -> Table:
-    def cells(k: int, r: int) -> list[str]:
-        found = [ratio(mass[i, k, 0, r, q], mass[i, k, 1, r, q]) for i, q in ((0, 0), (1, 0), (1, 1), (1, 2))]
-        return [f"{f.value:.2f} ({f.low:.2f} to {f.high:.2f})" for f in found]
-
+    chosen = ((0, 0), *((1, q) for q in range(len(REGIONS))))  # integrator and region
     return Table(
         caption="J1 / J0, members paired with their twins, with 95 % intervals.",
-        head=("features, rotation", "away, 30 Euler steps", "away, converged", "gaps, converged", "centre, converged"),
-        rows=_rows(cells),
+        head=("features, rotation", "away, 30 Euler steps", *(f"{region}, converged" for region in REGIONS)),
+        rows=_rows(lambda k, r: [brief(ratio(mass[i, k, 0, r, q], mass[i, k, 1, r, q])) for i, q in chosen]),
     )

@@ -2,10 +2,14 @@ r"""Networks on the plane of Figure 3, and what is measured of laws in the plane
 
 Multilayer perceptrons take the place of the linear models: the same four points, turned by 0, 22.5 and 45 degrees, the
 same P = 500 draws for a member, J1 and J0 on the same inputs; a member's twin also has its initial weights and its
-order of minibatches. Three numbers sum a law up, with distances to the training points at :math:`\alpha_\epsilon y`:
+order of minibatches. Four numbers sum a law up, with the training points where eps puts them, at :math:`\alpha y`:
 
-.. math:: \text{away} = P(\min_i |x - \alpha y_i| > .25), \qquad
-          \text{gaps} = P(\text{away},\ .75 < |x| < 1.25), \qquad \text{centre} = P(|x| < .5).
+======  ============================================================================================================
+away    :math:`P(\min_i |x - \alpha y_i| > .25)`
+arcs    away, and near the circle: :math:`.75 < |x| < 1.25`
+sides   away, and within .15 of the straight line between two neighbours; this overlaps with the arcs
+centre  :math:`|x| < .5`
+======  ============================================================================================================
 
 Masses :math:`a_m, b_m` of twins compare in pairs: :math:`r = \bar a/\bar b`, with the standard error of
 :math:`\log r` from the M values :math:`a_m/\bar a - b_m/\bar b` (the infinitesimal jackknife).
@@ -34,28 +38,15 @@ from vkernel.reproduce.memorise import one_thread
 from vkernel.reproduce.page import Exhibit, Finding, Picture, Run, Table, number
 from vkernel.sample import pf_ode
 
-__all__ = [
-    "anchors",
-    "answer",
-    "at_once",
-    "cell",
-    "density",
-    "make",
-    "masses",
-    "moved",
-    "ratio",
-    "span",
-    "start",
-    "top",
-]
+__all__ = ["make", "masses", "ratio", "start"]
 
 ORDER, TITLE, SECONDS = 66, "Networks on the plane of Figure 3", 35.0
 ROTATIONS = (0.0, 22.5, 45.0)
 GOALS = ("J1", "J0")
 WORDS = {"J1": "J1, noisy targets", "J0": "J0, exact targets"}
-REGIONS = ("away", "gaps", "centre")
+REGIONS = ("away", "arcs", "sides", "centre")
 EPS, DRAWS = 0.01, 500
-NEAR, RING, CENTRE = 0.25, (0.75, 1.25), 0.5
+NEAR, RING, BESIDE, CENTRE = 0.25, (0.75, 1.25), 0.15, 0.5
 LIMIT, BINS = 1.5, 60
 WIDTH, DEPTH, RATE, BATCH = 64, 3, 1e-2, 32
 CHECKED, LINEAR = 4, ("Gaussian", "Fourier")  # members on which steps are halved; the rows of figure3.npz
@@ -77,9 +68,16 @@ def anchors(data: Empirical, process: VP) -> Tensor:
 
 
 def masses(x: Tensor, points: Tensor) -> Tensor:
-    """``(3, M)``: away, in gaps and at the centre, of each member of ``x (M, n, 2)``; NaN for one that diverged."""
-    size, away = x.norm(dim=-1), torch.cdist(x.double(), points).amin(-1) > NEAR
-    regions = (away, away & (size > RING[0]) & (size < RING[1]), size < CENTRE)
+    """``(4, M)``: the REGIONS' masses of each member of ``x (M, n, 2)``; NaN for one that diverged.
+
+    ``points (4, 2)`` are in the order of their angles.
+    """
+    x = x.double()
+    size, away = x.norm(dim=-1), torch.cdist(x, points).amin(-1) > NEAR
+    along = points.roll(-1, 0) - points
+    share = ((x[..., None, :] - points) * along).sum(-1) / along.square().sum(-1)
+    beside = (x[..., None, :] - points - share.clamp(0, 1)[..., None] * along).norm(dim=-1).amin(-1) < BESIDE
+    regions = (away, away & (size > RING[0]) & (size < RING[1]), away & beside, size < CENTRE)
     found = torch.stack([region.double().mean(-1) for region in regions])
     return found.where(size.isfinite().all(-1), torch.nan)
 
@@ -121,6 +119,18 @@ def span(found: Estimate) -> str:
     return f"{found.value:.2f} (95 % interval {found.low:.2f} to {found.high:.2f})"
 
 
+def brief(found: Estimate) -> str:
+    return f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"
+
+
+def legend() -> str:
+    """The regions in words."""
+    return (
+        f"away: further than {NEAR:g} from every training point; arcs: of these, {RING[0]:g} < |x| < {RING[1]:g}; "
+        f"sides: of these, within {BESIDE:g} of the straight line between neighbours; centre: |x| < {CENTRE:g}"
+    )
+
+
 def answer(found: Estimate, who: str) -> str:
     """What a ratio J1/J0 of masses away from the points says, in words that follow its interval."""
     if not math.isfinite(found.value):
@@ -133,13 +143,13 @@ def answer(found: Estimate, who: str) -> str:
 
 
 def moved(mass: Tensor, who: str) -> str:
-    """Whether noise moves mass between gaps and centre; ``mass (objective, rotation, region, M)``."""
-    pooled = mass.mean(1)
-    gaps, centre = (ratio(pooled[0, q], pooled[1, q]) for q in (1, 2))
-    fills = "fills" if gaps.low > 1 else "empties" if gaps.high < 1 else ""
-    verdict = f"noise {fills} the gaps between neighbours" if fills else "no effect of noise on the gaps is seen"
-    side = "and empties the centre" if centre.high < 1 else "and fills the centre" if centre.low > 1 else ""
-    return f"{who}: {' '.join(filter(None, (verdict, side)))} (J1 / J0: gaps {span(gaps)}, centre {span(centre)})."
+    """What noise does to each region; ``mass (objective, rotation, region, M)``."""
+    pooled, said = mass.mean(1), []
+    for q, region in enumerate(REGIONS[1:], 1):
+        found = ratio(pooled[0, q], pooled[1, q])
+        verb = "fills" if found.low > 1 else "empties" if found.high < 1 else "has no visible effect on"
+        said.append(f"{verb} the {region}, {span(found)}")
+    return f"{who}, J1 / J0 over all rotations: noise {'; '.join(said)}."
 
 
 class Study:
@@ -204,6 +214,7 @@ def make(run: Run) -> Exhibit:
     run.step(0.1)
     whole = mass.mean(1)[:, 0]  # away, mean over rotations: (objective, M)
     found = ratio(whole[0], whole[1])
+    likeness, comparison = _beside(run, mass)
     flat = made["mean_score"][:, :, 0].mean(1)
     return Exhibit(
         name="mlp_plane",
@@ -222,9 +233,9 @@ def make(run: Run) -> Exhibit:
             number=number(found.value),
             interval=f"95 % interval {number(found.low)} to {number(found.high)}: mass away from the training points, "
             "J1 / J0, members paired",
-            words=(answer(found, "Networks"), moved(mass, "By region"), _beside(run, mass)),
+            words=(answer(found, "Networks"), moved(mass, "By region"), likeness),
         ),
-        tables=(_table(mass),),
+        tables=(_table(mass), *comparison),
         closing=(
             f"Mass away from the points, mean over rotations: {cell(whole[0])} with J1, {cell(whole[1])} with J0; the "
             f"PF-ODE of the members' mean score (V = 0) leaves {float(flat[0]):.3f} and {float(flat[1]):.3f} there. "
@@ -261,32 +272,45 @@ def _picture(run: Run, law: Tensor, mass: Tensor, points: Tensor) -> Picture:
     )
 
 
-def _beside(run: Run, mass: Tensor) -> str:
-    """The linear models of the same page, if they were made with the same seed and size."""
+def _beside(run: Run, mass: Tensor) -> tuple[str, tuple[Table, ...]]:
+    """How alike the linear models of the same page are, if they were made with the same seed and size."""
     path = run.out / "figure3.npz"
     if not path.exists():
-        return "The linear models of Figure 3 were not made in this run, so there is nothing to compare with."
+        return "The linear models of Figure 3 were not made in this run, so there is nothing to compare with.", ()
     with np.load(path) as saved:
-        if int(saved["seed"]) != run.seed or bool(saved["quick"]) != run.quick:
-            return "The linear models of Figure 3 were made in another run, so they are not compared here."
+        known = {"seed", "quick", "mass"} <= set(saved.files)
+        if not known or int(saved["seed"]) != run.seed or bool(saved["quick"]) != run.quick:
+            return "The linear models of Figure 3 were made in another run, so they are not compared here.", ()
         linear = torch.from_numpy(saved["mass"])[1].mean(2)  # converged; (features, objective, region, M)
-    own, said = mass.mean(1), []
-    for kind, other in zip(LINEAR, linear, strict=True):
-        for q in (0, 1):
-            one, two = ratio(own[0, q], own[1, q]), ratio(other[0, q], other[1, q])
-            alike = "unlike" if one.low > two.high or one.high < two.low else "not distinguishable from"
-            said.append(f"{REGIONS[q]}: {alike} linear models with {kind} features, whose ratio is {span(two)}")
-    return f"Beside the linear models of Figure 3: {'; '.join(said)}."
+    laws = [mass.mean(1), *linear]
+    found = [[ratio(law[0, q], law[1, q]) for law in laws] for q in range(len(REGIONS))]
+    unlike = [
+        f"{region} ({kind})"
+        for region, (own, *others) in zip(REGIONS, found, strict=True)
+        for kind, other in zip(LINEAR, others, strict=True)
+        if own.low > other.high or own.high < other.low
+    ]
+    words = (
+        "Networks do not behave like the linear models of Figure 3: the intervals of J1 / J0 do not meet for "
+        f"{', '.join(unlike)}."
+        if unlike
+        else "No ratio J1 / J0 of the networks differs measurably from those of the linear models of Figure 3."
+    )
+    table = Table(
+        caption="J1 / J0 over all rotations, with 95 % intervals: networks beside the linear models of Figure 3.",
+        head=("region", "networks", *(f"linear, {kind}" for kind in LINEAR)),
+        rows=tuple((region, *(brief(f) for f in row)) for region, row in zip(REGIONS, found, strict=True)),
+    )
+    return words, (table,)
 
 
 def _table(mass: Tensor) -> Table:
     def cells(r: int, q: int) -> list[str]:
         found = ratio(mass[0, r, q], mass[1, r, q])
-        return [*(cell(mass[g, r, q]) for g in (0, 1)), f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"]
+        return [*(cell(mass[g, r, q]) for g in (0, 1)), brief(found)]
 
     return Table(
-        caption=f"Masses of the networks' laws, mean over members with 95 % intervals: away (further than {NEAR:g} "
-        f"from all points), gaps ({RING[0]:g} < |x| < {RING[1]:g} and away), centre (|x| < {CENTRE:g}).",
+        caption=f"Masses of the networks' laws, mean over members with 95 % intervals ({legend()}).",
         head=("region, rotation", "J1", "J0", "J1 / J0"),
         rows=tuple(
             (f"{region}, {rotation:g}°", *cells(r, q))

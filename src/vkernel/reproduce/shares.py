@@ -6,10 +6,10 @@ variance
 .. math:: \mathrm{Var}\,\hat s = \underbrace{\mathrm{Var}_X\,E[\hat s|X]}_{\text{inputs and misfit}}
           + \underbrace{E_X\,\mathrm{Var}[\hat s|X]}_{\text{target noise}} ,
 
-and a nested design (:func:`vkernel.variance_split`) measures both: sets of inputs, and within each several draws of the
-targets. Variances are averaged over places with weights :math:`p(x|t)`, and over times with :math:`\sigma_t^2`, the
-unit of the loss. The design is repeated with other seeds, and leaving one repetition out at a time gives the error of the
-share. The linear V-kernel, given inputs, predicts the same shares from seeds of its own.
+and a nested design (:func:`vkernel.variance_split`) measures both: sets of inputs, and within each several draws of
+the targets. Variances are averaged over places with weights :math:`p(x|t)` and over times with :math:`\sigma_t^2`, the
+unit of the loss. The design is repeated with other seeds, and leaving one repetition out at a time gives the error of
+the share. The linear V-kernel, given inputs, predicts the same shares from seeds of its own.
 """
 
 from __future__ import annotations
@@ -213,12 +213,21 @@ def _check(noise: Tensor, line: Tensor, twin: Tensor, ratio: float) -> str:
 
 
 def _extremes(study: Study, noise: Tensor) -> tuple[str, ...]:
-    """At which time the noise of the target matters least."""
+    """At which F/P and time the noise of the target matters least."""
     mean = noise[:, 1:, 0].mean(0)
     least, most = int(mean.argmin()), int(mean.argmax())
+    few = noise[0, 0]
+    meaning = (
+        "inputs and misfit are the larger part"
+        if few[2] < HALF
+        else "target noise is the larger part"
+        if few[1] > HALF
+        else "which part is larger is not decided"
+    )
     return (
-        f"Target noise has its least share, {_cut(mean[least])} in the mean over F/P, at t = {TIMES[least]:g}, and "
-        f" its largest, {_cut(mean[most])}, at t = {TIMES[most]:g}.",
+        f"Target noise has its least share, {_cut(mean[least])} in the mean over F/P, at t = {TIMES[least]:g}, and its "
+        f"largest, {_cut(mean[most])}, at t = {TIMES[most]:g}. With the fewest draws, F/P = {study.ratios[0]:g}, it "
+        f"has {_cut(few[0])} ({_interval(few)}) over all times: {meaning}.",
     )
 
 
@@ -231,8 +240,8 @@ def _table(study: Study, noise: Tensor, line: Tensor) -> Table:
         )
         rows.append((f"F/P = {ratio:g}", *cells))
     return Table(
-        caption="Share of target noise: measured; predicted by the V-kernel given inputs. 95 % intervals, cut at 100 %: an "
-        "unbiased estimate can lie beyond.",
+        caption="Share of target noise: measured; predicted by the V-kernel given inputs. 95 % intervals, cut at 100 %, "
+        "which an unbiased estimate can exceed.",
         head=("features per draw", *NAMES),
         rows=tuple(rows),
     )

@@ -9,8 +9,8 @@ An infinitely wide network, trained by gradient flow for time :math:`\tau`, is l
           \text{initialisation:}\quad & \mathrm{Var}[\hat s^{J_0} - \hat s^{J_0,\,f_0 = 0}], \\
           \text{inputs:}\quad & \mathrm{Var}[\hat s^{J_0,\,f_0 = 0}] .
 
-The first two differences have mean zero given X, so the three are uncorrelated and add up to the whole. Variances are in
-units of the loss, :math:`\sigma_t^2`, at one time, averaged over :math:`p(x|t)`.
+The first two differences have mean zero given X, so the three are uncorrelated and add up to the whole. Variances are
+in units of the loss, :math:`\sigma_t^2`, at one time, averaged over :math:`p(x|t)`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from vkernel.models import NTK, Lazy
 from vkernel.plots import variances
 from vkernel.process import VP
 from vkernel.reproduce.memorise import GAP, one_thread
-from vkernel.reproduce.page import Exhibit, Finding, Picture, Run, Table, number
+from vkernel.reproduce.page import Exhibit, Finding, Picture, Run, Table, number, percent
 from vkernel.reproduce.v_linear import lognormal, places, quotient, relative
 from vkernel.score import EmpiricalScore
 
-__all__ = ["crossing", "make", "verdict"]
+__all__ = ["crossing", "gap_words", "make", "verdict"]
 
 ORDER, TITLE, SECONDS = 65, "Training time: a lazy network's variance against τ", 24.0
 PROCESS, TIME = VP(eps=1e-3), 0.2
 PARTS = ("targets", "inputs", "init")
+EULER = 30  # uniform steps, as in the paper
 WORDS = {"targets": "target noise", "inputs": "inputs", "init": "initialisation"}
 
 
@@ -58,7 +59,7 @@ class Size:
 
 
 FULL = Size(
-    128, 80, 4, 8, 61, 40, 48, 20, tuple(10 ** (k / 2) for k in range(-4, 11)), (0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
+    128, 72, 4, 8, 61, 44, 24, 20, tuple(10 ** (k / 2) for k in range(-4, 11)), (0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
 )
 QUICK = Size(40, 16, 3, 4, 21, 8, 12, 6, (0.1, 1.0, 1e2, 1e4), (1.0, 1e2, 1e4))
 
@@ -105,20 +106,27 @@ class Study:
         s, s0 = noisy(self.x, TIME), twin(self.x, TIME)
         still = self.train(tau, "J0", init=False)(self.x, TIME)
         q = torch.stack([self._square(d) for d in (s - s0, still, s0 - still, s)], -1)
-        return q, torch.stack([self.gap(noisy), self.gap(twin)], -1)
+        self.last = (noisy, twin)
+        return q, torch.stack([self.gap(e, self.size.sampled, self.size.steps) for e in self.last], -1)  # paired
+
+    def integrators(self) -> Tensor:
+        """Mean gap masses ``(integrator, objective)`` of a few members, trained last: as used, finer, the paper's."""
+        few, steps = max(2, self.size.sampled // 2), self.size.steps
+        kinds = ((steps, "heun", "log"), (2 * steps, "heun", "log"), (EULER, "euler", "uniform"))
+        return torch.stack([torch.stack([self.gap(e, few, *kind).mean() for e in self.last]) for kind in kinds])
 
     def _square(self, d: Tensor) -> Tensor:
         """Each member's contribution ``(M,)`` to the variance of ``d (M, n, 1)``."""
         M = len(d)
         return self.S * M / (M - 1) * (self.weights * (d - d.mean(0))[..., 0].square()).sum(-1)
 
-    def gap(self, ensemble: Ensemble) -> Tensor:
-        """P(.25 < |x| < .75) of some members, ``(M,)``, from starts at the quantiles of N(0, S_T)."""
+    def gap(self, ensemble: Ensemble, members: int, steps: int, method: str = "heun", spacing: str = "log") -> Tensor:
+        """P(.25 < |x| < .75) of the first members, ``(M,)``, from starts at the quantiles of N(0, S_T)."""
         level = (torch.arange(self.size.starts, dtype=torch.float64) + 0.5) / self.size.starts
         x_T = PROCESS.sigma(torch.tensor(PROCESS.T, dtype=torch.float64)) * torch.special.ndtri(level)[:, None]
-        some = ensemble[: self.size.sampled]
+        some = ensemble[:members]
         assert isinstance(some, Ensemble)
-        x = some.sample(x_T=x_T, steps=self.size.steps, method="exponential", spacing="log", show=False).abs()
+        x = some.sample(x_T=x_T, steps=steps, method=method, spacing=spacing, show=False).abs()
         return ((x > GAP[0]) & (x < GAP[1])).double().mean((1, 2))
 
 
@@ -163,13 +171,15 @@ def make(run: Run) -> Exhibit:
         found.append(q)
         gaps.append(gap)
         run.step(0.6 / len(size.measured))
+    kinds = study.integrators()
     line, q = torch.stack(lines), torch.stack(found)  # (τ, groups, part) and (τ, M, part + 1)
     value = lognormal(q.mean(1), torch.stack([relative(a) for a in q]), size.members - 1)  # (3, τ, part + 1)
-    mass = torch.stack([_estimate(g) for g in gaps])  # (τ, objective, 3)
+    mass = torch.stack([_estimate(torch.cat([g, g[:, :1] - g[:, 1:]], 1)) for g in gaps])  # J1, J0, J1 - J0: (τ, 3, 3)
     same = [size.taus.index(tau) for tau in size.measured]
     times = torch.tensor(size.measured, dtype=torch.float64)
     cross = torch.stack([jackknifed(times, line[same], size.groups), jackknifed(times, q, 8)])  # (predicted, measured)
     ratio = torch.stack([quotient(a, _whole(b)) for a, b in zip(q, line[same], strict=True)])  # (τ, 3, part + 1)
+    late = float(value[0, -1, PARTS.index("targets")] / value[0, -1, -1])
     saved = run.arrays(
         "v_lazy",
         tau=size.taus,
@@ -180,6 +190,7 @@ def make(run: Run) -> Exhibit:
         measured=value,
         ratio=ratio,
         gap_mass=mass,
+        gap_mass_of_few=kinds,
         crossing=torch.nan_to_num(cross, nan=-1.0),
     )
     pictures = (_picture(run, study, line, effective, value, mass, cross),)
@@ -189,9 +200,9 @@ def make(run: Run) -> Exhibit:
         title=TITLE,
         pictures=pictures,
         data=saved,
-        sizes=f"P = {size.draws} draws, {size.members} members of each of three twins at {len(size.measured)} values of "
-        f"τ; prediction over {size.groups} × {size.sets} sets of inputs at {len(size.taus)}; gap mass of {size.sampled} "
-        f"members, {size.starts} starts each, {size.steps} steps.",
+        sizes=f"P = {size.draws} draws, {size.members} members of each of three twins at {len(size.measured)} values "
+        f"of τ; prediction over {size.groups} × {size.sets} sets of inputs at {len(size.taus)}; gap mass of "
+        f"{size.sampled} members, {size.starts} starts each, {size.steps} steps of Heun's method.",
         opening=(
             "How long a network trains decides which randomness is left in it. At first two networks differ because "
             "they began differently. Training erases that, and writes something else in its place: the noise of the "
@@ -200,9 +211,14 @@ def make(run: Run) -> Exhibit:
         finding=Finding(
             number=f"τ = {number(float(cross[1, 0]), 2)}",
             interval=f"95 % interval {_interval(cross[1])}",
-            words=(verdict(cross), _ratios(ratio[:, :, -1], size.measured), _gap_words(mass, size.measured)),
+            words=(
+                verdict(cross),
+                _ratios(ratio[:, :, -1], size.measured),
+                gap_words(mass[-1], size.measured[-1], late),
+            ),
         ),
-        tables=(_table(size.measured, ratio, value, mass),),
+        tables=(_table(size.measured, ratio, value),),
+        closing=(_steps_words(kinds, size),),
     )
 
 
@@ -212,9 +228,9 @@ def _whole(parts: Tensor) -> Tensor:
 
 
 def _estimate(samples: Tensor) -> Tensor:
-    """Mean over members and its interval, ``(objective, 3)``, cut at 0."""
+    """Mean over members and its interval, ``(columns, 3)``."""
     e = Estimate.of_mean(samples)
-    return torch.stack([e.value, e.low.clamp_min(0), e.high], -1)
+    return torch.stack([e.value, e.low, e.high], -1)
 
 
 def _interval(curve: Tensor, digits: int = 2) -> str:
@@ -248,18 +264,37 @@ def _ratios(ratio: Tensor, taus: tuple[float, ...]) -> str:
     return words + f"and {int(held.sum())} of {len(held)} intervals hold 1; the others are at τ = {outside}."
 
 
-def _gap_words(mass: Tensor, taus: tuple[float, ...]) -> str:
-    """What the gap masses ``(τ, objective, 3)`` do late in training."""
-    noisy, quiet = mass[-1]
+def gap_words(mass: Tensor, tau: float, share: float) -> str:
+    """What the gap masses ``(J1, J0 and their difference, 3)`` say where ``share`` of the variance is target noise."""
+    noisy, quiet, change = mass
     words = (
-        f"At τ = {taus[-1]:g} the trained networks leave {number(float(noisy[0]), 2)} ({_interval(noisy)}) of their "
-        f"samples in the gaps with J1 and {number(float(quiet[0]), 2)} ({_interval(quiet)}) with J0: "
+        f"At τ = {tau:g} the trained networks leave {number(float(noisy[0]), 2)} of their samples in the gaps with J1 "
+        f"and {number(float(quiet[0]), 2)} with J0; member by member the difference is {number(float(change[0]), 2)} "
+        f"({_interval(change)}): "
     )
-    if noisy[1] > quiet[2]:
+    if change[1] > 0:
         return words + "here the noise of the target fills gaps."
-    if quiet[1] > noisy[2]:
-        return words + "here the noise of the target empties gaps, against what the theory suggests."
-    return words + "the intervals meet, and this run cannot say that target noise fills gaps."
+    if change[2] < 0:
+        return words + "here the noise of the target empties gaps. A large variance is not yet a full gap."
+    return words + (
+        f"no effect of target noise on the gaps is seen here, though {percent(share)} of the variance is target noise. "
+        "A large variance is not yet a full gap."
+    )
+
+
+def _steps_words(kinds: Tensor, size: Size) -> str:
+    """How much of the gap masses is the integrator's; ``(as used, finer, the paper's; objective)``."""
+    cells = [f"{number(a, 2)} and {number(b, 2)}" for a, b in kinds.tolist()]
+    words = (
+        f"The integrator is part of the answer. {max(2, size.sampled // 2)} members at τ = {size.measured[-1]:g} have "
+        f"{cells[0]} in the gaps (J1 and J0) with {size.steps} steps of Heun's method, even in log(σ/α), {cells[1]} "
+        f"with {2 * size.steps}, and {cells[2]} with {EULER} uniform Euler steps, as in the paper. "
+    )
+    finer, extra = float((kinds[0] - kinds[1]).abs().max()), (kinds[2] - kinds[1]).tolist()
+    if max(map(abs, extra)) > 2 * finer:
+        changes = " and ".join(f"{e:+.2g} ({goal})" for e, goal in zip(extra, ("J1", "J0"), strict=True))
+        return words + f"What Euler's steps change, {changes}, is an error of integration."
+    return words + "The paper's steps change no more than twice what doubling the steps does."
 
 
 def _picture(
@@ -268,7 +303,7 @@ def _picture(
     size = study.size
     first, last = line[0].mean(0), line[-1].mean(0)
     names = [*(WORDS[p] for p in PARTS), "all together"]
-    share = [float(p[PARTS.index("init")] / p.sum()) for p in (first, last)]
+    share = {name: [percent(float(p[k] / p.sum())) for p in (first, last)] for k, name in enumerate(PARTS)}
     return run.picture(
         "v_lazy",
         lambda: variances.part_curves(
@@ -280,8 +315,8 @@ def _picture(
             float(cross[0, 0]),
         ),
         alt=f"Left: parts of the variance against training time τ from {size.taus[0]:g} to {size.taus[-1]:g}, on "
-        f"logarithmic axes. Initialisation falls, from {100 * share[0]:.0f} % of the whole to {100 * share[1]:.1f} %; "
-        "target noise rises and takes its place; measured points lie along the predicted lines. Right: the mass of "
+        f"logarithmic axes, predicted and measured. Initialisation goes from {share['init'][0]} of the whole to "
+        f"{share['init'][1]}, target noise from {share['targets'][0]} to {share['targets'][1]}. Right: the mass of "
         f"samples in the gaps for J1 and J0, {number(float(mass[0, 0, 0]), 2)} and {number(float(mass[0, 1, 0]), 2)} "
         f"at τ = {size.measured[0]:g}, {number(float(mass[-1, 0, 0]), 2)} and {number(float(mass[-1, 1, 0]), 2)} at "
         f"{size.measured[-1]:g}.",
@@ -290,18 +325,19 @@ def _picture(
             f"intervals). A network of depth 2 with ReLU, P = {size.draws}; it has learned {number(effective[0], 2)} "
             f"directions at τ = {size.taus[0]:g} and {number(effective[-1], 2)} at {size.taus[-1]:g}.",
             "Right: P(.25 < |x| < .75) of samples of the trained networks, J1 against J0 on the same inputs and "
-            "initial weights, means over members with 95 % intervals. Many members have none, and a few have many.",
+            "initial weights, means over members with 95 % intervals.",
         ),
     )
 
 
-def _table(taus: tuple[float, ...], ratio: Tensor, value: Tensor, mass: Tensor) -> Table:
+def _table(taus: tuple[float, ...], ratio: Tensor, value: Tensor) -> Table:
     rows = []
     for k, tau in enumerate(taus):
         cells = (f"{number(float(r[0]))} ({_interval(r, 3)})" for r in ratio[k].mT)
         rows.append((f"τ = {tau:g}", *cells, f"{number(float(value[0, k, 0] / value[0, k, -1]), 2)}"))
     return Table(
-        caption="Measured over predicted variance, by part, with 95 % intervals; and the measured share of target noise.",
+        caption="Measured over predicted variance, by part, with 95 % intervals; and the measured share of target "
+        "noise.",
         head=("training time", *(WORDS[p] for p in PARTS), "all together", "share of target noise"),
         rows=tuple(rows),
     )

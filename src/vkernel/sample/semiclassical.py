@@ -118,9 +118,17 @@ class _Chain:
         for k in self.steps():
             level = self.levels[k]
             fresh = self.dt(k) * level.D * V.factors(self.path[k], level.t)  # type: ignore[attr-defined]
-            g = fresh if g is None else torch.stack([self.push(k, row) for row in g]) + fresh
+            g = fresh if g is None else self._pushed(k, g) + fresh
         assert g is not None
         return Factored(g, self.frame.shape)
+
+    def _pushed(self, k: int, g: Tensor) -> Tensor:
+        """A_k on each of many vectors: by its matrix where there are more of them than dimensions."""
+        d = math.prod(self.frame.shape)
+        if len(g) <= d or d > DENSE:
+            return torch.stack([self.push(k, row) for row in g])
+        rows = g.reshape(len(g), *self.batch, d)
+        return torch.einsum("...ij,f...j->f...i", self.matrix(k), rows).reshape(g.shape)
 
     def quenched(self, V: VKernel) -> Covariance:
         """The double sum, through the cross-covariance of the deviation with the noise at each step."""

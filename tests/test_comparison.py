@@ -10,7 +10,7 @@ import torch
 
 import vkernel as vk
 from vkernel import plots
-from vkernel.compare import _Draws, _jackknife, compare, figure, table
+from vkernel.comparison import _Draws, _jackknife, compare, figure, table
 from vkernel.errors import InputError
 from vkernel.kernels import Function, Measured, Naive
 from vkernel.kernels.linear import LinearField
@@ -88,6 +88,8 @@ def test_labels_and_units(exact):
         assert exact[name].attrs["long_name"], name
     assert exact.measured.attrs["units"] == "1/(data unit)²"
     assert "standard error" in exact.ratio_se.attrs["long_name"]
+    assert "diverged" in exact.lost_semiclassical.attrs["long_name"]
+    assert "finite" in exact.tv_field_floor.attrs["long_name"]
     np.testing.assert_allclose(exact.relative_error, abs(exact.ratio_pooled - 1))
 
 
@@ -305,8 +307,5 @@ def test_the_figure_has_axes_that_say_what_they_are(exact, dark):
     assert plots.to_bytes(picture, dpi=40).startswith(b"\x89PNG")
 
 
-def test_the_module_can_be_called():
-    import importlib
-
-    ds = importlib.import_module("vkernel.compare")(ENSEMBLE, EXACT, X, 0.2, laws=False)
-    assert "theory within" in ds.attrs["summary"]
+def test_the_package_gives_the_function():
+    assert vk.compare is compare

@@ -23,11 +23,9 @@ random halves, :math:`\times \sqrt{(1/M + 1/M')\,M/4}` for M members against M' 
 from __future__ import annotations
 
 import math
-import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,16 +33,16 @@ import torch
 from torch import Tensor
 
 from vkernel import metrics, rng
+from vkernel.covariance import Factored
 from vkernel.ensemble import Ensemble
 from vkernel.errors import InputError, require
 from vkernel.estimate import Estimate
 from vkernel.kernels import Kernel, Measured
-from vkernel.models.linear import Linear as LinearModel
 from vkernel.plots.comparison import about, summary, table
 from vkernel.plots.comparison import comparison as figure
 from vkernel.sample.flow import march
 from vkernel.sample.frame import Frame
-from vkernel.sample.semiclassical import _Chain
+from vkernel.sample.semiclassical import semiclassical
 from vkernel.score import EmpiricalScore
 
 if TYPE_CHECKING:
@@ -244,7 +242,7 @@ class _Draws:
 
     def __init__(self, ens: Ensemble, V: Kernel, samples: int, fields: int | None, seed: int, **grid: Any) -> None:
         self.ens, self.method, self.grid = ens, grid["method"], (grid["steps"], grid["spacing"])
-        self.x_T, self.s_avg = ens.start(samples, seed), _mean_score(ens)
+        self.x_T, self.s_avg = ens.start(samples, seed), ens.mean
         self.fields, self.source = fields or len(ens), rng.stream(seed, "compare/fields")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what diverged is counted in the result
@@ -273,24 +271,12 @@ class _Draws:
         return mean + torch.einsum("mfn,fnj->mnj", z, factors)
 
     def _around(self, V: Kernel) -> tuple[Tensor, Tensor]:
-        """Mean ``(n, d)`` and factors ``(F, n, d)``: :func:`vkernel.sample.semiclassical`, by d × d matrices."""
+        """Mean ``(n, d)`` and factors ``(F, n, d)`` of the law around each deterministic path."""
         require(hasattr(V, "factors"), "Without factors this costs steps² covariances.")
-        frame = Frame(self.s_avg, self.ens.process, self.x_T.double(), *self.grid)
-        x, g = frame.x_T, torch.zeros(())
-        for here, there in pairwise(frame.levels()):
-            dt, a = here.t - there.t, _Chain(frame, [here, there], [x]).matrix(0)
-            fresh = dt * here.D * V.factors(x.to(self.ens.dtype), here.t).double()  # type: ignore[attr-defined]
-            g = torch.einsum("nij,fnj->fni", a, g) + fresh if g.ndim else fresh
-            x = x + dt * (here.beta * x + here.D * frame.s(x, here))
-        return frame.out(x), g
-
-
-def _mean_score(ens: Ensemble) -> Callable[[Tensor, Any], Tensor]:
-    """s_avg: of models linear in their weights, the score of the mean weights."""
-    if not isinstance(ens.model, LinearModel):
-        return lambda x, t: ens.mean(x.to(ens.dtype), t).to(x.dtype)
-    mean = Ensemble(ens.model, {k: a.mean(0, keepdim=True) for k, a in ens._healthy.items()}, ens.process, ens.shape)
-    return lambda x, t: mean(x, t)[0]
+        steps, spacing = self.grid
+        mean, cov = semiclassical(self.s_avg, V, self.ens.process, self.x_T.double(), steps=steps, spacing=spacing)
+        assert isinstance(cov, Factored)
+        return mean, cov.factors
 
 
 def _span(drawn: list[dict[str, Tensor]], d: int) -> Tensor:
@@ -338,12 +324,3 @@ def _floor(own: Tensor, law: Tensor, bins: int, span: Tensor, source: torch.Gene
             one, two, scale = own, own[torch.randint(m, (n,), generator=source), torch.arange(n)][:, None], 1.0
         seen += scale * float(metrics.total_variation(one, two, bins, span, members=True)) / SPLITS
     return seen
-
-
-class _Callable(ModuleType):
-    """``vk.compare`` is the function, even where the module of that name was imported first."""
-
-    __call__ = staticmethod(compare)
-
-
-sys.modules[__name__].__class__ = _Callable
