@@ -18,9 +18,20 @@ is taken from an ensemble. Each says whether its assumptions hold (``valid``, ``
 from vkernel.kernels.base import Kernel, ValidityWarning
 from vkernel.kernels.fields import FiniteRank, Function
 from vkernel.kernels.lazy import Lazy
-from vkernel.kernels.linear import Linear
+from vkernel.kernels.linear import Linear, LinearField
 from vkernel.kernels.measured import Measured
 from vkernel.kernels.naive import Naive
 from vkernel.kernels.sgd import SGD
 
-__all__ = ["SGD", "FiniteRank", "Function", "Kernel", "Lazy", "Linear", "Measured", "Naive", "ValidityWarning"]
+__all__ = [
+    "SGD",
+    "FiniteRank",
+    "Function",
+    "Kernel",
+    "Lazy",
+    "Linear",
+    "LinearField",
+    "Measured",
+    "Naive",
+    "ValidityWarning",
+]

@@ -1,4 +1,4 @@
-r"""The V-kernel of infinitely wide networks (docs/theory.md, §9, "Lazy infinite-width network").
+r"""The V-kernel of infinitely wide networks (docs/theory.md, §8.2).
 
 A lazy network :math:`\hat s = a_t + B_t f`, trained for time :math:`\tau` on the inputs X = U and the targets y, is
 linear in both :math:`f_0` and y (:mod:`vkernel.models.lazy`): with the smoother G,
@@ -64,7 +64,7 @@ class Lazy(Function):
 
     ``sets`` sets of inputs are averaged over, those of the first members of an ensemble of this ``seed``; one, member
     0's, where inputs do not vary. ``objective``, ``vary``, ``seed`` and ``times`` as for
-    :func:`vkernel.train_ensemble`. ``effective`` is F_eff, the mean number of learned directions.
+    :func:`~vkernel.ensemble.train_ensemble`. ``effective`` is F_eff, the mean number of learned directions.
     """
 
     def __init__(

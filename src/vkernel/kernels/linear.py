@@ -88,8 +88,8 @@ class Linear(LinearField):
     """The covariance that training gives a linear ``model`` fitted to ``draws`` noised points.
 
     ``form`` is "given-inputs" (averaged over ``sets`` sets of inputs) or "leading" (expectations over ``quadrature``
-    draws). ``objective``, ``vary``, ``seed`` and ``times`` as for :func:`vkernel.train_ensemble`. The two terms are
-    ``target_noise`` and ``misfit``, covariances of W.
+    draws). ``objective``, ``vary``, ``seed`` and ``times`` as for :func:`~vkernel.ensemble.train_ensemble`. The two
+    terms are ``target_noise`` and ``misfit``, covariances of W.
     """
 
     def __init__(

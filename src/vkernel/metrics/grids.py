@@ -58,7 +58,9 @@ def total_variation(
     skip_diverged: bool = False,
     generator: Generator = 0,
 ) -> Estimate:
-    """½ Σ |p - q| on a grid as in :func:`histogram`, with one more cell for what is outside; not corrected for bias.
+    """Half the sum of absolute differences on a grid as in :func:`histogram`, with one more cell for what is outside.
+
+    It is not corrected for bias (see the head of this package).
 
     The jackknife over members, or 200 resamples of a sample's counts drawn from ``generator``, gives the error.
     """

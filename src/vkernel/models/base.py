@@ -37,7 +37,7 @@ class Model(ABC):
 
     @property
     def target(self) -> str:
-        """What the model predicts: "score", "x0" or "noise"."""
+        """What the model predicts, "score", "x0" or "noise"."""
         return self.parametrisation.target
 
     @abstractmethod
@@ -55,7 +55,7 @@ class Model(ABC):
     @property
     @abstractmethod
     def spec(self) -> dict[str, Any]:
-        """The model in JSON: ``kind`` and what its constructor takes. A weighting function is named, not kept."""
+        """The model in JSON, ``kind`` and what its constructor takes; a weighting function is named, not kept."""
 
     def _common(self) -> dict[str, Any]:
         weight = self.parametrisation.weight

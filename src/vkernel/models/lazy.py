@@ -1,4 +1,4 @@
-r"""Infinitely wide networks: lazy training in closed form (docs/theory.md, §9, "Lazy infinite-width network").
+r"""Infinitely wide networks: lazy training in closed form (docs/theory.md, §6.5).
 
 A network so wide that training hardly moves its weights is linear in them. Full-batch gradient flow on the loss
 :math:`\frac1{2P} \sum_i \omega_i |f(u_i) - y_i|^2`, from the function :math:`f_0` of the initial weights, then obeys

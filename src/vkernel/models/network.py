@@ -1,4 +1,4 @@
-r"""Networks: gradient descent on draws, all members of an ensemble at once (docs/theory.md, §6).
+r"""Networks: gradient descent on draws, all members of an ensemble at once (docs/theory.md, §6.6).
 
 A member has parameters :math:`\theta`, and its output is a plain function of them, :math:`f_\theta(z, e)`, of
 

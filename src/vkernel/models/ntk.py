@@ -1,4 +1,4 @@
-r"""Kernels of infinitely wide networks (docs/theory.md, §9, "Lazy infinite-width network").
+r"""Kernels of infinitely wide networks (docs/theory.md, §6.5).
 
 A network of :math:`L` hidden layers (``depth``) in the tangent parametrisation (Jacot et al. 2018), on
 :math:`u \in R^p`, with all :math:`W, b \sim N(0, 1)` and ``weight_var, bias_var`` = :math:`\sigma_w^2, \sigma_b^2`:

@@ -93,7 +93,7 @@ def ratio_panels(
         )
         ax.axhline(1, color=ink(), lw=0.9, ls=":")
         for k, (form, curve) in enumerate(forms.items()):
-            _points(ax, place * 1.05 ** (2 * k - 1), curve, lines()[(0, 3)[k % 2]], form, "os"[k % 2], joined=True)
+            _points(ax, place * 1.07 ** (2 * k - 1), curve, lines()[(0, 3)[k % 2]], form, "os"[k % 2], joined=True)
         ax.set(xscale="log", yscale="log", xlabel="draws per feature, P/F", title=name)
         ax.set_xticks(place, [_fraction(r) for r in ratios])
         ax.minorticks_off()
@@ -188,11 +188,13 @@ def part_curves(
         left.annotate(note, (crossing, 0.97), (7, 0), ("data", "axes fraction"), "offset points", va="top", size=9.5)
     left.plot([], [], color=ink(), lw=1.8, label="predicted")
     for k, (name, curve) in enumerate(gaps.items()):
-        _points(right, places * 1.06 ** (2 * k - 1), curve, lines()[k], name, "os"[k % 2], joined=True)
+        _points(right, places * 1.1 ** (2 * k - 1), curve, lines()[k], name, "os"[k % 2], joined=True)
     right.set(xscale="log", title="Samples between the training points", ylabel="P(.25 < |x| < .75)", ylim=(0, None))
     for ax in (left, right):
         ax.set_xlabel("training time τ")
         ax.minorticks_off()
-    left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=len(predicted) + 1, columnspacing=1.0)
+    left.legend(
+        loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=len(predicted) + 1, columnspacing=1.0, handlelength=1.3
+    )
     right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=len(gaps))
     return figure

@@ -11,6 +11,7 @@ once for both. The weights are linear in the targets, so J1 and J0 also have the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -181,7 +182,7 @@ def make(run: Run) -> Exhibit:
             ),
         ),
         tables=(_away(mass), _where(mass), _ratios(mass)),
-        closing=(_turns(mass), _slips(law, whole, exact), _check(study, made)),
+        closing=(_turns(mass), _slips(law, whole, exact), _check(made)),
     )
 
 
@@ -214,14 +215,16 @@ def _picture(run: Run, study: Study, law: Tensor, mass: Tensor, points: Tensor, 
 
 def _source(whole: Tensor, exact: Tensor, mean_score: Tensor, n: int) -> str:
     """How much of the mass needs no noise of the target."""
+    tail = math.exp(-(NEAR**2) / (2 * float(VP().S(torch.tensor(EPS, dtype=torch.float64)))))
     parts = []
     for k, kind in enumerate(KINDS):
         j1, j0 = (float(v) for v in whole[1, k].mean(-1))
         parts.append(f"{kind.title()}, {j1:.3f} with J1, {j0:.3f} with J0, {float(mean_score[k, :, 0].mean()):.3f}")
     return (
-        f"Of {n:,} samples of the exact score a share {number(float(exact[1, 0]), 2)} ends away from the points. What "
-        "a model leaves there without any noise in its targets comes from features that cannot express the score, and "
-        "from too few inputs. The last number of each of these is the PF-ODE of the ensemble's mean score, that is "
+        f"Of {n:,} samples of the exact score a share {number(float(exact[1, 0]), 2)} ends away from the points (of "
+        f"p(x|eps) itself, {number(tail, 2)}). What a model leaves there without any noise in its targets comes from "
+        "features that cannot express the score, and from too few inputs. The last number of each of these is the "
+        "PF-ODE of the ensemble's mean score, that is "
         f"V = 0, which the misfit alone moves: {'; '.join(parts)} (mass away, means over rotations)."
     )
 
@@ -266,10 +269,10 @@ def _slips(law: Tensor, whole: Tensor, exact: Tensor) -> str:
     )
 
 
-def _check(study: Study, made: dict[str, Tensor]) -> str:
+def _check(made: dict[str, Tensor]) -> str:
     return (
-        f"Halving the {study.converged['steps']} converged steps again ({CHECKED} members of every panel) moves 95 % "
-        "of the samples by less than "
+        f"Halving the step of the converged sampler ({CHECKED} members of every panel) moves 95 % of the samples by "
+        "less than "
         f"{number(float(made['moved'].max()), 2)} in the worst panel and changes no panel's mass away from the points "
         f"by more than {number(float(made['halving'].abs().max()), 2)}."
     )

@@ -116,7 +116,7 @@ def cell(values: Tensor) -> str:
 
 
 def span(found: Estimate) -> str:
-    return f"{found.value:.2f} (95 % interval {found.low:.2f} to {found.high:.2f})"
+    return f"× {found.value:.2f} (95 % interval {found.low:.2f} to {found.high:.2f})"
 
 
 def brief(found: Estimate) -> str:
@@ -135,10 +135,9 @@ def answer(found: Estimate, who: str) -> str:
     """What a ratio J1/J0 of masses away from the points says, in words that follow its interval."""
     if not math.isfinite(found.value):
         return f"{who} left no sample away from the training points with one of the objectives: there is no ratio."
-    if found.low > 1:
-        return f"{who} put more mass away from the training points when their targets are noisy, {span(found)} times."
-    if found.high < 1:
-        return f"{who} put less mass away from the training points when their targets are noisy, {span(found)} times."
+    if found.low > 1 or found.high < 1:
+        side = "more" if found.low > 1 else "less"
+        return f"{who} put {side} mass away from the training points when their targets are noisy: {span(found)}."
     return f"{who} show no effect of the targets' noise on the mass away from the training points: {span(found)}."
 
 
@@ -149,7 +148,7 @@ def moved(mass: Tensor, who: str) -> str:
         found = ratio(pooled[0, q], pooled[1, q])
         verb = "fills" if found.low > 1 else "empties" if found.high < 1 else "has no visible effect on"
         said.append(f"{verb} the {region}, {span(found)}")
-    return f"{who}, J1 / J0 over all rotations: noise {'; '.join(said)}."
+    return f"{who}, J1 against J0 over all rotations: noise {'; '.join(said)}."
 
 
 class Study:
@@ -157,7 +156,7 @@ class Study:
 
     def __init__(self, run: Run) -> None:
         self.seed, self.process = run.seed, VP(eps=EPS)
-        self.members, self.n, self.training, steps = (4, 128, 60, 10) if run.quick else (32, 2048, 1500, 48)
+        self.members, self.n, self.training, steps = (4, 128, 60, 10) if run.quick else (32, 1024, 1500, 48)
         self.converged: dict[str, Any] = {"steps": steps, "method": "heun", "spacing": "log"}
         self.finer = self.converged | {"steps": 2 * steps}
         self.x_T = start(self.process, self.n, run.seed)
@@ -241,7 +240,7 @@ def make(run: Run) -> Exhibit:
             f"PF-ODE of the members' mean score (V = 0) leaves {float(flat[0]):.3f} and {float(flat[1]):.3f} there. "
             f"These networks were trained for {study.training:,} steps; how the masses depend on that was not asked "
             "here. "
-            f"Halving the steps of the sampler ({CHECKED} members of every panel) changes no panel's mass away from "
+            f"Halving the sampler's step ({CHECKED} members of every panel) changes no panel's mass away from "
             f"the points by more than {number(float(made['halving'].abs().max()), 2)}.",
         ),
     )

@@ -240,8 +240,8 @@ def _table(study: Study, noise: Tensor, line: Tensor) -> Table:
         )
         rows.append((f"F/P = {ratio:g}", *cells))
     return Table(
-        caption="Share of target noise: measured; predicted by the V-kernel given inputs. 95 % intervals, cut at 100 %, "
-        "which an unbiased estimate can exceed.",
+        caption="Share of target noise: measured; predicted by the V-kernel given inputs. 95 % intervals, cut at 100 % "
+        "where an unbiased estimate lies beyond.",
         head=("features per draw", *NAMES),
         rows=tuple(rows),
     )

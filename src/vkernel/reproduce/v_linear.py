@@ -42,6 +42,7 @@ PROCESS = VP(eps=1e-3)
 TIMES = (0.05, 0.2, 0.5)
 RATIOS = (0.25, 1.0, 4.0, 20.0)  # P/F
 OBJECTIVES = ("J1", "J0")
+TITLES = ("J1, noisy targets", "J0, noiseless targets")
 FORMS = ("given inputs", "leading order")
 EXPECTED = (0.9, 1.15)  # what the theory file says of the ratio at P/F ≥ 10
 
@@ -56,7 +57,7 @@ class Size:
 
 
 FULL = (Size((300, 300), 6, 40), Size((200, 200), 6, 24), Size((120, 120), 6, 12), Size((80, 48), 6, 8))
-QUICK = (Size((60, 60), 3, 8), Size((40, 40), 3, 8))
+QUICK = (Size((60, 60), 3, 8), Size((30, 30), 3, 8))
 QUICK_RATIOS = (0.25, 1.0)
 
 
@@ -100,7 +101,8 @@ class Study:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.ratios, self.sizes = (QUICK_RATIOS, QUICK) if run.quick else (RATIOS, FULL)
+        self.ratios: tuple[float, ...] = QUICK_RATIOS if run.quick else RATIOS
+        self.sizes: tuple[Size, ...] = QUICK if run.quick else FULL
         self.model, self.data = denoiser(), toy("triple")
         score = EmpiricalScore(self.data, PROCESS)
         found = [places(score, t, 31 if run.quick else 121) for t in TIMES]
@@ -135,13 +137,13 @@ class Study:
     def leading(self) -> Tensor:
         """To leading order in 1/P, times P: ``(objective, T, n)``. It is the same for every P."""
         P = 1 << 20
-        return P * self._curves(self._order(P, 1 << (13 if self.run.quick else 17)))
+        return P * self._curves(self._order(P, 1 << (12 if self.run.quick else 17)))
 
     def judge(self, ratio: float) -> None:
         """Keep whether the leading order warns at this P/F, and its own words."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ValidityWarning)
-            kernel = self._order(self.draws(ratio), 1 << 13)
+            kernel = self._order(self.draws(ratio), 1 << 12)
         self.warned.append(any(issubclass(w.category, ValidityWarning) for w in caught))
         self.why.append(kernel.why)
 
@@ -295,7 +297,7 @@ def _covered(study: Study, band: Tensor, line: Tensor) -> list[float]:
 def _ratio_picture(run: Run, study: Study, table: Tensor) -> Picture:
     first, last = table[0, :, :, 0, 0], table[-1, :, :, 0, 0]
     curves = {
-        goal: {form: table[:, k, f, :, 0].mT for f, form in enumerate(FORMS)} for k, goal in enumerate(OBJECTIVES)
+        TITLES[k]: {form: table[:, k, f, :, 0].mT for f, form in enumerate(FORMS)} for k in range(len(OBJECTIVES))
     }
     return run.picture(
         "v_linear_ratio",
