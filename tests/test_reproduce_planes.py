@@ -112,10 +112,22 @@ def test_the_words_hold_the_numbers_of_the_arrays(made: Made) -> None:
     finding = exhibits["mlp_plane"].finding
     assert finding is not None
     assert finding.number == number(ratio(own[0, 0], own[1, 0]).value)
-    beside = exhibits["mlp_plane"].tables[1]  # the linear models of the same page
+    beside = exhibits["mlp_plane"].tables[2]  # the linear models of the same page
     for q, row in enumerate(beside.rows):
         pairs = [own[:, q], *mass[1].mean(2)[:, :, q]]
         assert [cell.split()[0] for cell in row[1:]] == [f"{ratio(a, b).value:.2f}" for a, b in pairs]
+
+
+def test_the_length_of_training_has_its_words(made: Made) -> None:
+    study = mlp_plane.Study(page.Run(made[0], 3, True, print))
+    noise = 0.01 * torch.rand(3, 2, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    level = torch.tensor([0.5, 2.0, 3.0])
+    for scale, says in ((level[[1, 1, 1]], "holds after every length"), (level, "does not hold")):
+        mass = torch.stack([scale, torch.ones(3)], 1)[..., None] + noise
+        said, table = mlp_plane._lengths(study, mass[1], mass[[0, 2]])
+        assert says in said
+        assert [row[0] for row in table.rows] == ["20", "60", "120"]
+    assert made[2]["mlp_plane"]["length_mass"].shape == (2, 2, 4, 2)
 
 
 def test_networks_are_compared_with_their_own_page_alone(made: Made, tmp_path: Path) -> None:

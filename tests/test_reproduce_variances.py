@@ -201,6 +201,7 @@ def test_crossing() -> None:
         ((30.0, 25.0, 35.0), (50.0, 45.0, 55.0), "earlier than measured"),
         ((30.0, 25.0, 35.0), (10.0, 8.0, 12.0), "later than measured"),
         ((30.0, 25.0, 35.0), (float("nan"),) * 3, "only one of them"),
+        ((30.0, 25.0, 35.0), (32.0, float("nan"), float("nan")), "an interval is not known"),
         ((float("nan"),) * 3, (float("nan"),) * 3, "neither"),
     ],
 )

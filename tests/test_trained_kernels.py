@@ -47,7 +47,7 @@ def levels(t: Tensor) -> tuple[Tensor, Tensor]:
 
 def posterior(x: Tensor, t: Tensor, data: vk.Empirical) -> tuple[Tensor, Tensor]:
     """r ``(N, n)`` and the points ``(n, d)``."""
-    y = data.points.double().reshape(data.n, -1)
+    y = data.take(torch.arange(data.n)).double().reshape(data.n, -1)
     alpha, S = levels(t)
     away = (x[:, None] - alpha[:, None, None] * y).square().sum(-1)
     return torch.softmax(data.weights.double().log() - away / (2 * S[:, None]), 1), y
@@ -289,15 +289,15 @@ def test_the_leading_order_is_its_formula_by_quadrature(target):
 
 
 def test_forms_differ_by_the_next_order_in_one_over_P():
-    m = model(4)
+    m = model(4, ridge=1e-3)
     want = Leading(m)
     noise, sizes = want.weights(want.noise(), 1), (160, 640)
     apart = []
     for P in sizes:
-        got = P * Linear(m, POINTS, PROCESS, draws=P, sets=200000 // P * 4, seed=1).target_noise
+        got = P * Linear(m, POINTS, PROCESS, draws=P, sets=320000 // P, seed=1).target_noise
         apart.append(abs(float((want.sigma * (got - noise)).sum() / (want.sigma * noise).sum())))
-    assert apart[0] > 0.02
-    assert 0.7 < math.log(apart[0] / apart[1]) / math.log(4) < 1.4
+    assert apart[0] > 0.1  # about F/P
+    assert 0.8 < math.log(apart[0] / apart[1]) / math.log(4) < 1.5
 
 
 @pytest.mark.parametrize("options", [{"sets": 12}, {"form": "leading", "quadrature": 1 << 13}], ids=str)
@@ -334,7 +334,7 @@ def test_trained_ensembles_vary_as_both_forms_say(goal):
 
 def test_the_centring_of_the_ridge_is_needed():
     """J0 at P/F = 200: right with it, too much variance without."""
-    m, M = model(3), 6000
+    m, M = model(3), 2000
     P = 200 * m.features.count
     s = scores(fitted(m, members=M, draws=P, objective="J0", seed=1))
     hand = Leading(m)
@@ -478,12 +478,12 @@ def test_the_sgd_kernel_is_the_scatter_of_real_descents(descent, goal, steps):
     assert abs(found - 1) < 0.1
     shift = (ens.mean(X, 0.2) - kernel.s_avg(X, 0.2)).abs()
     assert float(shift.max()) < 0.1 * float(ens.mean(X, 0.2).abs().max())
-    if goal == "J0" and steps == RECORDED[0]:  # from a cold start, the residual at the end is too small
-        assert ratio(s, sgd(steps, goal, stationary=True))[0] > 1.3
+    if goal == "J0" and steps == 40:  # while the residual falls, that of the end is too small
+        assert ratio(s, sgd(steps, goal, stationary=True))[0] > found + 0.15
 
 
 def test_the_stationary_form_agrees_once_the_residual_stands():
-    late, early = (predicted(sgd(n, stationary=True)) / predicted(sgd(n)) for n in (4000, 15))
+    late, early = (predicted(sgd(n, "J0", stationary=True)) / predicted(sgd(n, "J0")) for n in (40000, 40))
     assert abs(late - 1) < 0.02
     assert early < 0.9
 
@@ -506,18 +506,18 @@ def test_nodes_are_enough(steps):
 @pytest.mark.parametrize("stationary", [True, False])
 def test_long_descents_solve_the_equation_of_lyapunov(stationary):
     m = vk.models.Linear(COSINES.features, "noise", 0.05)
-    kernel = sgd(10000, model=m, stationary=stationary, quadrature=1 << 17, nodes=12 if stationary else 40)
+    kernel = sgd(10000, model=m, stationary=stationary, quadrature=1 << 16, nodes=16)
     hand = Leading(m)
     N = LR / BATCH * (hand.noise() + hand.misfit())
     want = torch.from_numpy(linalg.solve_continuous_lyapunov(hand.ridged.numpy(), N.numpy()))
     got = kernel.root @ kernel.root
-    assert float((got - want).norm() / want.norm()) < 0.02
+    assert float((got - want).norm() / want.norm()) < 0.03
     torch.testing.assert_close(kernel.mean[:, 0], hand.W, rtol=0.05, atol=0.02 * float(hand.W.abs().max()))
 
 
-def test_a_cold_start_has_no_variance_and_grows_with_the_first_steps():
+def test_the_first_step_scatters_by_the_noise_of_one_gradient():
     """At small τ Cov = (lr/B) τ N(0): one step of SGD from W = 0 scatters by lr² Cov[ω y φ]/B."""
-    kernel = sgd(1, lr=1e-4, quadrature=1 << 17)
+    kernel = sgd(1, lr=1e-4, quadrature=1 << 16, nodes=3)
     hand = Leading(COSINES)
     want = 1e-4**2 / BATCH * (hand.noise() + hand.misfit(torch.zeros(16, dtype=torch.float64)))
     assert float((kernel.root @ kernel.root - want).norm() / want.norm()) < 0.02

@@ -148,7 +148,7 @@ def _panel(tables: Tables, process: VP, scheme: Scheme, n: int) -> Panel:
     start = quantiles(process, n)
     x = carry(tables, process, start, times, scheme.nodes, lookup=scheme.lookup, exponential=scheme.exponential)
     inside = x.abs() <= LIMIT
-    total = inside.sum(1).clamp_min(1)  # normalised inside the frame, as published
+    total = inside.sum(1).clamp_min(1).double()  # normalised inside the frame, as published
     size = x.abs()
     gap = ((size > GAP[0]) & (size < GAP[1])).sum(1) / total
     modes = torch.stack([((x - y).abs() < RADIUS).sum(1) / total for y in MODES], 1)

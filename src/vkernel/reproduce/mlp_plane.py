@@ -68,10 +68,7 @@ def anchors(data: Empirical, process: VP) -> Tensor:
 
 
 def masses(x: Tensor, points: Tensor) -> Tensor:
-    """``(4, M)``: the REGIONS' masses of each member of ``x (M, n, 2)``; NaN for one that diverged.
-
-    ``points (4, 2)`` are in the order of their angles.
-    """
+    """``(4, M)``: the regions' masses of each member of ``x (M, n, 2)``, NaN if it diverged; points by their angles."""
     x = x.double()
     size, away = x.norm(dim=-1), torch.cdist(x, points).amin(-1) > NEAR
     along = points.roll(-1, 0) - points
@@ -157,23 +154,25 @@ class Study:
     def __init__(self, run: Run) -> None:
         self.seed, self.process = run.seed, VP(eps=EPS)
         self.members, self.n, self.training, steps = (4, 128, 60, 10) if run.quick else (32, 1024, 1500, 48)
+        self.lengths = (self.training // 3, 2 * self.training)
         self.converged: dict[str, Any] = {"steps": steps, "method": "heun", "spacing": "log"}
-        self.finer = self.converged | {"steps": 2 * steps}
         self.x_T = start(self.process, self.n, run.seed)
+
+    def train(self, goal: str, data: Empirical, steps: int, members: int) -> Ensemble:
+        # its own model: torch puts weights into a module while it runs, so threads must not share one
+        model = MLP(WIDTH, DEPTH, target="x0", lr=RATE, batch=BATCH, steps=steps, decay="cosine")
+        how: dict[str, Any] = {"members": members, "draws": DRAWS, "objective": goal, "seed": self.seed}
+        return train_ensemble(model, data, self.process, show=False, **how)
 
     def panel(self, job: tuple[str, float]) -> Panel:
         """The law and the masses of one objective at one rotation."""
         goal, rotation = job
         data = toy("square", rotation=rotation)
-        points = anchors(data, self.process)
-        # its own model: torch puts weights into a module while it runs, so threads must not share one
-        model = MLP(WIDTH, DEPTH, target="x0", lr=RATE, batch=BATCH, steps=self.training, decay="cosine")
-        how: dict[str, Any] = {"members": self.members, "draws": DRAWS, "objective": goal, "seed": self.seed}
-        found = train_ensemble(model, data, self.process, show=False, **how)
+        points, found = anchors(data, self.process), self.train(goal, data, self.training, self.members)
         x = found.sample(x_T=self.x_T, show=False, **self.converged)
         some = found[:CHECKED]
         assert isinstance(some, Ensemble)
-        again = some.sample(x_T=self.x_T, show=False, **self.finer)
+        again = some.sample(x_T=self.x_T, show=False, **self.converged | {"steps": 2 * self.converged["steps"]})
         mean = pf_ode(found.mean, self.process, self.x_T[:: max(1, self.n // 512)], **self.converged)
         assert isinstance(mean, Tensor)
         return {
@@ -183,6 +182,14 @@ class Study:
             "halving": masses(x[:CHECKED], points)[0].mean() - masses(again, points)[0].mean(),
         }
 
+    def other(self, job: tuple[int, str]) -> Panel:
+        """The masses of half as many members at the middle rotation, after other lengths of training."""
+        steps, goal = job
+        data = toy("square", rotation=ROTATIONS[1])
+        found = self.train(goal, data, steps, self.members // 2)
+        x = found.sample(x_T=self.x_T, show=False, **self.converged)
+        return {"mass": masses(x, anchors(data, self.process))}
+
 
 @one_thread
 def make(run: Run) -> Exhibit:
@@ -191,10 +198,12 @@ def make(run: Run) -> Exhibit:
     panels = []
     for panel in at_once(study.panel, jobs):
         panels.append(panel)
-        run.step(0.9 / len(jobs))
+        run.step(0.7 / len(jobs))
     made = {k: torch.stack([p[k] for p in panels]).unflatten(0, (len(GOALS), len(ROTATIONS))) for k in panels[0]}
-    law, mass = made["law"], made["mass"]
-    mass = mass[..., mass.isfinite().flatten(0, -2).all(0)]  # (objective, rotation, region, M)
+    law, mass = made["law"], _alive(made["mass"])  # (objective, rotation, region, M)
+    others = list(at_once(study.other, [(steps, goal) for steps in reversed(study.lengths) for goal in GOALS]))
+    length = torch.stack([o["mass"] for o in others]).unflatten(0, (len(study.lengths), len(GOALS))).flip(0)
+    run.step(0.2)
     points = torch.stack([anchors(toy("square", rotation=r), study.process) for r in ROTATIONS])
     saved = run.arrays(
         "mlp_plane",
@@ -207,6 +216,8 @@ def make(run: Run) -> Exhibit:
         points=points,
         mean_score_mass=made["mean_score"],
         halving_change=made["halving"],
+        lengths=study.lengths,
+        length_mass=length,
         x_T=study.x_T,
     )
     picture = _picture(run, law, mass, points)
@@ -214,6 +225,7 @@ def make(run: Run) -> Exhibit:
     whole = mass.mean(1)[:, 0]  # away, mean over rotations: (objective, M)
     found = ratio(whole[0], whole[1])
     likeness, comparison = _beside(run, mass)
+    lasting, lengths = _lengths(study, mass[:, 1, 0], _alive(length)[:, :, 0])
     flat = made["mean_score"][:, :, 0].mean(1)
     return Exhibit(
         name="mlp_plane",
@@ -232,23 +244,40 @@ def make(run: Run) -> Exhibit:
             number=number(found.value),
             interval=f"95 % interval {number(found.low)} to {number(found.high)}: mass away from the training points, "
             "J1 / J0, members paired",
-            words=(answer(found, "Networks"), moved(mass, "By region"), likeness),
+            words=(f"{answer(found, 'Networks')} {lasting}", moved(mass, "By region"), likeness),
         ),
-        tables=(_table(mass), *comparison),
+        tables=(_table(mass), lengths, *comparison),
         closing=(
             f"Mass away from the points, mean over rotations: {cell(whole[0])} with J1, {cell(whole[1])} with J0; the "
             f"PF-ODE of the members' mean score (V = 0) leaves {float(flat[0]):.3f} and {float(flat[1]):.3f} there. "
-            f"These networks were trained for {study.training:,} steps; how the masses depend on that was not asked "
-            "here. "
             f"Halving the sampler's step ({CHECKED} members of every panel) changes no panel's mass away from "
             f"the points by more than {number(float(made['halving'].abs().max()), 2)}.",
         ),
     )
 
 
+def _alive(mass: Tensor) -> Tensor:
+    """The members, on the last axis, of whom nothing diverged."""
+    return mass[..., mass.isfinite().flatten(0, -2).all(0)]
+
+
+def _lengths(study: Study, own: Tensor, other: Tensor) -> tuple[str, Table]:
+    """Whether the answer is the same after shorter and longer training; ``own (2, M)``, ``other (length, 2, M)``."""
+    runs = {study.lengths[0]: other[0], study.training: own, study.lengths[1]: other[1]}
+    found = {steps: ratio(m[0], m[1]) for steps, m in runs.items()}
+    verdicts = {(f.low > 1) - (f.high < 1) for f in found.values()}
+    said = ", ".join(f"{span(f)} after {steps:,} steps" for steps, f in found.items())
+    words = "holds after every length of training" if len(verdicts) == 1 else "does not hold after every length"
+    return f"This {words} (at {ROTATIONS[1]:g}°: {said}).", Table(
+        caption=f"Mass away from the points at {ROTATIONS[1]:g}° after other lengths of training, with 95 % intervals; "
+        f"{other.shape[-1]} members where the length is not {study.training:,}.",
+        head=("steps of training", "J1", "J0", "J1 / J0"),
+        rows=tuple((f"{k:,}", cell(m[0]), cell(m[1]), brief(found[k])) for k, m in runs.items()),
+    )
+
+
 def _picture(run: Run, law: Tensor, mass: Tensor, points: Tensor) -> Picture:
-    away = mass[:, :, 0].mean(-1)
-    mean = away.mean(1)
+    away, mean = mass[:, :, 0].mean(-1), mass[:, :, 0].mean((1, 2))
     return run.picture(
         "mlp_plane",
         lambda: planes.plane_laws(
@@ -264,9 +293,8 @@ def _picture(run: Run, law: Tensor, mass: Tensor, points: Tensor) -> Picture:
         f"rotations as columns. Mass away from the four training points, mean over rotations: {mean[0]:.2f} with "
         f"noisy targets, {mean[1]:.2f} with exact ones.",
         caption=(
-            "The average law of networks, as in Figure 3's maps: a density over the plane on one colour scale that "
-            f"goes by its square root, rings at the training points, in a corner the mass further than {NEAR:g} from "
-            "all of them.",
+            "The average law of networks, drawn like Figure 3: one colour scale that goes by the square root of the "
+            f"density, rings at the training points, in a corner the mass further than {NEAR:g} from all of them.",
         ),
     )
 

@@ -209,8 +209,8 @@ def make(run: Run) -> Exhibit:
             "targets. An infinitely wide network shows it in closed form.",
         ),
         finding=Finding(
-            number=f"τ = {number(float(cross[1, 0]), 2)}",
-            interval=f"95 % interval {_interval(cross[1])}",
+            number=f"τ = {number(float(cross[1, 0]), 2)}" if cross[1].isfinite().all() else "no crossing",
+            interval=f"95 % interval {_interval(cross[1])}" if cross[1].isfinite().all() else "or none that is certain",
             words=(
                 verdict(cross),
                 _ratios(ratio[:, :, -1], size.measured),
@@ -240,13 +240,16 @@ def _interval(curve: Tensor, digits: int = 2) -> str:
 def verdict(cross: Tensor) -> str:
     """What the two crossings ``(predicted and measured, 3)`` say."""
     theory, seen = cross
-    if not bool(cross.isfinite().all()):
-        which = "neither the prediction nor the twins" if not bool(cross[:, 0].isfinite().any()) else "only one of them"
+    known = cross[:, 0].isfinite().tolist()
+    if not all(known):
+        which = "only one of them" if any(known) else "neither"
         return (
             f"Of prediction and measurement, {which} shows target noise overtaking initialisation in this range of τ."
         )
     begin = "The time of training at which target noise overtakes initialisation, measured by twins. Theory says "
     begin += f"τ = {number(float(theory[0]), 2)} ({_interval(theory)}), "
+    if not bool(cross.isfinite().all()):
+        return begin + "but with some members left out the crossing is lost, and an interval is not known."
     if theory[1] <= seen[2] and seen[1] <= theory[2]:
         return begin + "and the intervals meet."
     side = "earlier" if seen[0] > theory[0] else "later"
