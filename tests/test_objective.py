@@ -90,6 +90,16 @@ def test_the_mean_over_members_that_share_their_inputs_is_the_denoised_point(goa
     assert ((batch.m.mean(0) - want).abs() <= 4 * se + 1e-10).all()
 
 
+@pytest.mark.parametrize("goal", [J1(), JK(3), JK(4, "subset"), JK(3, "efm")], ids=names)
+def test_targets_are_fresh_for_every_draw(goal):
+    """Given the inputs, the targets of two draws are independent: their noise is not correlated over members."""
+    members, held = 4000, {"vary": ("targets",), "times": lambda u: torch.full_like(u, 0.2)}
+    m = training(goal, seed=2, **held).batch(range(members), 6).m[..., 0]
+    assert m.std(0).min() > 0.05
+    between = torch.corrcoef(m.mT) - torch.eye(6)
+    assert between.abs().max() <= 4 / math.sqrt(members)
+
+
 @pytest.mark.parametrize("K", [1, 2, 5])
 def test_draws_divide_the_covariance_by_K(K):
     x, t, count = torch.tensor([0.1, 0.2], dtype=torch.float64), 0.2, 40000

@@ -122,7 +122,7 @@ def test_the_length_of_training_has_its_words(made: Made) -> None:
     study = mlp_plane.Study(page.Run(made[0], 3, True, print))
     noise = 0.01 * torch.rand(3, 2, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     level = torch.tensor([0.5, 2.0, 3.0])
-    for scale, says in ((level[[1, 1, 1]], "holds after every length"), (level, "does not hold")):
+    for scale, says in ((level[[1, 1, 1]], "No dependence"), (level, "ratio depends")):
         mass = torch.stack([scale, torch.ones(3)], 1)[..., None] + noise
         said, table = mlp_plane._lengths(study, mass[1], mass[[0, 2]])
         assert says in said

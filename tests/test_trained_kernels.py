@@ -263,7 +263,6 @@ def test_blocks_of_sets_and_of_draws_change_nothing(monkeypatch):
     forms = ({"sets": 20}, {"form": "leading", "quadrature": 1 << 12})
     whole = [Linear(m, POINTS, PROCESS, draws=500, **o).root for o in forms]
     sgd = SGD(m, POINTS, PROCESS, lr=1e-3, batch=4, steps=50, quadrature=1 << 12, nodes=4).root
-    monkeypatch.setattr(linear_module, "CHUNK", 500 * 16 * 3)
     monkeypatch.setattr("vkernel.kernels.sgd.CHUNK", 1 << 13)
     monkeypatch.setattr(linear_module, "CHUNK", 1 << 14)
     for options, root in zip(forms, whole, strict=True):

@@ -378,9 +378,13 @@ def load_ensemble(path: Path | str, device: torch.device | str = "cpu") -> Ensem
         found = Ensemble(model, state, process.from_spec(about["process"]), tuple(about["shape"]), about["info"])
     except SafetensorError as error:
         raise InputError(f"{path / 'state.safetensors'} is damaged: {error}.") from None
-    except (KeyError, TypeError, AttributeError) as error:
+    except InputError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise InputError(f"{path / 'ensemble.json'} does not describe an ensemble: {error!r}.") from None
-    good = about.get("sha256") in (None, hashlib.sha256(raw).hexdigest()) and isinstance(found.info, dict)
+    good = isinstance(found.info, dict) and all(isinstance(k, int) for k in found.shape)
+    require(good, f"{path / 'ensemble.json'} does not describe an ensemble: its info or its shape is amiss.")
+    good = about.get("sha256") in (None, hashlib.sha256(raw).hexdigest())
     require(good, f"The two files in {path} do not belong together: was saving interrupted? Save the ensemble again.")
     return found
 
