@@ -69,6 +69,7 @@ _MODULES = (
     "rng",
     "sample",
     "score",
+    "study",
     "variance",
 )
 
@@ -120,6 +121,7 @@ __all__ = [
     "rng",
     "sample",
     "score",
+    "study",
     "train_ensemble",
     "variance",
     "variance_split",
@@ -165,6 +167,7 @@ if TYPE_CHECKING:
         rng,
         sample,
         score,
+        study,
         variance,
     )
     from vkernel.comparison import compare

@@ -27,7 +27,8 @@ from vkernel.covariance import Congruent, Covariance, Generator, Rounded, Scaled
 from vkernel.data import Empirical
 from vkernel.errors import InputError, require
 from vkernel.estimate import Estimate
-from vkernel.posterior import Engine, Posterior, Queries
+from vkernel.posterior import Engine, Posterior, Queries, Sharded
+from vkernel.posterior.pieces import Points
 from vkernel.posterior.result import PosteriorCovariance
 from vkernel.predictions import (
     Score,
@@ -82,7 +83,11 @@ class EmpiricalScore:
         self._frame = process if isinstance(process, Anisotropic) else None
         if self._frame is not None and self._frame.shape != self.data.shape:
             raise InputError(f"The data have shape {self.data.shape} but Γ acts on {self._frame.shape}.")
-        self._engine = Engine(self.data if self._frame is None else _Whitened(self.data, self._frame), memory)
+        if isinstance(self.data, Sharded):
+            own, first, ranks = self._seen(self.data.own), self.data.first, self.data.ranks
+            self._engine = Engine(own, memory, self._seen(self.data), first, ranks)
+        else:
+            self._engine = Engine(self._seen(self.data), memory)
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
         x, t = self._door(x, t)
@@ -125,6 +130,10 @@ class EmpiricalScore:
         scaled = scaled if self._frame is None else Congruent(scaled, self._frame.inverse_root)
         return scaled if x.dtype == torch.float64 else Rounded(scaled, x.dtype)
 
+    def _seen(self, data: Empirical) -> Points:
+        """The data as the engine sees them: in coordinates in which the noise is isotropic."""
+        return data if self._frame is None else _Whitened(data, self._frame)
+
     def __repr__(self) -> str:
         return f"EmpiricalScore({self.data!r}, {self.process!r})"
 
@@ -163,6 +172,7 @@ class EmpiricalScore:
         batch = x.shape[: x.ndim - k]
         # detach: the derivative is ours (below), not autograd's
         rows = x.detach().to(device, torch.float64).reshape(-1, self.data.d)
+        self._engine.ranks.same("The queries x and t", rows, t)  # first: what follows refuses by values
         require(bool(rows.isfinite().all()), "x holds NaN or infinite values: the score there has no meaning.")
         t = self.process.check(t)  # values are looked at here, where torch.func's wrappers are off
         alpha, var = (a.to(device).expand(batch).reshape(-1) for a in self._levels(t))
@@ -228,7 +238,7 @@ class _Unwhitened(Posterior):
 
     def sample(self, k: int, generator: Generator = None) -> Tensor:
         index = self.sample_indices(k, generator)
-        points = self._engine.data.data.take(index.flatten())  # type: ignore[attr-defined]
+        points = self._engine.whole.data.take(index.flatten())  # type: ignore[attr-defined]
         return points.to(self.device, self.dtype).reshape(index.shape + self.shape)
 
     def third(self, v: Tensor, u: Tensor) -> Tensor:

@@ -70,7 +70,13 @@ class LinearField(FiniteRank):
 
     def draw(self, members: int, generator: Generator = None) -> Field:
         require(members >= 1, f"A field is drawn for at least one member; got {members}.")
-        z = rng.randn((members, len(self.root)), rng.as_generator(generator), self.root.device, torch.float64)
+        return self.field(
+            rng.randn((members, len(self.root)), rng.as_generator(generator), self.root.device, torch.float64)
+        )
+
+    def field(self, z: Tensor) -> Field:
+        """The fields of given standard normals ``z (members, F o)``."""
+        members = len(z)
         delta = (z @ self.root).reshape(members, *self.mean.shape)
 
         def field(x: Tensor, t: Time) -> Tensor:

@@ -121,7 +121,7 @@ def _matching(x: Tensor, y: Tensor, p: float) -> tuple[Tensor, Tensor, Tensor]:
 
     With x_i matched to y_i, potentials are shortest paths: φ_i ≤ φ_k + c(i, k) - c(k, k), which has no negative cycle.
     """
-    from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
+    from scipy.optimize import linear_sum_assignment
 
     n, m = len(x), len(y)
     require(n == m, f"An exact matching needs as many points of a as of b, not {n} and {m}; kind='sliced' takes any.")

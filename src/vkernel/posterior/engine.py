@@ -27,7 +27,7 @@ Low dimension (d < 32) always takes rung 3: there the products cost less than th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -36,7 +36,7 @@ from torch import Tensor
 from vkernel.posterior.moments import Moments
 from vkernel.posterior.pieces import Few, Many, Part, Piece, Points, Queries, product
 
-__all__ = ["Engine", "free_memory"]
+__all__ = ["Alone", "Engine", "free_memory"]
 
 # One block of queries × one chunk of points on a CPU: few enough logits (32 MB) to stay near its caches, enough of
 # them that the barriers between threads do not count. On a GPU both follow from the memory alone.
@@ -45,6 +45,7 @@ COORDINATES = 1 << 25  # of one chunk: 128 MB
 NARROW = 32  # below this dimension everything is float64
 MARGIN = 16.0  # dropped points hold less than exp(-MARGIN) of the weight outside the heaviest point
 FAR = 10.0  # a coarse error beyond which float64's, 2^-29 of it, exceeds 1e-8
+LIGHT = -1e30  # log of weight zero: products with -inf are nan where a factor is 0, and exp(-1e30) is 0 too
 TOLERANCE = 1e-5  # of the mean, in units of the data's spread, for what rung 2 leaves in float32
 
 
@@ -59,15 +60,53 @@ def free_memory(device: torch.device) -> int:
         return 4 << 30
 
 
-class Engine:
-    """Posterior weights over ``data`` within ``memory`` bytes (default: a quarter of what is free)."""
+class Alone:
+    """One process that holds all the data: there is nobody to merge with. ``sharded.Ranks`` are many of them."""
 
-    def __init__(self, data: Points, memory: int | None = None) -> None:
-        self.data = data
-        self.memory = free_memory(data.device) // 4 if memory is None else int(memory)
+    sharing = 1  # processes that share the device's memory
+
+    def same(self, what: str, *tensors: Tensor) -> None:
+        """Refuse what differs between processes."""
+
+    def common(self, a: Tensor) -> Tensor:
+        """The first process's ``a``, for all."""
+        return a
+
+    def before(self, share: Callable[[], Tensor]) -> Tensor | float:
+        """The sum of the shares of the processes before this one."""
+        return 0.0
+
+    def fold(self, table: Tensor, join: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """The tables of all processes, joined in their order; one row for each query."""
+        return table
+
+    def merge(self, moments: Moments) -> Moments:
+        """The moments of all processes, merged in their order."""
+        return moments
+
+
+class Engine:
+    """Posterior weights over ``data`` within ``memory`` bytes (default: a quarter of what is free).
+
+    ``data`` is what this process holds: all of it, or the part of ``whole`` that begins at its point ``first``, and
+    then ``ranks`` are those that hold the rest. Everything below is about the part; what leaves the engine, by
+    ``moments`` and ``nearest``, is about the whole.
+    """
+
+    def __init__(
+        self,
+        data: Points,
+        memory: int | None = None,
+        whole: Points | None = None,
+        first: int = 0,
+        ranks: Alone | None = None,
+    ) -> None:
+        self.data, self.whole, self.first = data, data if whole is None else whole, first
+        self.ranks = Alone() if ranks is None else ranks
+        self.memory = free_memory(data.device) // (4 * self.ranks.sharing) if memory is None else int(memory)
         self.center = data.center
-        self.log_w = data.weights.log()
-        self.has_weights = bool((data.weights != data.weights[0]).any())
+        self.log_w = data.weights.log().clamp_min(LIGHT)
+        self.has_weights = bool((self.whole.weights != self.whole.weights[0]).any())
         big = data.device.type == "cuda"
         logits = self.memory // 64 if big else min(LOGITS, self.memory // 96)
         coordinates = self.memory // 64 if big else min(COORDINATES, self.memory // 96)
@@ -88,15 +127,15 @@ class Engine:
             self.half_square[start:stop] = y.square().sum(-1) / 2
             if self.kept is not None:
                 self._columns(self.kept[start:stop], y, start)
-        self.radius = float((2 * self.half_square.max()).sqrt())
+        self.radius = float((2 * self.half_square.max()).sqrt()) if n else 0.0
 
     def _columns(self, out: Tensor, y: Tensor, start: int) -> Tensor:
         """Fill ``out`` with ``[y - c, |y - c|²/2, log w]``: the right factor of the coarse product."""
         stop = start + len(y)
         out[:, : self.data.d] = y
         out[:, self.data.d] = self.half_square[start:stop]
-        if self.has_weights:  # finite, since products with -inf are nan where a factor is 0; exp(-1e30) is 0 too
-            out[:, self.data.d + 1] = self.log_w[start:stop].clamp_min(-1e30)
+        if self.has_weights:
+            out[:, self.data.d + 1] = self.log_w[start:stop]
         return out
 
     def _wide(self, start: int, stop: int) -> Part:
@@ -116,11 +155,13 @@ class Engine:
         return self._columns(torch.empty(len(y), self.width, dtype=torch.float32, device=y.device), y, start)
 
     def pieces(self, queries: Queries, thorough: bool = True) -> Iterator[tuple[slice, Piece]]:
-        """All weights of all queries: ``(block of queries, piece)``, the data read once.
+        """All weights of all queries over what is held here: ``(block of queries, piece)``, the data read once.
 
         ``thorough`` counts the dropped weight against what is *not* in the heaviest point, as covariances need;
         otherwise against all of it, which is enough for means, and cheaper.
         """
+        if self.data.n == 0:
+            return
         blocks = [slice(s, min(s + self.block, len(queries))) for s in range(0, len(queries), self.block)]
         ladders = [_Ladder(self, queries[block], thorough) for block in blocks]
         for start in range(0, self.data.n, self.chunk):
@@ -138,22 +179,27 @@ class Engine:
         The coarse products propose ``k + 16`` points, which are then evaluated exactly. A query whose last proposal
         is not clearly below its k-th answer, by the rounding of the coarse product, is done again in float64.
         """
-        empty = queries.x.new_zeros(0, k)
-        logits, indices = [empty], [empty.long()]
-        for start in range(0, len(queries), self.block):
-            block = queries[start : start + self.block]
-            ladder = _Ladder(self, block)
-            coarse, index = self._propose(ladder, min(k + 16, self.data.n), exact=self.data.d < NARROW)
-            logit, index = self._settle(block, index, k)
-            if self.data.d >= NARROW and k + 16 < self.data.n:
-                missed = ~(coarse[:, -1] + 2 * ladder.delta < logit[:, -1] - ladder.offset)
-                if bool(missed.any()):
-                    again = block[missed]
-                    _, wide = self._propose(_Ladder(self, again), k, exact=True)
-                    logit[missed], index[missed] = self._settle(again, wide, k)
-            logits.append(logit)
-            indices.append(index)
-        return torch.cat(logits), torch.cat(indices)
+        held = min(k, self.data.n)  # fewer than k where the whole is spread over many
+        table = queries.x.new_full((len(queries), 2 * k), -torch.inf)
+        for start in range(0, len(queries) if held else 0, self.block):
+            rows = slice(start, start + self.block)
+            logit, index = self._nearest(queries[rows], held)
+            table[rows, :held], table[rows, k : k + held] = logit, (self.first + index).double()
+        logits, indices = self.ranks.fold(table, heaviest).chunk(2, 1)
+        return logits.contiguous(), indices.long()
+
+    def _nearest(self, block: Queries, k: int) -> tuple[Tensor, Tensor]:
+        """The same for one block of queries and the points that are held here."""
+        ladder = _Ladder(self, block)
+        coarse, index = self._propose(ladder, min(k + 16, self.data.n), exact=self.data.d < NARROW)
+        logit, index = self._settle(block, index, k)
+        if self.data.d >= NARROW and k + 16 < self.data.n:
+            missed = ~(coarse[:, -1] + 2 * ladder.delta < logit[:, -1] - ladder.offset)
+            if bool(missed.any()):
+                again = block[missed]
+                _, wide = self._propose(_Ladder(self, again), k, exact=True)
+                logit[missed], index[missed] = self._settle(again, wide, k)
+        return logit, index
 
     def _propose(self, ladder: _Ladder, k: int, exact: bool) -> tuple[Tensor, Tensor]:
         best = torch.full((len(ladder.x), 0), -torch.inf, dtype=torch.float64, device=ladder.x.device)
@@ -180,7 +226,15 @@ class Engine:
     def moments(self, queries: Queries, want: frozenset[str] = frozenset(), vector: Tensor | None = None) -> Moments:
         """The moments of the posterior of every query; ``want`` ⊂ {"trace", "diag", "weights"}."""
         thorough = bool(want) or vector is not None
-        return reduce_moments(self.pieces(queries, thorough), len(queries), self.data, want, vector)
+        return self.ranks.merge(reduce_moments(self.pieces(queries, thorough), len(queries), self.data, want, vector))
+
+
+def heaviest(a: Tensor, b: Tensor) -> Tensor:
+    """Of two tables of logits and indices, ``(B, 2k)``, the k heaviest points; of equals those of ``a``."""
+    logit, index = (torch.cat(pair, 1) for pair in zip(a.chunk(2, 1), b.chunk(2, 1), strict=True))
+    logit, order = logit.sort(dim=1, descending=True, stable=True)
+    k = a.shape[1] // 2
+    return torch.cat([logit[:, :k], index.gather(1, order)[:, :k]], 1)
 
 
 def reduce_moments(
@@ -296,7 +350,7 @@ class _Ladder:
         logit = (self.x[rows] * (alpha / var)[:, None]) @ part.centred.mT
         logit -= (alpha.square() / var)[:, None] * part.half_square
         if self.engine.has_weights:
-            logit += self.engine.log_w[start:stop].clamp_min(-1e30)
+            logit += self.engine.log_w[start:stop]
         return Many(part, rows, logit, self.offset[rows])
 
 

@@ -167,8 +167,9 @@ class Few:
             out.index_add_(0, seg, k[:, None] * gap)
         return out
 
-    def normals(self, keys: Tensor) -> Tensor:
-        return rng.normals(keys[self.rows][self.segment], self.i)
+    def normals(self, keys: Tensor, first: int = 0) -> Tensor:
+        """The normals that belong to the pairs (query, point), where ``first`` is the data's first point."""
+        return rng.normals(keys[self.rows][self.segment], first + self.i)
 
     def padded(self) -> tuple[Tensor, Tensor]:
         """Logits and indices as ``(rows, most pairs)``, padded with -inf and 0: small, for sorting and sums."""
@@ -255,8 +256,9 @@ class Many:
             k = k * (product(v.to(y.dtype), y.mT) - (v * centre).sum(-1, keepdim=True).to(y.dtype))
         return product(k, y).double() - k.sum(1, keepdim=True).double() * centre
 
-    def normals(self, keys: Tensor) -> Tensor:
-        counter = torch.arange(self.part.start, self.part.start + self.logit.shape[1], device=keys.device)
+    def normals(self, keys: Tensor, first: int = 0) -> Tensor:
+        first += self.part.start
+        counter = torch.arange(first, first + self.logit.shape[1], device=keys.device)
         return rng.normals(keys[self.rows, None], counter)
 
     def padded(self) -> tuple[Tensor, Tensor]:

@@ -73,6 +73,10 @@ class Posterior:
         self._kept = kept
 
     def _moments(self, want: frozenset[str] = frozenset(), vector: Tensor | None = None) -> Moments:
+        return self._engine.ranks.merge(self._own_moments(want, vector))
+
+    def _own_moments(self, want: frozenset[str] = frozenset(), vector: Tensor | None = None) -> Moments:
+        """Those of the points that this process holds."""
         return reduce_moments(self._pieces(), len(self._queries), self._engine.data, want, vector)
 
     def _per_query(self, a: Tensor) -> Tensor:
@@ -118,12 +122,13 @@ class Posterior:
         )
         i = i.expand(self.batch).flatten()
         q = torch.arange(len(i), device=i.device)
-        logit = self._queries.exact_logits(self._engine.data, self._engine.log_w, q, i)
+        whole = self._engine.whole
+        logit = self._queries.exact_logits(whole, whole.weights.log(), q, i)
         return self._per_query((logit - self._first.log_z).exp())
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         """The ``k`` heaviest points: weights, descending, and indices, both ``(*batch, k)``."""
-        n = self._engine.data.n
+        n = self._engine.whole.n
         require(_whole(k) and 1 <= k <= n, f"top(k) needs 1 ≤ k ≤ n = {n}; got k = {k}.")
         logit, index = self._engine.nearest(self._queries, k)
         weight = (logit - self._first.log_z[:, None]).exp()
@@ -142,49 +147,60 @@ class Posterior:
         good = tuple(u.shape[1:]) == self.batch
         require(good, f"u has shape {tuple(u.shape)}; it must be (k, *batch) with batch {self.batch}.")
         k, count, device = len(u), len(self._queries), self._engine.data.device
-        u = u.to(device, torch.float64).reshape(k, count)
-        found = torch.zeros((k, count), dtype=torch.long, device=device)
-        missed = torch.ones((k, count), dtype=torch.bool, device=device)
+        n, first, ranks, log_z = self._engine.whole.n, self._engine.first, self._engine.ranks, self._first.log_z
+        u = ranks.common(u.to(device, torch.float64).reshape(k, count))
+        found = torch.full((k, count), n, dtype=torch.long, device=device)  # n: not found
         below = torch.zeros(count, dtype=torch.float64, device=device)
+        below += ranks.before(lambda: (self._own_moments().log_z - log_z).exp())
         best = torch.full((count,), -torch.inf, dtype=torch.float64, device=device)
         heaviest = torch.zeros(count, dtype=torch.long, device=device)
         for block, piece in self._pieces():
             rows = block.start + piece.rows
             logit, index = piece.padded()
-            cdf = (logit - self._first.log_z[rows, None]).exp().cumsum(1)
+            cdf = (logit - log_z[rows, None]).exp().cumsum(1)
             left = u[:, rows] - below[rows]
             hit = (left >= 0) & (left < cdf[:, -1])
             place = torch.searchsorted(cdf, left.mT.contiguous(), right=True).clamp_max(cdf.shape[1] - 1)
-            found[:, rows] = torch.where(hit, index.gather(1, place).mT, found[:, rows])
-            missed[:, rows] &= ~hit
+            found[:, rows] = torch.where(hit, first + index.gather(1, place).mT, found[:, rows])
             below[rows] += cdf[:, -1]
             top, at = logit.max(1)
-            heaviest[rows] = torch.where(top > best[rows], index.gather(1, at[:, None]).squeeze(1), heaviest[rows])
+            at = first + index.gather(1, at[:, None]).squeeze(1)
+            heaviest[rows] = torch.where(top > best[rows], at, heaviest[rows])
             best[rows] = torch.maximum(top, best[rows])
+        table = torch.cat([found.mT, heaviest[:, None], best[:, None]], 1)  # float64: exact for integers
+        *drawn, fallback, _ = ranks.fold(table, _earlier).unbind(1)
         # A draw beyond the last sum, by rounding or in the dropped share (< 1e-7), takes the heaviest point.
-        return torch.where(missed, heaviest, found).to(self.device).reshape(k, *self.batch)
+        draws = torch.stack([torch.where(i < n, i, fallback) for i in drawn]).long()
+        return draws.to(self.device).reshape(k, *self.batch)
 
     def sample(self, k: int, generator: Generator = None) -> Tensor:
         """``k`` independent draws of the training point itself, ``(k, *batch, *shape)``."""
         index = self.sample_indices(k, generator)
-        return self._engine.data.take(index.flatten()).to(self.device, self.dtype).reshape(index.shape + self.shape)
+        return self._engine.whole.take(index.flatten()).to(self.device, self.dtype).reshape(index.shape + self.shape)
 
     def _combine(self, coefficient: str, vectors: tuple[Tensor, ...] = (), keys: Tensor | None = None) -> Tensor:
         """Sum over points of a coefficient times (y - m), itself times (y - m)·v for each vector; float64."""
-        out = torch.zeros_like(self._queries.x)
+        out, first = torch.zeros_like(self._queries.x), self._first
         for block, piece in self._pieces():
-            weight = piece.weights(self._first.log_z[block])
+            weight = piece.weights(first.log_z[block])
             if coefficient == "gaussian":
                 assert keys is not None
-                weight = weight.sqrt() * piece.normals(keys[block])
-            part = piece.combine(self._first.mean[block], weight, tuple(v[block] for v in vectors))
+                weight = weight.sqrt() * piece.normals(keys[block], self._engine.first)
+            part = piece.combine(first.mean[block], weight, tuple(v[block] for v in vectors))
             out.index_add_(0, block.start + piece.rows, part)
-        return out
+        return self._engine.ranks.fold(out, torch.add)
 
     def third(self, v: Tensor, u: Tensor) -> Tensor:
         r""":math:`\sum_i r_i (y_i - m)\,((y_i - m) \cdot v)\,((y_i - m) \cdot u)`: the derivative of Cov (2.9)."""
         flat = [a.to(self._engine.data.device, torch.float64).reshape(self._queries.x.shape) for a in (v, u)]
+        self._engine.ranks.same("The vectors", *flat)
         return self._like_x(self._combine("weight", tuple(flat)))
+
+
+def _earlier(a: Tensor, b: Tensor) -> Tensor:
+    """Join two tables of draws: columns of indices, the smaller wins; then the heaviest point and its logit."""
+    heavier = torch.where(b[:, -1:] > a[:, -1:], b[:, -2:], a[:, -2:])
+    return torch.cat([torch.minimum(a[:, :-2], b[:, :-2]), heavier], 1)
 
 
 class PosteriorCovariance(Covariance):
@@ -222,4 +238,4 @@ class PosteriorCovariance(Covariance):
         """
         p = self.posterior
         keys = rng.keys((len(p._queries),), rng.as_generator(generator), p._engine.data.device)
-        return p._like_x(p._combine("gaussian", keys=keys))
+        return p._like_x(p._combine("gaussian", keys=p._engine.ranks.common(keys)))

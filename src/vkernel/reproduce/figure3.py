@@ -237,8 +237,8 @@ def _turns(mass: Tensor) -> str:
         seen = "notice direction" if change.low > 0 or change.high < 0 else "show no effect of direction"
         said.append(f"{kind.title()} features {seen}, {what}")
     return (
-        "The four points, the process and the exact score look the same from every direction; features on a square "
-        "grid need not. Mass away from the points at 45° less that at 0°, J1, converged, members paired over "
+        "When the points turn, the exact score turns with them and no mass changes; features on a square grid do not "
+        "turn. Mass away from the points at 45° less that at 0°, J1, converged, members paired over "
         f"rotations: {'; '.join(said)}."
     )
 

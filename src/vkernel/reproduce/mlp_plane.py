@@ -124,8 +124,8 @@ def brief(found: Estimate) -> str:
 def legend() -> str:
     """The regions in words."""
     return (
-        f"away: further than {NEAR:g} from every training point; arcs: of these, {RING[0]:g} < |x| < {RING[1]:g}; "
-        f"sides: of these, within {BESIDE:g} of the straight line between neighbours; centre: |x| < {CENTRE:g}"
+        f"away: further than {NEAR:g} from every training point; arcs: away and {RING[0]:g} < |x| < {RING[1]:g}; "
+        f"sides: away and within {BESIDE:g} of the straight line between neighbours; centre: |x| < {CENTRE:g}"
     )
 
 

@@ -1,8 +1,8 @@
 """What a study is: a TOML file, or a dictionary of the same form, checked at the door.
 
 =============  =====================================================================================================
-``[data]``     ``name`` of a toy set (``rotation`` for the square), ``path`` of a file, ``points``, or ``even = n`` evenly
-               spaced numbers on [-1, 1]; ``weights``
+``[data]``     ``name`` of a toy set (``rotation`` for the square), ``path`` of a file, ``points``, or ``even = n``
+               evenly spaced numbers on [-1, 1]; ``weights``
 ``[process]``  ``kind`` (vp, vpsong, cosine, ve, edm, flow, toy) and its numbers, such as ``eps``
 ``[model]``    ``kind`` linear (``features`` gaussian, fourier, polynomial or random; ``per_axis``, ``low``, ``high``),
                lazy (``kernel``, ``depth``, ``activation``, ``tau``) or mlp (``width``, ``depth``, ``lr``, …)
@@ -20,6 +20,7 @@ Every error names the key and says what would do.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import math
@@ -111,7 +112,7 @@ class ObjectiveTable(_Table):
 
     @model_validator(mode="after")
     def _whole(self) -> ObjectiveTable:
-        if not (self.K == math.inf or (self.K >= 1 and self.K == int(self.K))):
+        if not (math.inf == self.K or (self.K >= 1 and int(self.K) == self.K)):
             raise ValueError(f"K must be a whole number ≥ 1, or inf for J0; got {self.K!r}")
         return self
 
@@ -237,7 +238,7 @@ class Spec(_Table):
         """All cells of the grid, the last factor fastest; a cell that makes no sense is named in the error."""
         base = {t: getattr(self, t).model_dump(exclude_unset=True) for t in TABLES}
         for index in itertools.product(*(range(n) for n in self.shape)):
-            tables = json.loads(json.dumps(base))
+            tables = copy.deepcopy(base)
             labels = {}
             for factor, i in zip(self.grid, index, strict=True):
                 labels[factor.dim] = factor.coordinate[i]
@@ -262,7 +263,7 @@ def read(source: str | Path | dict[str, Any] | Spec, *, large: bool = False) -> 
     if isinstance(source, Spec):
         return source
     raw, name = (source, "the study") if isinstance(source, dict) else (_toml(Path(source)), str(source))
-    given = json.loads(json.dumps(raw))
+    given = copy.deepcopy(raw)
     bigger = given.pop("large", {})
     require(bigger or not large, f"{name} has no [large] table; run it without --large.")
     if large:
@@ -290,9 +291,10 @@ def _check(spec: Spec, name: str) -> None:
     for factor in spec.grid:
         known = factor.field.partition(".")[0] in TABLES
         require(known, f"{name}: grid: there is no field {factor.field!r}; fields begin with {', '.join(TABLES)}.")
-    for part in (spec.figure, spec.finding):
-        used = [] if part is None else [part.x, part.lines, part.y] if isinstance(part, Figure) else [*part.of, *part.to]
-        for dim in filter(None, used):
+    drawn, found = spec.figure, spec.finding
+    used = [drawn.x, drawn.lines, drawn.y] if drawn else []
+    for part in (used, [*found.of, *found.to] if found else []):
+        for dim in filter(None, part):
             require(dim in dims, f"{name}: there is no factor {dim!r}; there are {', '.join(dims) or 'none'}.")
     for condition in spec.conditions():
         linear = condition.model.kind == "linear"

@@ -1,0 +1,298 @@
+r"""One block of one condition: train its members, sample them, keep numbers. A pure function of (study, cell, block).
+
+Kept of every member m, from samples :math:`x` that start at the same places for all:
+
+==============  =================================================================================================
+``away``        share of samples farther than ``measure.away`` × half the least distance of training points from
+                every training point (moved to :math:`\alpha_\epsilon y`)
+``gap``         :math:`P(a < |x| < b)` in one dimension, if ``measure.gap = [a, b]``
+``nearest``     mean distance to the nearest training point
+``share``       share of samples nearest to each training point
+``density``     histogram over ±``measure.limit``, one or two dimensions
+``score``       the score at ``measure.places`` places and ``measure.times`` (one dimension)
+==============  =================================================================================================
+
+A member that diverged is NaN in all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vkernel import features, kernels, models, rng
+from vkernel.data import Empirical, toy
+from vkernel.ensemble import Ensemble, train_ensemble
+from vkernel.errors import InputError, require
+from vkernel.loaders import load
+from vkernel.models.base import Model
+from vkernel.objective import J0, JK, Objective
+from vkernel.process import Process
+from vkernel.process import from_spec as make_process
+from vkernel.sample import semiclassical
+from vkernel.sample.flow import march
+from vkernel.sample.frame import Frame
+from vkernel.study.spec import Condition, Spec
+
+__all__ = ["Quantity", "compute", "layout", "prepare"]
+
+MANY = 64  # training points whose shares are kept
+
+
+class Quantity:
+    """A labelled array of the store beyond factors and members: dimensions, their coordinates, and what it means."""
+
+    def __init__(self, about: str, unit: str = "", **coordinates: np.ndarray) -> None:
+        self.about, self.unit, self.coordinates = about, unit, coordinates
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(len(c) for c in self.coordinates.values())
+
+
+def layout(spec: Spec) -> dict[str, Quantity]:
+    """Which quantities a study keeps; all its training sets must have events of one shape."""
+    sets = [make_data(c) for c in spec.conditions()]
+    shapes = {data.shape for data in sets}
+    require(len(shapes) == 1, f"All training sets of a study must have events of one shape; got {sorted(shapes)}.")
+    d, most, m = math.prod(shapes.pop()), max(data.n for data in sets), spec.measure
+    found = {
+        "away": Quantity("share of samples away from every training point"),
+        "nearest": Quantity("mean distance to the nearest training point", "unit of x"),
+    }
+    if most <= MANY:
+        found["share"] = Quantity("share of samples nearest to each training point", point=np.arange(most))
+    if m.gap is not None:
+        require(d == 1, f"measure.gap is for one dimension; the data have {d}. measure.away is for any.")
+        found["gap"] = Quantity(f"share of samples with {m.gap[0]:g} < |x| < {m.gap[1]:g}")
+    if d <= 2:
+        centres = (np.arange(m.bins) + 0.5) * (2 * m.limit / m.bins) - m.limit
+        axes = {"x": centres} if d == 1 else {"y": centres, "x": centres}
+        found["density"] = Quantity("density of samples", "1 / unit of x" if d == 1 else "1 / unit of x²", **axes)
+    if m.times and m.places:
+        require(d == 1, f"measure.times and measure.places keep scores in one dimension; the data have {d}.")
+        places = np.linspace(-m.limit, m.limit, m.places)
+        found["score"] = Quantity("learned score", "1 / unit of x", time=np.asarray(m.times), place=places)
+    return found
+
+
+def prepare(spec: Spec) -> None:
+    """Make every object of every condition once, so that mistakes show before the first block."""
+    for condition in spec.conditions():
+        data, process = make_data(condition), _process(condition)
+        make_model(condition, data, process)
+        for t in condition.measure.times:
+            process.check(t)
+
+
+def compute(spec: Spec, condition: Condition, block: int) -> dict[str, np.ndarray]:
+    """The quantities of the members of a block, ``(members, …)``, with ``spec.threads`` threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(spec.threads)  # the order of sums, and with it the last bit, depends on it
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # what diverged is NaN in the store
+            return _compute(spec, condition, spec.members_of(block))
+    finally:
+        torch.set_num_threads(before)
+
+
+def _compute(spec: Spec, condition: Condition, members: range) -> dict[str, np.ndarray]:
+    device = _device(spec)
+    data, process = make_data(condition).to(device), _process(condition)
+    model = make_model(condition, data, process)
+    draws = _draws(condition, model)
+    ensemble = train_ensemble(
+        model,
+        data,
+        process,
+        members=list(members),
+        draws=draws,
+        objective=_objective(condition),
+        vary=condition.training.vary,
+        seed=spec.seed,
+        times=condition.training.times,
+        show=False,
+    )
+    start = _start(process, data, condition.sampler.samples, spec.seed).to(ensemble.dtype)
+    if condition.sampler.law == "members":
+        s = condition.sampler
+        x = ensemble.sample(x_T=start, steps=s.steps, method=s.method, spacing=s.spacing, show=False)
+    else:
+        x = _theory(spec, condition, model, data, process, draws, members, start)
+    found = _measured(x.double(), data, process, condition, layout(spec))
+    if "score" in layout(spec):
+        found["score"] = _scores(ensemble, condition)
+    return {name: value.cpu().numpy().astype(np.float64) for name, value in found.items()}
+
+
+def _measured(
+    x: Tensor, data: Empirical, process: Process, condition: Condition, wanted: dict[str, Quantity]
+) -> dict[str, Tensor]:
+    d, m = data.d, condition.measure
+    alpha = float(process.alpha(torch.tensor(process.eps, dtype=torch.float64)))
+    points = alpha * data.rows(0, data.n).double().reshape(data.n, d)
+    flat = x.reshape(*x.shape[:2], d)
+    bad = ~flat.isfinite().flatten(1).all(1)
+    distance, index = torch.cdist(flat.nan_to_num(), points).min(-1)
+    apart = torch.pdist(points.cpu())
+    radius = m.away * float(apart[apart > 0].min()) / 2 if bool((apart > 0).any()) else m.away / 2
+    found = {"away": (distance > radius).double().mean(1), "nearest": distance.mean(1)}
+    if "share" in wanted:
+        counts = torch.zeros(len(x), wanted["share"].shape[0], dtype=torch.float64, device=x.device)
+        found["share"] = counts.scatter_add_(1, index, torch.ones_like(distance)) / x.shape[1]
+        found["share"][:, data.n :] = torch.nan
+    if m.gap is not None:
+        size = flat[..., 0].abs()
+        found["gap"] = ((size > m.gap[0]) & (size < m.gap[1])).double().mean(1)
+    if "density" in wanted:
+        cell = ((flat + m.limit) * (m.bins / (2 * m.limit))).floor()
+        inside = ((cell >= 0) & (cell < m.bins)).all(-1)
+        where = cell.nan_to_num().clamp(0, m.bins - 1).long()
+        where = where[..., 0] if d == 1 else where[..., 1] * m.bins + where[..., 0]
+        counts = torch.zeros(len(x), m.bins**d, dtype=torch.float64, device=x.device)
+        counts.scatter_add_(1, where, inside.double())
+        density = counts / x.shape[1] * (m.bins / (2 * m.limit)) ** d
+        found["density"] = density.reshape(len(x), *wanted["density"].shape)
+    for value in found.values():
+        value[bad] = torch.nan
+    return found
+
+
+def _scores(ensemble: Ensemble, condition: Condition) -> Tensor:
+    m = condition.measure
+    places = torch.linspace(-m.limit, m.limit, m.places, dtype=ensemble.dtype, device=ensemble.device)[:, None]
+    return torch.stack([ensemble(places, t)[..., 0] for t in m.times], 1).double()
+
+
+def _theory(
+    spec: Spec,
+    condition: Condition,
+    model: Model,
+    data: Empirical,
+    process: Process,
+    draws: int | None,
+    members: range,
+    start: Tensor,
+) -> Tensor:
+    """Samples of Gaussian fields with the predicted mean and V, or of the semiclassical law, one for each member."""
+    assert isinstance(model, models.Linear)
+    assert draws is not None
+    V = _kernel(spec.to_json(), condition.index, condition.sampler.sets)
+    normals = [rng.stream(spec.seed, "study/field", m) for m in members]
+    z = torch.stack([rng.randn((len(V.root),), source, data.device, torch.float64) for source in normals])
+    s = condition.sampler
+    if s.law == "semiclassical":
+        mean, cov = semiclassical(V.s_avg, V, process, start, steps=s.steps, spacing=s.spacing)
+        return mean + torch.einsum("mf,f...->m...", z, cov.factors)  # type: ignore[attr-defined]
+    field = V.field(z)
+
+    def score(x: Tensor, t: float | Tensor) -> Tensor:
+        return V.s_avg(x, t) + field(x, t)
+
+    return march(Frame(score, process, start.expand(len(z), *start.shape), s.steps, s.spacing), s.method)
+
+
+@functools.lru_cache(maxsize=2)
+def _kernel(study: str, index: tuple[int, ...], sets: int) -> kernels.Linear:
+    """The predicted V of a condition, kept for its next block."""
+    spec = Spec(**json.loads(study))
+    condition = next(c for c in spec.conditions() if c.index == index)
+    data, process = make_data(condition).to(_device(spec)), _process(condition)
+    model = make_model(condition, data, process)
+    assert isinstance(model, models.Linear)
+    draws = _draws(condition, model)
+    assert draws is not None
+    return kernels.Linear(
+        model,
+        data,
+        process,
+        draws=draws,
+        objective=_objective(condition),
+        seed=spec.seed + 1,
+        times=condition.training.times,
+        sets=sets,
+    )
+
+
+def _start(process: Process, data: Empirical, n: int, seed: int) -> Tensor:
+    """x_T, the same for all members: quantiles in one dimension, Sobol's points in a few, random beyond."""
+    if data.d <= 8:
+        if data.d == 1:
+            u = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+        else:
+            engine = torch.quasirandom.SobolEngine(data.d, scramble=True, seed=rng.key(seed, "study/x_T") % 2**31)
+            u = engine.draw(n, dtype=torch.float64).clamp(1e-9, 1 - 1e-9)
+        sigma = process.sigma(torch.tensor(process.T, dtype=torch.float64))
+        return (sigma * torch.special.ndtri(u)).reshape(n, *data.shape).to(data.device)
+    source = rng.stream(seed, "study/x_T")
+    return process.prior((n, *data.shape), device=data.device, dtype=torch.float64, generator=source)
+
+
+# What the tables of a study mean
+
+
+def make_data(condition: Condition) -> Empirical:
+    """The training set of a condition."""
+    d = condition.data
+    if d.path is not None:
+        found = load(d.path)
+    elif d.name is not None:
+        found = toy(d.name, d.rotation)
+    else:
+        points = torch.linspace(-1, 1, d.even, dtype=torch.float64) if d.even else torch.tensor(d.points).double()
+        found = Empirical(points)
+    if d.weights is None:
+        return found
+    return Empirical(found.rows(0, found.n).reshape(found.n, *found.shape), weights=d.weights)
+
+
+def _process(condition: Condition) -> Process:
+    try:
+        return make_process(condition.process.model_dump())
+    except InputError as error:
+        raise InputError(f"process: {error}") from None
+
+
+def make_model(condition: Condition, data: Empirical, process: Process) -> Model:
+    """The model of a condition."""
+    m: Any = condition.model
+    if m.kind == "linear":
+        if m.features == "random":
+            count = m.per_axis ** (data.d + 1)
+            found: features.Features = features.random_fourier(count, data.d, process, length=m.length, generator=0)
+        else:
+            found = features.grid(m.features, m.per_axis, data.d, m.low, m.high, process)
+        return models.Linear(found, m.target, m.ridge)
+    if m.kind == "lazy":
+        kinds = {"ntk": models.NTK, "nngp": models.NNGP}
+        kernel = models.RBF(m.length) if m.kernel == "rbf" else kinds[m.kernel](m.depth, m.activation)
+        return models.Lazy(kernel, m.tau, m.target, init=m.init)
+    activation = "silu" if m.activation == "relu" and "activation" not in m.model_fields_set else m.activation
+    return models.MLP(m.width, m.depth, m.target, lr=m.lr, batch=m.batch, steps=m.steps, activation=activation)
+
+
+def _objective(condition: Condition) -> Objective:
+    o = condition.objective
+    return J0() if math.inf == o.K else JK(int(o.K), o.of)
+
+
+def _draws(condition: Condition, model: Model) -> int | None:
+    t = condition.training
+    if t.F_over_P is None:
+        return t.draws
+    assert isinstance(model, models.Linear)
+    return max(1, round(model.features.count / t.F_over_P))
+
+
+def _device(spec: Spec) -> torch.device:
+    if spec.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(spec.device)
