@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from scipy import linalg
+from scipy import integrate, linalg
 from torch import Tensor
 
 import vkernel as vk
@@ -17,6 +17,7 @@ from vkernel.ensemble import Ensemble
 from vkernel.errors import InputError
 from vkernel.kernels import SGD, FiniteRank, Linear, Measured, ValidityWarning
 from vkernel.kernels import linear as linear_module
+from vkernel.kernels.sgd import _relaxed, _tilted
 from vkernel.objective import J0, J1, VARIES, Training
 from vkernel.sample import effective_sde, pf_ode, semiclassical
 
@@ -287,6 +288,25 @@ def test_the_leading_order_is_its_formula_by_quadrature(target):
     assert abs(kernel.effective - learned) < 0.01 * learned
 
 
+def test_the_leading_order_in_the_plane_keeps_coordinates_in_order():
+    """The same draws as the kernel's, with gradients g_fa = ω b_a φ_f written out as vectors."""
+    m, P, Q = model(2, "x0", 0.05, 2, per_time=2), 900, 1 << 11
+    kernel = quietly(lambda: Linear(m, PLANE, PROCESS, draws=P, form="leading", quadrature=Q, seed=2))
+    batch = Training(PLANE, PROCESS, J0(), P, VARIES, 2).batch([0], Q)
+    x, t, F = batch.x[0], batch.t[0], m.features.count
+    mean, cov = moments(x, t, PLANE)
+    _, omega, y, unit = maps("x0", x, t, mean)
+    phi = m.features(x, t)
+    ridged = phi.mT @ (omega[:, None] * phi) / Q + 0.05 * torch.eye(F, dtype=torch.float64)
+    W = torch.linalg.solve(ridged, phi.mT @ (omega[:, None] * y) / Q)
+    g = torch.stack([torch.kron(phi[i], omega[i] * (y[i] - W.mT @ phi[i])) for i in range(Q)])
+    noise = sum(torch.kron(torch.outer(phi[i], phi[i]), (omega[i] * unit[i]) ** 2 * cov[i]) for i in range(Q)) / Q
+    inverse = torch.kron(torch.linalg.inv(ridged).contiguous(), torch.eye(2, dtype=torch.float64))
+    for got, middle in ((kernel.target_noise, noise), (kernel.misfit, torch.cov(g.mT, correction=0))):
+        want = inverse @ middle @ inverse / P
+        torch.testing.assert_close(got, want, rtol=1e-7, atol=1e-9 * float(want.max()))
+
+
 def test_forms_differ_by_the_next_order_in_one_over_P():
     m = model(4, ridge=1e-3)
     want = Leading(m)
@@ -514,6 +534,32 @@ def test_long_descents_solve_the_equation_of_lyapunov(stationary):
     torch.testing.assert_close(kernel.mean[:, 0], hand.W, rtol=0.05, atol=0.02 * float(hand.W.abs().max()))
 
 
+def test_between_nodes_the_noise_is_linear():
+    """Two nodes: lr/B ∫ e^{-A(τ-u)} [N(0) + (N(τ) - N(0)) u/τ] e^{-A(τ-u)} du, by the rule of Simpson."""
+    kernel = sgd(100, "J0", nodes=2, quadrature=1 << 16)
+    hand, tau = Leading(COSINES), kernel.tau
+    rho, Q = np.linalg.eigh(hand.sigma.numpy())
+    W = Q @ ((1 - np.exp(-rho * tau)) / rho * (Q.T @ (hand.sigma @ hand.W).numpy()))
+    ends = [hand.misfit(w).numpy() for w in (torch.zeros(16, dtype=torch.float64), torch.from_numpy(W))]
+    u = np.linspace(0, tau, 1001)
+    values = []
+    for v in u:
+        decay = Q @ np.diag(np.exp(-rho * (tau - v))) @ Q.T
+        values.append(decay @ (ends[0] + (ends[1] - ends[0]) * v / tau) @ decay)
+    want = LR / BATCH * integrate.simpson(np.array(values), x=u, axis=0)
+    got = (kernel.root @ kernel.root).numpy()
+    assert np.linalg.norm(got - want) < 0.02 * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-9, 1e-5, 9e-4, 1.1e-3, 0.3, 40.0])
+def test_integrals_of_the_exponential(rate):
+    h, r = 1.7, torch.tensor(rate, dtype=torch.float64)
+    whole = integrate.quad(lambda v: math.exp(-rate * (h - v)), 0, h, epsabs=0)[0]
+    tilted = integrate.quad(lambda v: math.exp(-rate * (h - v)) * v / h, 0, h, epsabs=0)[0]
+    assert float(_relaxed(r, h)) == pytest.approx(whole, rel=1e-8)
+    assert float(_tilted(r, h)) == pytest.approx(tilted, rel=1e-8)
+
+
 def test_the_first_step_scatters_by_the_noise_of_one_gradient():
     """At small τ Cov = (lr/B) τ N(0): one step of SGD from W = 0 scatters by lr² Cov[ω y φ]/B."""
     kernel = sgd(1, lr=1e-4, quadrature=1 << 16, nodes=3)
@@ -606,6 +652,14 @@ def test_measured_fields_have_the_measured_covariance(measured, path):
     want = torch.cov(measured.ensemble(x, 0.2)[..., 0].mT)
     se = ((want.diagonal()[:, None] * want.diagonal() + want**2) / M).sqrt()
     assert ((v.mT @ v / M - want).abs() <= 5 * se).all()
+
+
+def test_a_measured_field_is_a_sum_of_deviations(measured):
+    z = torch.randn(3, 40, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    s = measured.ensemble(X, 0.2)
+    want = torch.einsum("km,mna->kna", z, s - s.mean(0)) / math.sqrt(39)
+    got = measured.draw(3, 6)(X.expand(3, *X.shape), 0.2)
+    torch.testing.assert_close(got, want, rtol=1e-7, atol=1e-7 * float(want.abs().max()))
 
 
 def test_measured_kernels_drive_the_effective_dynamics(measured):

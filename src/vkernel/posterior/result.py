@@ -168,10 +168,10 @@ class Posterior:
             heaviest[rows] = torch.where(top > best[rows], at, heaviest[rows])
             best[rows] = torch.maximum(top, best[rows])
         table = torch.cat([found.mT, heaviest[:, None], best[:, None]], 1)  # float64: exact for integers
-        *drawn, fallback, _ = ranks.fold(table, _earlier).unbind(1)
+        table = ranks.fold(table, _earlier)
         # A draw beyond the last sum, by rounding or in the dropped share (< 1e-7), takes the heaviest point.
-        draws = torch.stack([torch.where(i < n, i, fallback) for i in drawn]).long()
-        return draws.to(self.device).reshape(k, *self.batch)
+        index = torch.where(table[:, :k] < n, table[:, :k], table[:, k, None]).long()
+        return index.mT.to(self.device).reshape(k, *self.batch)
 
     def sample(self, k: int, generator: Generator = None) -> Tensor:
         """``k`` independent draws of the training point itself, ``(k, *batch, *shape)``."""

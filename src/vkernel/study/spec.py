@@ -255,7 +255,7 @@ class Spec(_Table):
 
     def to_json(self) -> str:
         """The whole study, one line; two studies are the same if these are."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return json.dumps(self.model_dump(), sort_keys=True)
 
 
 def read(source: str | Path | dict[str, Any] | Spec, *, large: bool = False) -> Spec:
