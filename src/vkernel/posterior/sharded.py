@@ -204,12 +204,12 @@ class Ranks(Alone):
 def _packed(moments: Moments) -> Tensor:
     """All that was asked for as one table, a row for each query."""
     present = (getattr(moments, f.name) for f in fields(moments))
-    return torch.cat([a.reshape(len(a), -1) for a in present if a is not None], 1)
+    return torch.cat([a if a.ndim == 2 else a[:, None] for a in present if a is not None], 1)
 
 
 def _unpacked(table: Tensor, like: Moments) -> Moments:
     present = {f.name: a for f in fields(like) if (a := getattr(like, f.name)) is not None}
-    columns = table.split([a[:1].numel() if len(a) else a.shape[1:].numel() for a in present.values()], 1)
+    columns = table.split([1 if a.ndim == 1 else a.shape[1] for a in present.values()], 1)
     return Moments(**{k: c.reshape(-1, *a.shape[1:]) for (k, a), c in zip(present.items(), columns, strict=True)})
 
 
@@ -298,11 +298,12 @@ def _cut(data: Empirical, first: int, stop: int, weights: Tensor) -> Empirical:
 
 
 def _held(data: Empirical, first: int, stop: int, weights: Tensor) -> Empirical:
-    """The same points with weights that are not normalised: of memory a copy, of a file a view."""
+    """The same with weights that are not normalised: of a file a view, of memory a copy, which lets go of the rest."""
     part = copy.copy(data)
     part.n, part.weights = stop - first, weights.to(data.device)
     if isinstance(data._store, Tensor):
-        part._store = data._store[first:stop].clone()
+        rows = data._store[first:stop]
+        part._store = rows.clone() if rows.untyped_storage().nbytes() > rows.nbytes else rows
     elif data._index is None:
         part._store = data._store[first:stop]  # type: ignore[assignment]
     else:
