@@ -4,10 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # VKERNEL_DATA and VKERNEL_MODELS, where set, say where real data and other people's networks lie.
-.PHONY: reproduce test test-all lint docs bench clean
+.PHONY: reproduce reproduce-all test test-all lint docs bench clean
 
 reproduce: $(STAMP)
 	$(BIN)/vkernel reproduce --out out
+
+# Adds the shipped studies; it may be stopped, and goes on when called again.
+reproduce-all: $(STAMP)
+	$(BIN)/vkernel reproduce --out out --all
 
 test: lint
 	$(BIN)/pytest

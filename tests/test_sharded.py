@@ -6,6 +6,7 @@ Worlds of gloo processes answer every question that the parent, unsharded, answe
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -79,11 +80,17 @@ def weighted(shard: Shard, folder: Path) -> dict[str, Tensor]:
     return ask(shard(vk.Empirical(points, weights)), vk.EDM(), normal(5, 3, seed=2), 0.7)
 
 
+def light(shard: Shard, folder: Path) -> dict[str, Tensor]:
+    """The same in many dimensions, where few points are held as pairs."""
+    weights = torch.tensor([0, 0, 0, 0, 0, 1, 2, 0, 3, 0.0])
+    return ask(shard(vk.Empirical(normal(10, 40, seed=0), weights)), vk.VP(), normal(5, 40, seed=2), 0.1)
+
+
 def collapsed(shard: Shard, folder: Path) -> dict[str, Tensor]:
     """So little noise that one point holds almost all the weight: covariances of 1e-20 are right too."""
     points = normal(30, 2, seed=0)
     x = points[[3, 17, 29]] + 0.02 * normal(3, 2, seed=1)
-    return ask(shard(points), vk.EDM(), x, 0.1)
+    return ask(shard(points), vk.EDM(), x, 0.03)
 
 
 def few(shard: Shard, folder: Path) -> dict[str, Tensor]:
@@ -120,7 +127,7 @@ def parts(shard: Shard, folder: Path) -> dict[str, Tensor]:
     return ask(data, vk.VP(), normal(4, 2, seed=1), 0.2)
 
 
-SETS = {f.__name__: f for f in (plane, weighted, collapsed, few, single, images, anisotropic, parts)}
+SETS = {f.__name__: f for f in (plane, weighted, light, collapsed, few, single, images, anisotropic, parts)}
 
 
 def refused(question: Callable[[], object]) -> str:
@@ -244,12 +251,12 @@ def whole(data: object, *, scale: object = None) -> vk.Empirical:
 @pytest.mark.parametrize("name", SETS)
 def test_many_processes_give_the_posterior_of_one(world: list, folder: Path, name: str) -> None:
     expected = SETS[name](whole, folder)
-    exact = name != "images"  # there the coarse product is float32, and shards drop other points
+    exact = name not in ("images", "light")  # there the coarse product is float32, and shards drop other points
     got = world[0][0][name]
     assert got.keys() == expected.keys()
     for key, value in expected.items():
         close = (
-            {"rtol": 1e-9, "atol": 1e-11} if exact and value.dtype == torch.float64 else {"rtol": 2e-5, "atol": 2e-5}
+            {"rtol": 1e-9, "atol": 1e-11} if exact and value.dtype == torch.float64 else {"rtol": 1e-5, "atol": 1e-5}
         )
         torch.testing.assert_close(got[key], value, **close, msg=lambda m, key=key: f"{key}: {m}")
 
@@ -302,8 +309,6 @@ SENTENCES = {
 
 @pytest.mark.parametrize("case", SENTENCES)
 def test_all_ranks_refuse_with_a_sentence(world: list, case: str) -> None:
-    import re
-
     for _, _, sentences in world:
         assert re.search(SENTENCES[case], sentences[case]), sentences[case]
 
@@ -314,26 +319,19 @@ def test_sharding_needs_processes() -> None:
     assert issubclass(Sharded, vk.Empirical)
 
 
-SCRIPT = """
-import torch, torch.distributed as dist, vkernel as vk
-dist.init_process_group("gloo")
-points = torch.arange(10.0).reshape(5, 2)
-x = torch.ones(3, 2)
-mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
-s = vk.EmpiricalScore(vk.posterior.shard(points, mesh), vk.VP())(x, 0.3)
-torch.testing.assert_close(s, vk.EmpiricalScore(points, vk.VP())(x, 0.3))
-print("rank", dist.get_rank(), "agrees", flush=True)
-dist.destroy_process_group()
-"""
-
-
-def test_torchrun(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "script.py"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def test_the_script_of_the_how_to_runs_under_torchrun(folder: Path) -> None:
+    page = Path(__file__).resolve().parent.parent / "docs" / "howto" / "many_devices.md"
+    script = re.search(r"^```py\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert script is not None
+    (folder / "score.py").write_text(script[1])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "score.py"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     run = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
     )
     assert run.returncode == 0, run.stderr
-    assert "rank 0 agrees" in run.stdout
-    assert "rank 1 agrees" in run.stdout
+    process, data = vk.VP(), vk.Empirical(np.load(folder / "images.npy"), scale=(-1, 1))
+    x = vk.sample.pf_ode(
+        vk.EmpiricalScore(data, process), process, process.prior((16, *data.shape), generator=0), steps=50
+    )
+    torch.testing.assert_close(torch.load(folder / "samples.pt"), x, rtol=1e-3, atol=1e-3)

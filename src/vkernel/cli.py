@@ -130,11 +130,14 @@ def _device(name: str) -> Any:
 def reproduce(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the figures and index.html go.")] = Path("out"),
     seed: Annotated[int, typer.Option(help="Seed of all draws.")] = 0,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Add the shipped studies; stop it whenever you like, run again to go on.")
+    ] = False,
 ) -> None:
     """Make the figures of the paper, and what the paper could not draw, with a page that says what each shows."""
     from vkernel.reproduce import run
 
-    run(out, seed=seed)
+    run(out, seed=seed, everything=everything)
 
 
 study = typer.Typer(help="Declared sweeps over ensembles, which survive being killed.", no_args_is_help=True)
@@ -144,7 +147,7 @@ StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="The folder
 
 @study.command("run")
 def study_run(
-    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="The study, a TOML file.")],
+    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="The study: a TOML file, or a name of study list.")],
     store: Annotated[Path, typer.Option(metavar="FOLDER", help="Where results go; run again to go on.")],
     runner: Annotated[str, typer.Option(help="inline (this process), or ray (a cluster).")] = "inline",
     address: Annotated[
@@ -164,6 +167,16 @@ def study_run(
     typer.echo(f"results are in {store}")
 
 
+@study.command("list")
+def study_list() -> None:
+    """The studies that come with the package; study run takes their names, or their files."""
+    from vkernel.study import read
+    from vkernel.study.shipped import studies
+
+    for name, path in studies().items():
+        typer.echo(f"{name}: {read(path).question}\n  {path}")
+
+
 @study.command("status")
 def study_status(store: StoreArgument) -> None:
     """How much of a study is computed, condition by condition."""
@@ -173,8 +186,8 @@ def study_status(store: StoreArgument) -> None:
     spec, done = report.spec_of(found), found["done"].values
     typer.echo(f"{spec.title}: {int(done.sum())} of {done.size} blocks of {spec.block} members")
     for condition in spec.conditions():
-        made = int(done[condition.index].sum())
-        typer.echo(f"  {condition}: {min(made * spec.block, spec.members)} of {spec.members} members")
+        made = sum(len(spec.members_of(b)) for b in range(spec.blocks) if done[(*condition.index, b)])
+        typer.echo(f"  {condition}: {made} of {spec.members} members")
 
 
 @study.command("show")

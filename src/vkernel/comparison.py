@@ -136,7 +136,7 @@ def _pairs(ens: Any, V: Any) -> list[tuple[Ensemble, Kernel]]:
         good = e.process == ensembles[0].process and e.shape == ensembles[0].shape
         require(good, "All ensembles must have the same process and the same event shape.")
         finite = len(e) - len(e.diverged)
-        require(finite >= 4, f"A comparison needs at least four finite members; there are {finite}.")
+        require(finite >= 5, f"A comparison needs at least five finite members; there are {finite}.")
     return list(zip(ensembles, kernels, strict=True))
 
 

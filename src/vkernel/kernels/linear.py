@@ -95,7 +95,8 @@ class Linear(LinearField):
 
     ``form`` is "given-inputs" (averaged over ``sets`` sets of inputs) or "leading" (expectations over ``quadrature``
     draws). ``objective``, ``vary``, ``seed`` and ``times`` as for :func:`~vkernel.ensemble.train_ensemble`. The two
-    terms are ``target_noise`` and ``misfit``, covariances of W.
+    terms are ``target_noise`` and ``misfit``, covariances of W. With the seed of an ensemble the kernel sees that
+    ensemble's inputs; give another one for a prediction that owes it nothing.
     """
 
     def __init__(

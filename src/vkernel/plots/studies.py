@@ -52,7 +52,7 @@ def value_curves(
     if far:
         ax.set_xscale("log")
     if not numeric:
-        ax.set_xticks(at, [str(v) for v in values])
+        ax.set_xticks(at, [_tick(v) for v in values])
     elif far:
         ax.set_xticks(*(plain_ticks(at) if len(at) > 8 else (sorted(at), [f"{v:g}" for v in sorted(at)])))
         ax.minorticks_off()

@@ -46,15 +46,16 @@ HASHED = 1 << 22  # numbers hashed at once
 
 
 def shard(data: Any, mesh: Any = None, *, whole: bool = True, weights: Any = None, scale: Any = None) -> Sharded:
-    """The training set spread over the processes of ``mesh``: a set that :class:`~vkernel.EmpiricalScore` accepts.
+    """The training set spread over the processes of ``mesh``, as :class:`~vkernel.score.EmpiricalScore` takes it.
 
     All processes call this together, and then everything that uses the result, with the same arguments.
 
     ``data``
-        an :class:`~vkernel.Empirical`, or a tensor, array or memory map ``(n, *shape)`` with ``weights`` and ``scale``
-        as there. With ``whole=True`` every process describes the whole set and keeps its own rows; of a memory map it
-        reads those alone (and three others, to see that all mean the same file). With ``whole=False`` every process
-        brings its own part, at least one point, in the order of the ranks; ``weights`` are then on one common scale.
+        an :class:`~vkernel.data.Empirical`, or a tensor, array or memory map ``(n, *shape)`` with ``weights`` and
+        ``scale`` as there. With ``whole=True`` every process describes the whole set and keeps its own rows; of a
+        memory map it reads those alone (and three more, to see that all mean the same file). With ``whole=False``
+        every process brings its own part, at least one point, in the order of the ranks; ``weights`` are then on one
+        common scale.
     ``mesh``
         a one-dimensional ``DeviceMesh``, whose device the data move to; a ``ProcessGroup``; or ``None`` for the default
         group. Messages travel by NCCL where that is the group's backend, else by the CPU.

@@ -8,6 +8,7 @@ order, workers or interruptions.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,8 @@ def run(
     with Store.open(store, found) as opened:
         missing = opened.missing()
         with Table(found, opened.done, show=show) as table:
-            for condition, block, values in runners.RUNNERS[runner](found, missing, address):
-                opened.write(condition, block, values)
-                table.advance(condition, block)
+            with contextlib.closing(runners.RUNNERS[runner](found, missing, address)) as results:
+                for condition, block, values in results:
+                    opened.write(condition, block, values)
+                    table.advance(condition, block)
         return opened.dataset()

@@ -23,7 +23,8 @@ class Table:
     def __init__(self, spec: Spec, done: np.ndarray, *, show: bool = True) -> None:
         self.spec, self.show = spec, show
         self.conditions = list(spec.conditions())
-        self.counts = {c.index: int(done[c.index].sum()) for c in self.conditions}
+        sizes = np.array([len(spec.members_of(b)) for b in range(spec.blocks)])
+        self.counts = {c.index: int(sizes[done[c.index]].sum()) for c in self.conditions}
         self.total, self.before = len(self.conditions) * spec.blocks, int(done.sum())
         self.now, self.start, self.said = self.before, time.monotonic(), time.monotonic()
         self.last: tuple[int, ...] | None = None
@@ -49,7 +50,7 @@ class Table:
     def advance(self, condition: Condition, block: int) -> None:
         """One more block is in the store."""
         self.now += 1
-        self.counts[condition.index] += 1
+        self.counts[condition.index] += len(self.spec.members_of(block))
         self.last = condition.index
         if self.live is not None:
             self.live.update(self.render())
@@ -79,7 +80,7 @@ class Table:
         at = next((i for i, c in enumerate(self.conditions) if c.index == self.last), 0)
         first = max(0, min(at - ROWS // 2, len(self.conditions) - ROWS))
         for condition in self.conditions[first : first + ROWS]:
-            made = min(self.counts[condition.index] * self.spec.block, self.spec.members)
+            made = self.counts[condition.index]
             cells = [f"{v:g}" if isinstance(v, float) else str(v) for v in condition.labels.values()]
             table.add_row(*cells, ProgressBar(self.spec.members, made, width=24), f"{made}/{self.spec.members}")
         return table

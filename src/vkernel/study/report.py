@@ -15,19 +15,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from vkernel.errors import require
+from vkernel.errors import InputError, require
 from vkernel.estimate import Estimate, student_quantile
 from vkernel.study.spec import Spec
 
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["figure", "finding", "means", "sentence", "spec_of", "table"]
+__all__ = ["figure", "finding", "means", "sentence", "spec_of", "table", "text"]
 
 
 def spec_of(ds: xarray.Dataset) -> Spec:
     """The study that made the results."""
-    return Spec(**json.loads(ds.attrs["vkernel_study"]))
+    try:
+        return Spec(**json.loads(ds.attrs["vkernel_study"]))
+    except ValueError as error:  # ValidationError is one
+        version = ds.attrs.get("vkernel")
+        said = str(error).splitlines()[0]
+        raise InputError(f"The store holds a study that cannot be read ({said}); vkernel {version} made it.") from None
 
 
 def scalars(ds: xarray.Dataset) -> list[str]:
@@ -46,9 +51,10 @@ def means(ds: xarray.Dataset) -> xarray.Dataset:
             continue
         values = ds[name].load()
         count = values.notnull().sum("member")
-        mean, se = values.mean("member"), values.std("member", ddof=1) / np.sqrt(count)
-        least = int(count.min())
-        half = student_quantile(max(least - 1, 1)) * se
+        mean = values.mean("member")
+        variance = ((values - mean) ** 2).sum("member") / (count - 1).where(count > 1)
+        se = np.sqrt(variance / count.where(count > 0))
+        half = xarray.apply_ufunc(np.vectorize(lambda n: student_quantile(max(int(n) - 1, 1))), count) * se
         about = ds[name].attrs
         out |= {str(name): mean.assign_attrs(about), f"{name}_se": se, f"{name}_low": mean - half}
         out |= {f"{name}_high": mean + half, f"{name}_members": count}
@@ -83,7 +89,7 @@ def _cell(ds: xarray.Dataset, name: str, where: dict[str, Any]) -> np.ndarray:
         require(label in known, f"finding: {dim} has no value {label!r}; it has {known}.")
     chosen = ds[name].sel(where)
     others = [d for d in chosen.dims if d != "member"]
-    return np.asarray(chosen.mean(others).values, dtype=np.float64)
+    return np.asarray(chosen.mean(others, skipna=False).values, dtype=np.float64)  # a member counts whole
 
 
 def sentence(ds: xarray.Dataset) -> str:
@@ -134,10 +140,10 @@ def figure(ds: xarray.Dataset) -> Any:
     others = [f.dim for f in spec.grid if f.dim not in keep]
     pick = dict.fromkeys(others, 0)  # factors that are not drawn: their first value
     parts = {k: found[f"{name}{k}"].isel(pick).transpose(*keep) for k in ("", "_se", "_low", "_high")}
-    held = ", ".join(f"{d} = {_text(ds[d].values[0])}" for d in others)
+    held = ", ".join(f"{d} = {text(ds[d].values[0])}" for d in others)
     title = (wanted.title if wanted and wanted.title else spec.title) + (f" ({held})" if held else "")
     about = str(ds[name].attrs.get("long_name", name))
-    axis = {f.dim: f.dim.replace("_over_", "/") for f in spec.grid}
+    axis = {f.dim: f.about or f.dim.replace("_over_", "/") for f in spec.grid}
     if wanted and wanted.y:
         return studies.phase_diagram(
             ds[x].values.tolist(),
@@ -147,7 +153,7 @@ def figure(ds: xarray.Dataset) -> Any:
             names=(axis[x], axis[wanted.y], about),
             title=title,
         )
-    labels = [_text(v) for v in ds[wanted.lines].values] if wanted and wanted.lines else None
+    labels = [text(v) for v in ds[wanted.lines].values] if wanted and wanted.lines else None
     return studies.value_curves(
         ds[x].values.tolist(),
         *(parts[k].values for k in ("", "_low", "_high")),
@@ -159,7 +165,8 @@ def figure(ds: xarray.Dataset) -> Any:
     )
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
+    """A value of a factor as a reader sees it."""
     if isinstance(value, float | np.floating):
         return "∞" if value == math.inf else f"{value:g}"
     return str(value)

@@ -8,7 +8,7 @@ processor are in flight, so that results do not pile up.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
@@ -20,18 +20,18 @@ from vkernel.study.work import compute
 __all__ = ["RUNNERS", "inline", "ray"]
 
 Work = list[tuple[Condition, int]]
-Result = tuple[Condition, int, dict[str, np.ndarray]]
+Results = Generator[tuple[Condition, int, dict[str, np.ndarray]], None, None]
 AHEAD = 2
 RETRIES = -1  # a lost worker's block is tried again for as long as there is a cluster
 
 
-def inline(spec: Spec, missing: Work, address: str | None = None) -> Iterator[Result]:
+def inline(spec: Spec, missing: Work, address: str | None = None) -> Results:
     """One block after the other, here."""
     for condition, block in missing:
         yield condition, block, compute(spec, condition, block)
 
 
-def ray(spec: Spec, missing: Work, address: str | None = None) -> Iterator[Result]:
+def ray(spec: Spec, missing: Work, address: str | None = None) -> Results:
     """One task per block on a Ray cluster, in the order in which they finish."""
     try:
         import ray as cluster
@@ -74,4 +74,4 @@ def _get(cluster: Any, reference: Any) -> dict[str, np.ndarray]:
         raise error.cause if isinstance(error.cause, InputError) else error from None
 
 
-RUNNERS: dict[str, Callable[[Spec, Work, str | None], Iterator[Result]]] = {"inline": inline, "ray": ray}
+RUNNERS: dict[str, Callable[[Spec, Work, str | None], Results]] = {"inline": inline, "ray": ray}

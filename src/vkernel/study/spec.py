@@ -3,14 +3,16 @@
 =============  =====================================================================================================
 ``[data]``     ``name`` of a toy set (``rotation`` for the square), ``path`` of a file, ``points``, or ``even = n``
                evenly spaced numbers on [-1, 1]; ``weights``
-``[process]``  ``kind`` (vp, vpsong, cosine, ve, edm, flow, toy) and its numbers, such as ``eps``
+``[process]``  ``kind`` (vp, vpsong, cosine, ve, edm, flow, toy) and its numbers, such as ``eps``; or ``cutoff``, the
+               sigma/alpha that is left at eps, to compare processes at equal noise
 ``[model]``    ``kind`` linear (``features`` gaussian, fourier, polynomial or random; ``per_axis``, ``low``, ``high``),
                lazy (``kernel``, ``depth``, ``activation``, ``tau``) or mlp (``width``, ``depth``, ``lr``, …)
 ``[training]`` ``draws`` P or ``F_over_P`` (linear models), ``times``, ``vary``
 ``[objective]``  ``K`` targets averaged: 1 is J1, inf is J0; ``of`` draws, subset or efm
 ``[sampler]``  ``samples``, ``steps``, ``method``, ``spacing``; ``law`` members, field or semiclassical
 ``[measure]``  what is kept of each member: ``gap``, ``away``, ``bins`` …
-``[grid]``     any field of these, ``"table.field" = [values]`` or ``{name = …, values = […], labels = […]}``
+``[grid]``     any field of these, ``"table.field" = [values]`` or ``{name = …, values = […], labels = […]}``, where
+               ``about`` is what an axis says; a whole table is a factor too: ``data = {values = [{…}, {…}], …}``
 ``[large]``    the same fields with other values, for ``--large``
 ``[figure]``, ``[finding]``   what is drawn and which two conditions are compared
 =============  =====================================================================================================
@@ -29,12 +31,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from vkernel.errors import InputError, require
+from vkernel.process import from_spec as make_process
+from vkernel.study.shipped import find
 
 __all__ = ["Condition", "Factor", "Spec", "read"]
 
+TAKEN = {"member", "x", "y", "time", "place", "point", "block", "done"} | {
+    "away", "gap", "nearest", "share", "density", "score",
+}  # fmt: skip
 TABLES = ("data", "process", "model", "training", "objective", "sampler", "measure")
 
 
@@ -66,6 +74,21 @@ class ProcessTable(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
     kind: str = "vp"
 
+    def with_eps(self) -> ProcessTable:
+        """The table with the eps that a ``cutoff`` asks for."""
+        given = self.model_dump()
+        cutoff = given.pop("cutoff", None)
+        if cutoff is None:
+            return self
+        require("eps" not in given, "process: give eps or cutoff, not both.")
+        good = isinstance(cutoff, int | float) and math.isfinite(cutoff) and cutoff > 0
+        require(good, f"process.cutoff must be a positive number, sigma/alpha at eps; got {cutoff!r}.")
+        try:
+            eps = make_process({**given, "eps": 0.0}).time(torch.tensor(cutoff, dtype=torch.float64))
+        except InputError as error:
+            raise InputError(f"process.cutoff: {error}") from None
+        return ProcessTable(**given, eps=float(eps))
+
 
 class Model(_Table):
     """Which model, with the arguments of its constructor."""
@@ -79,7 +102,7 @@ class Model(_Table):
     high: float = 1.5
     length: float = Field(0.5, gt=0)
     kernel: Literal["ntk", "nngp", "rbf"] = "ntk"
-    activation: str = "relu"
+    activation: str | None = None  # relu for lazy models, silu for networks
     depth: int = Field(2, ge=1)
     tau: float = Field(math.inf, gt=0)
     init: bool = True
@@ -161,13 +184,14 @@ class Finding(_Table):
 
 
 class Factor(_Table):
-    """One axis of the grid: a field, its values, and how they are called."""
+    """One axis of the grid: a field, its values, and how they and it are called."""
 
     field: str
     values: list[Any] = Field(min_length=1)
     labels: list[str | float | int] | None = None
     name: str | None = None
     unit: str = ""
+    about: str = ""
 
     @model_validator(mode="after")
     def _sizes(self) -> Factor:
@@ -182,8 +206,21 @@ class Factor(_Table):
 
     @property
     def coordinate(self) -> list[Any]:
-        """The labels, or the values where they are plain."""
-        return list(self.labels if self.labels is not None else self.values)
+        """The labels, or the values: numbers where all are, else text."""
+        given: list[Any] = list(self.labels if self.labels is not None else self.values)
+        if all(isinstance(v, int | float) and not isinstance(v, bool) for v in given):
+            return [float(v) for v in given]
+        return [v if isinstance(v, str) else json.dumps(v, default=str) for v in given]
+
+
+class _Cell(_Table):
+    data: Data
+    process: ProcessTable
+    model: Model
+    training: TrainingTable
+    objective: ObjectiveTable
+    sampler: Sampler
+    measure: Measure
 
 
 class Condition:
@@ -191,13 +228,10 @@ class Condition:
 
     def __init__(self, index: tuple[int, ...], labels: dict[str, Any], tables: dict[str, Any]) -> None:
         self.index, self.labels = index, labels
-        self.data = Data(**tables["data"])
-        self.process = ProcessTable(**tables["process"])
-        self.model = Model(**tables["model"])
-        self.training = TrainingTable(**tables["training"])
-        self.objective = ObjectiveTable(**tables["objective"])
-        self.sampler = Sampler(**tables["sampler"])
-        self.measure = Measure(**tables["measure"])
+        cell = _Cell(**tables)
+        self.data, self.process, self.model = cell.data, cell.process.with_eps(), cell.model
+        self.training, self.objective = cell.training, cell.objective
+        self.sampler, self.measure = cell.sampler, cell.measure
 
     def __repr__(self) -> str:
         return ", ".join(f"{k} = {_short(v)}" for k, v in self.labels.items()) or "the one condition"
@@ -242,11 +276,11 @@ class Spec(_Table):
             labels = {}
             for factor, i in zip(self.grid, index, strict=True):
                 labels[factor.dim] = factor.coordinate[i]
-                _put(tables, factor.field, factor.values[i])
+                _put(tables, factor.field, copy.deepcopy(factor.values[i]))
             try:
                 yield Condition(index, labels, tables)
             except ValidationError as error:
-                where = ", ".join(f"{k} = {v}" for k, v in labels.items())
+                where = ", ".join(f"{k} = {_short(v)}" for k, v in labels.items())
                 raise InputError(f"Where {where}: {_sentence(error)}") from None
 
     def members_of(self, block: int) -> range:
@@ -259,13 +293,22 @@ class Spec(_Table):
 
 
 def read(source: str | Path | dict[str, Any] | Spec, *, large: bool = False) -> Spec:
-    """A study from a TOML file, a dictionary, or as it is; ``large`` takes the values of its ``[large]`` table."""
+    """A study from a TOML file, the name of a shipped one, a dictionary, or as it is.
+
+    ``large`` takes the values of its ``[large]`` table.
+    """
     if isinstance(source, Spec):
         return source
     raw, name = (source, "the study") if isinstance(source, dict) else (_toml(Path(source)), str(source))
     given = copy.deepcopy(raw)
     bigger = given.pop("large", {})
+    require(isinstance(bigger, dict), f"{name}: large: it must be a table, [large]; got {bigger!r:.60}.")
     require(bigger or not large, f"{name} has no [large] table; run it without --large.")
+    for key, table in given.items():
+        if key in TABLES:
+            require(isinstance(table, dict), f"{name}: {key}: it must be a table, [{key}]; got {table!r:.60}.")
+    if isinstance(given.get("grid"), dict):
+        given["grid"] = dict(_flat(given["grid"]))
     if large:
         for key, value in _leaves(bigger):
             _put(given, key, value)
@@ -278,7 +321,7 @@ def read(source: str | Path | dict[str, Any] | Spec, *, large: bool = False) -> 
     try:
         spec = Spec(**given)
     except ValidationError as error:
-        raise InputError(f"{name}: {_sentence(error)}") from None
+        raise InputError(f"{name}: {_sentence(error, given['grid'])}") from None
     _check(spec, name)
     return spec
 
@@ -286,17 +329,29 @@ def read(source: str | Path | dict[str, Any] | Spec, *, large: bool = False) -> 
 def _check(spec: Spec, name: str) -> None:
     dims = [f.dim for f in spec.grid]
     require(len(set(dims)) == len(dims), f"{name}: two factors are called the same, {dims}; give them a name.")
-    taken = {"member", "x", "y", "time", "place", "point", "block"} & set(dims)
-    require(not taken, f"{name}: {', '.join(taken)} names a dimension of every store; give the factor another name.")
+    taken = TAKEN & set(dims)
+    require(not taken, f"{name}: grid: the store itself has a {', '.join(taken)}; give the factor another name.")
+    fields = [f.field for f in spec.grid]
+    require(len(set(fields)) == len(fields), f"{name}: grid: a field is varied twice, {fields}; keep one of them.")
     for factor in spec.grid:
-        known = factor.field.partition(".")[0] in TABLES
-        require(known, f"{name}: grid: there is no field {factor.field!r}; fields begin with {', '.join(TABLES)}.")
+        head, _, rest = factor.field.partition(".")
+        require(
+            head in TABLES, f"{name}: grid: there is no field {factor.field!r}; fields begin with {', '.join(TABLES)}."
+        )
+        good = not (factor.dim.startswith((".", "__")) or set(factor.dim) & set("/\\"))
+        require(good, f"{name}: grid: a factor cannot be called {factor.dim!r}; give it a plain name.")
+        good = rest != "" or all(isinstance(v, dict) for v in factor.values)
+        require(good, f"{name}: grid: {head} is a table; vary one of its fields, as in {head}.FIELD.")
+        good = head != "measure" or rest == "away"
+        require(good, f"{name}: grid: {factor.field} is one for the whole store; of measure, only away may vary.")
+        values = factor.coordinate
+        require(len(set(values)) == len(values), f"{name}: grid: {factor.dim} has a value twice, {values}.")
     drawn, found = spec.figure, spec.finding
     used = [drawn.x, drawn.lines, drawn.y] if drawn else []
     for part in (used, [*found.of, *found.to] if found else []):
         for dim in filter(None, part):
             require(dim in dims, f"{name}: there is no factor {dim!r}; there are {', '.join(dims) or 'none'}.")
-    for condition in spec.conditions():
+    for condition in _named(spec, name):
         linear = condition.model.kind == "linear"
         ratio = condition.training.F_over_P
         require(ratio is None or linear, f"{name}: training.F_over_P is for linear models; give training.draws.")
@@ -306,7 +361,15 @@ def _check(spec: Spec, name: str) -> None:
         require(law == "members" or linear, f"{name}: sampler.law {law!r} needs the V-kernel of a linear model.")
 
 
+def _named(spec: Spec, name: str) -> Iterator[Condition]:
+    try:
+        yield from spec.conditions()
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+
+
 def _toml(path: Path) -> dict[str, Any]:
+    path = find(path)
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
@@ -319,27 +382,47 @@ def _leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
     for key, value in table.items():
         if isinstance(value, dict) and prefix == "" and key in TABLES:
             yield from _leaves(value, f"{key}.")
+        elif isinstance(value, dict) and prefix == "" and key == "grid":
+            yield from ((f"grid.{field}", values) for field, values in _flat(value))
         else:
             yield prefix + key, value
+
+
+def _flat(grid: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """``objective.K = […]`` without quotes is a table in a table in TOML; the same as with them."""
+    for field, value in grid.items():
+        if field in TABLES and isinstance(value, dict) and "values" not in value:
+            yield from ((f"{field}.{rest}", inner) for rest, inner in value.items())
+        else:
+            yield field, value
 
 
 def _put(tables: dict[str, Any], field: str, value: Any) -> None:
     head, _, rest = field.partition(".")
     if head in TABLES and rest:
         tables.setdefault(head, {})[rest] = value
-    elif head == "grid" and rest:
-        tables.setdefault("grid", {})[rest] = value
+    elif head == "grid" and rest and isinstance(tables.setdefault("grid", {}), dict):
+        before = tables["grid"].get(rest)
+        named = isinstance(before, dict) and not isinstance(value, dict)  # it keeps its name
+        tables["grid"][rest] = {**before, "values": value} if named else value
     else:
         tables[head] = value
 
 
-def _sentence(error: ValidationError) -> str:
+def _sentence(error: ValidationError, grid: Any = None) -> str:
     """The first mistake, with the key it is at and what would do."""
     first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
+    at = list(first["loc"])
+    if len(at) > 1 and at[0] == "grid" and isinstance(at[1], int) and isinstance(grid, list):
+        at[1] = str(grid[at[1]].get("field", at[1])) if isinstance(grid[at[1]], dict) else at[1]
+    key = ".".join(str(part) for part in at)
     said = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        said = "there is no such key"
+        tables: dict[str, type[BaseModel]] = {"data": Data, "model": Model, "training": TrainingTable}
+        tables |= {"objective": ObjectiveTable, "sampler": Sampler, "measure": Measure}
+        tables |= {"grid": Factor, "figure": Figure, "finding": Finding}
+        table = tables.get(str(at[0]), Spec) if len(at) > 1 else Spec
+        said = f"there is no such key; there are {', '.join(table.model_fields)}"
     given = "" if first["type"] in ("missing", "value_error", "extra_forbidden") else f"; got {first['input']!r:.60}"
     more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
     return f"{key or 'the study'}: {said[0].lower()}{said[1:]}{given}.{more}"

@@ -26,7 +26,7 @@ import numpy as np
 
 from vkernel.errors import InputError, require
 from vkernel.study.spec import Condition, Spec
-from vkernel.study.work import Quantity, layout
+from vkernel.study.work import Quantity, datasets, fingerprint, layout
 from vkernel.version import __version__
 
 if TYPE_CHECKING:
@@ -46,8 +46,11 @@ class Store:
         self.path, self.spec = path, spec
         with _spoken(path):
             self.group: Any = zarr.open_group(str(path), mode="r+")
-            flags: Any = self.group[DONE]
-            self.done = np.asarray(flags[...])
+            try:
+                flags: Any = self.group[DONE]
+                self.done = np.asarray(flags[...])
+            except (KeyError, ValueError, RuntimeError) as error:
+                raise InputError(f"{path} is damaged: {error}. Give another --store.") from None
 
     @classmethod
     @contextlib.contextmanager
@@ -58,7 +61,8 @@ class Store:
         path = Path(path)
         with _spoken(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            lock = filelock.FileLock(path.parent / f".{path.name}.lock", timeout=0)
+            real = path.resolve()  # one store, one lock, whatever links lead there
+            lock = filelock.FileLock(real.parent / f".{real.name}.lock", timeout=0)
             try:
                 lock.acquire()
             except filelock.Timeout:
@@ -119,15 +123,17 @@ def _create(path: Path, spec: Spec) -> None:
     import zarr
 
     quantities = layout(spec)
-    with _spoken(path):
+    with _spoken(path), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Zarr's own: consolidated metadata and text are not in its standard yet
         beside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.new-"))
         try:
             group = zarr.open_group(str(beside), mode="w", zarr_format=3)
             group.attrs.update(_about(spec))
             for factor in spec.grid:
                 about = {"long_name": factor.field, "units": factor.unit}
-                _array(group, factor.dim, _plain(factor.coordinate), (factor.dim,), about)
+                _array(group, factor.dim, np.asarray(factor.coordinate), (factor.dim,), about)
             _array(group, "member", np.arange(spec.members), ("member",), {"long_name": "index of the trained model"})
+            _array(group, "block", np.arange(spec.blocks), ("block",), {"long_name": "index of the block of members"})
             for name, values in {k: v for q in quantities.values() for k, v in q.coordinates.items()}.items():
                 _array(group, name, values, (name,), {"long_name": _COORDINATES[name], "units": _UNITS.get(name, "")})
             for name, quantity in quantities.items():
@@ -141,10 +147,8 @@ def _create(path: Path, spec: Spec) -> None:
                 fill_value=False,
                 dimension_names=(*(f.dim for f in spec.grid), "block"),
             )
-            flags.attrs["long_name"] = "whether a block of members is computed"
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Zarr's own: consolidated metadata are not in its standard yet
-                zarr.consolidate_metadata(str(beside))
+            flags.attrs.update({"long_name": "whether a block of members is computed", "units": "1"})
+            zarr.consolidate_metadata(str(beside))
             beside.rename(path)
         except BaseException:
             shutil.rmtree(beside, ignore_errors=True)
@@ -170,21 +174,13 @@ def _quantity(group: Any, name: str, quantity: Quantity, spec: Spec) -> None:
         fill_value=float("nan"),
         dimension_names=(*(f.dim for f in spec.grid), "member", *quantity.coordinates),
     )
-    array.attrs.update({"long_name": quantity.about, "units": quantity.unit})
+    array.attrs.update({"long_name": quantity.about, "units": quantity.unit or "1"})
 
 
 def _array(group: Any, name: str, values: np.ndarray, dims: tuple[str, ...], about: dict[str, str]) -> None:
     array = group.create_array(name, shape=values.shape, dtype=values.dtype, dimension_names=dims)
     array[...] = values
-    array.attrs.update({k: v for k, v in about.items() if v})
-
-
-def _plain(values: list[Any]) -> np.ndarray:
-    """A coordinate: numbers where all are, else text."""
-    if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
-        return np.asarray(values, dtype=np.float64)
-    texts = [v if isinstance(v, str) else json.dumps(v) for v in values]
-    return np.asarray(texts, dtype=f"<U{max(map(len, texts))}")
+    array.attrs.update({"long_name": about["long_name"], "units": about.get("units") or "1"})
 
 
 def _about(spec: Spec) -> dict[str, Any]:
@@ -198,32 +194,36 @@ def _about(spec: Spec) -> dict[str, Any]:
         "vkernel": __version__,
         "torch": torch.__version__,
         "revision": _revision(),
+        "data_sha256": fingerprint(datasets(spec)),
     }
 
 
 def _revision() -> str:
     """The git revision of the package's source, where it has one."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    git, said = ["git", "-C", str(Path(__file__).parent)], ""
+    try:  # a package installed into someone's repository is not that repository's
+        for command in (["ls-files", "--error-unmatch", Path(__file__).name], ["rev-parse", "HEAD"]):
+            said = subprocess.run([*git, *command], capture_output=True, text=True, timeout=5, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return found.stdout.strip() if found.returncode == 0 else "unknown"
+    return said.strip()
 
 
 def _refuse_other(path: Path, spec: Spec) -> None:
     attrs = load(path).attrs
-    there, ours = json.loads(attrs["vkernel_study"]), json.loads(spec.to_json())
-    differ = [k for k in ours if there.get(k) != ours[k]]
-    require(
-        not differ,
-        f"{path} holds another study (it differs in {', '.join(differ)}); nothing was changed. Give another --store.",
-    )
-    version = attrs["vkernel"]
+    version = attrs.get("vkernel")
     require(
         version == __version__,
         f"{path} was made by vkernel {version}, and this is {__version__}; nothing was changed. Give another --store.",
     )
+    there, ours = json.loads(attrs["vkernel_study"]), json.loads(spec.to_json())
+    differ = [k for k in ours if json.dumps(there.get(k)) != json.dumps(ours[k])]
+    require(
+        not differ,
+        f"{path} holds another study (it differs in {', '.join(differ)}); nothing was changed. Give another --store.",
+    )
+    same = attrs.get("data_sha256") == fingerprint(datasets(spec))
+    require(same, f"{path} was made from other training data; nothing was changed. Give another --store.")
 
 
 def _sweep(path: Path) -> None:

@@ -18,9 +18,11 @@ A member that diverged is NaN in all of them.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,9 +31,10 @@ from torch import Tensor
 
 from vkernel import features, kernels, models, rng
 from vkernel.data import Empirical, toy
-from vkernel.ensemble import Ensemble, train_ensemble
+from vkernel.ensemble import train_ensemble
 from vkernel.errors import InputError, require
 from vkernel.loaders import load
+from vkernel.metrics.masses import _nearest as nearest
 from vkernel.models.base import Model
 from vkernel.objective import J0, JK, Objective
 from vkernel.process import Process
@@ -43,6 +46,7 @@ from vkernel.study.spec import Condition, Spec
 
 __all__ = ["Quantity", "compute", "layout", "prepare"]
 
+Scores = Callable[[Tensor, float], Tensor]
 MANY = 64  # training points whose shares are kept
 
 
@@ -57,9 +61,15 @@ class Quantity:
         return tuple(len(c) for c in self.coordinates.values())
 
 
+def datasets(spec: Spec) -> list[Empirical]:
+    """The training sets of a study, each once."""
+    tables = {c.data.model_dump_json(): c for c in spec.conditions()}
+    return [make_data(c) for c in tables.values()]
+
+
 def layout(spec: Spec) -> dict[str, Quantity]:
     """Which quantities a study keeps; all its training sets must have events of one shape."""
-    sets = [make_data(c) for c in spec.conditions()]
+    sets = datasets(spec)
     shapes = {data.shape for data in sets}
     require(len(shapes) == 1, f"All training sets of a study must have events of one shape; got {sorted(shapes)}.")
     d, most, m = math.prod(shapes.pop()), max(data.n for data in sets), spec.measure
@@ -86,10 +96,28 @@ def layout(spec: Spec) -> dict[str, Quantity]:
 def prepare(spec: Spec) -> None:
     """Make every object of every condition once, so that mistakes show before the first block."""
     for condition in spec.conditions():
-        data, process = make_data(condition), _process(condition)
-        make_model(condition, data, process)
-        for t in condition.measure.times:
-            process.check(t)
+        try:
+            data, process = make_data(condition), _process(condition)
+            make_model(condition, data, process)
+            o = condition.objective
+            require(
+                o.of != "subset" or math.inf == o.K or data.n >= o.K,
+                f"objective.K: a subset of {o.K:g} points needs as many; the data have {data.n}.",
+            )
+            for t in condition.measure.times:
+                process.check(t)
+        except InputError as error:
+            raise InputError(f"Where {condition!r}: {error}" if spec.grid else str(error)) from None
+    numbers = [name for name, quantity in layout(spec).items() if not quantity.shape]
+    for table, part in (("figure", spec.figure), ("finding", spec.finding)):
+        good = part is None or part.value in numbers
+        require(
+            good, f"{table}.value: the study keeps {', '.join(numbers)} of each member, not {part and part.value!r}."
+        )
+    for cell in (spec.finding.of, spec.finding.to) if spec.finding else ():
+        for factor in spec.grid:
+            good = factor.dim not in cell or cell[factor.dim] in factor.coordinate
+            require(good, f"finding: {factor.dim} has no value {cell.get(factor.dim)!r}; it has {factor.coordinate}.")
 
 
 def compute(spec: Spec, condition: Condition, block: int) -> dict[str, np.ndarray]:
@@ -108,6 +136,29 @@ def _compute(spec: Spec, condition: Condition, members: range) -> dict[str, np.n
     device = _device(spec)
     data, process = make_data(condition).to(device), _process(condition)
     model = make_model(condition, data, process)
+    wanted = _layout(spec.to_json())
+    if condition.sampler.law != "members":
+        x, scores = _theory(spec, condition, data, process, members)
+    else:
+        x, scores = _trained(spec, condition, model, data, process, members)
+    found = _measured(x.double(), data, process, condition, wanted)
+    if "score" in wanted:
+        m = condition.measure
+        places = torch.linspace(-m.limit, m.limit, m.places, dtype=torch.float64, device=device)[:, None]
+        found["score"] = torch.stack([scores(places, t)[..., 0] for t in m.times], 1).double()
+    return {name: value.cpu().numpy().astype(np.float64) for name, value in found.items()}
+
+
+@functools.lru_cache(maxsize=2)
+def _layout(study: str) -> dict[str, Quantity]:
+    """The layout of a study, kept for its next block."""
+    return layout(Spec(**json.loads(study)))
+
+
+def _trained(
+    spec: Spec, condition: Condition, model: Model, data: Empirical, process: Process, members: range
+) -> tuple[Tensor, Scores]:
+    """Samples of trained members, and their scores."""
     draws = _draws(condition, model)
     ensemble = train_ensemble(
         model,
@@ -121,16 +172,13 @@ def _compute(spec: Spec, condition: Condition, members: range) -> dict[str, np.n
         times=condition.training.times,
         show=False,
     )
-    start = _start(process, data, condition.sampler.samples, spec.seed).to(ensemble.dtype)
-    if condition.sampler.law == "members":
-        s = condition.sampler
-        x = ensemble.sample(x_T=start, steps=s.steps, method=s.method, spacing=s.spacing, show=False)
+    s = condition.sampler
+    start = _start(process, data, s.samples, spec.seed).to(ensemble.dtype)
+    if len(ensemble.diverged) == len(ensemble):
+        x = start.expand(len(ensemble), *start.shape) * torch.nan
     else:
-        x = _theory(spec, condition, model, data, process, draws, members, start)
-    found = _measured(x.double(), data, process, condition, layout(spec))
-    if "score" in layout(spec):
-        found["score"] = _scores(ensemble, condition)
-    return {name: value.cpu().numpy().astype(np.float64) for name, value in found.items()}
+        x = ensemble.sample(x_T=start, steps=s.steps, method=s.method, spacing=s.spacing, show=False)
+    return x, lambda places, t: ensemble(places.to(ensemble.dtype), t)
 
 
 def _measured(
@@ -138,12 +186,11 @@ def _measured(
 ) -> dict[str, Tensor]:
     d, m = data.d, condition.measure
     alpha = float(process.alpha(torch.tensor(process.eps, dtype=torch.float64)))
-    points = alpha * data.rows(0, data.n).double().reshape(data.n, d)
     flat = x.reshape(*x.shape[:2], d)
     bad = ~flat.isfinite().flatten(1).all(1)
-    distance, index = torch.cdist(flat.nan_to_num(), points).min(-1)
-    apart = torch.pdist(points.cpu())
-    radius = m.away * float(apart[apart > 0].min()) / 2 if bool((apart > 0).any()) else m.away / 2
+    near = nearest(flat.nan_to_num(posinf=0, neginf=0).reshape(-1, d) / alpha, data, 1)
+    distance, index = (part.reshape(x.shape[:2]) for part in (alpha * near[0], near[1]))
+    radius = m.away * alpha * _least(data) / 2
     found = {"away": (distance > radius).double().mean(1), "nearest": distance.mean(1)}
     if "share" in wanted:
         counts = torch.zeros(len(x), wanted["share"].shape[0], dtype=torch.float64, device=x.device)
@@ -166,38 +213,61 @@ def _measured(
     return found
 
 
-def _scores(ensemble: Ensemble, condition: Condition) -> Tensor:
-    m = condition.measure
-    places = torch.linspace(-m.limit, m.limit, m.places, dtype=ensemble.dtype, device=ensemble.device)[:, None]
-    return torch.stack([ensemble(places, t)[..., 0] for t in m.times], 1).double()
+_LEAST: dict[str, float] = {}
+
+
+def _least(data: Empirical) -> float:
+    """The least distance of distinct training points (1 where there is one alone), kept for the next block."""
+    key = fingerprint([data])
+    if key not in _LEAST:
+        points = data.merged()[0]
+        rows = points.rows(0, points.n).double().reshape(points.n, data.d)
+        _LEAST[key] = float(nearest(rows, points, 2)[0][:, 1].min()) if points.n > 1 else 1.0
+    return _LEAST[key]
+
+
+def fingerprint(sets: list[Empirical]) -> str:
+    """What training sets hold, in one line."""
+    found = hashlib.sha256()
+    for data in sets:
+        found.update(repr((data.n, data.shape)).encode())
+        for start in range(0, data.n, 4096):
+            found.update(data.rows(start, min(start + 4096, data.n)).double().cpu().contiguous().numpy().tobytes())
+        found.update(data.weights.double().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()
 
 
 def _theory(
-    spec: Spec,
-    condition: Condition,
-    model: Model,
-    data: Empirical,
-    process: Process,
-    draws: int | None,
-    members: range,
-    start: Tensor,
-) -> Tensor:
+    spec: Spec, condition: Condition, data: Empirical, process: Process, members: range
+) -> tuple[Tensor, Scores]:
     """Samples of Gaussian fields with the predicted mean and V, or of the semiclassical law, one for each member."""
-    assert isinstance(model, models.Linear)
-    assert draws is not None
+    start = _start(process, data, condition.sampler.samples, spec.seed)
     V = _kernel(spec.to_json(), condition.index, condition.sampler.sets)
     normals = [rng.stream(spec.seed, "study/field", m) for m in members]
     z = torch.stack([rng.randn((len(V.root),), source, data.device, torch.float64) for source in normals])
     s = condition.sampler
+
+    def own(z: Tensor) -> Scores:
+        field = V.field(z)
+        return lambda x, t: V.s_avg(x, t) + field(x, t)
+
+    def scores(places: Tensor, t: float) -> Tensor:
+        return own(z)(places.expand(len(z), *places.shape), t)
+
     if s.law == "semiclassical":
         mean, cov = semiclassical(V.s_avg, V, process, start, steps=s.steps, spacing=s.spacing)
-        return mean + torch.einsum("mf,f...->m...", z, cov.factors)  # type: ignore[attr-defined]
-    field = V.field(z)
+        return mean + torch.einsum("mf,f...->m...", z, cov.factors), scores  # type: ignore[attr-defined]
+    # an adaptive method shares its steps within a block: one member each, as in Ensemble.sample
+    parts = z.split(1) if s.method == "dopri5" else [z]
+    frames = [Frame(own(p), process, start.expand(len(p), *start.shape), s.steps, s.spacing) for p in parts]
+    return torch.cat([_marched(frame, s.method) for frame in frames]), scores
 
-    def score(x: Tensor, t: float | Tensor) -> Tensor:
-        return V.s_avg(x, t) + field(x, t)
 
-    return march(Frame(score, process, start.expand(len(z), *start.shape), s.steps, s.spacing), s.method)
+def _marched(frame: Frame, method: str) -> Tensor:
+    try:
+        return march(frame, method)
+    except AssertionError:  # torchdiffeq's way to say that the adaptive step went to zero
+        return torch.full_like(frame.x_T, torch.nan)
 
 
 @functools.lru_cache(maxsize=2)
@@ -216,6 +286,7 @@ def _kernel(study: str, index: tuple[int, ...], sets: int) -> kernels.Linear:
         process,
         draws=draws,
         objective=_objective(condition),
+        vary=condition.training.vary,
         seed=spec.seed + 1,
         times=condition.training.times,
         sets=sets,
@@ -273,9 +344,9 @@ def make_model(condition: Condition, data: Empirical, process: Process) -> Model
         return models.Linear(found, m.target, m.ridge)
     if m.kind == "lazy":
         kinds = {"ntk": models.NTK, "nngp": models.NNGP}
-        kernel = models.RBF(m.length) if m.kernel == "rbf" else kinds[m.kernel](m.depth, m.activation)
+        kernel = models.RBF(m.length) if m.kernel == "rbf" else kinds[m.kernel](m.depth, m.activation or "relu")
         return models.Lazy(kernel, m.tau, m.target, init=m.init)
-    activation = "silu" if m.activation == "relu" and "activation" not in m.model_fields_set else m.activation
+    activation = m.activation or "silu"
     return models.MLP(m.width, m.depth, m.target, lr=m.lr, batch=m.batch, steps=m.steps, activation=activation)
 
 
@@ -295,4 +366,6 @@ def _draws(condition: Condition, model: Model) -> int | None:
 def _device(spec: Spec) -> torch.device:
     if spec.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    good = spec.device == "cpu" or torch.cuda.is_available()
+    require(good, "device: there is no CUDA device where the blocks are computed; give device = 'cpu' or 'auto'.")
     return torch.device(spec.device)
