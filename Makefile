@@ -13,11 +13,12 @@ reproduce: $(STAMP)
 reproduce-all: $(STAMP)
 	$(BIN)/vkernel reproduce --out out --all
 
+# two workers of one thread each: faster than one of two, and no thread waits for another
 test: lint
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 test-all: lint
-	$(BIN)/pytest -m ""
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m ""
 	$(MAKE) docs
 
 lint: $(STAMP)
@@ -37,7 +38,7 @@ bench: $(VENV)/.bench
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,data,audit]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,data,audit,study,ray]'
 	touch $@
 
 $(VENV)/.docs: $(STAMP)

@@ -140,6 +140,7 @@ def refusals(rank: int) -> dict[str, str]:
     """What must be refused on every rank, with the sentence."""
     data = vk.posterior.shard(normal(8, 2, seed=0))
     score, x = vk.EmpiricalScore(data, vk.VP()), normal(3, 2, seed=1)
+    lonely = vk.EmpiricalScore(vk.posterior.shard(normal(1, 2, seed=0)), vk.VP())
     other = x + (rank == 1)
     hole = normal(4, 2, seed=0)
     hole[2, 1] = torch.nan if rank == 1 else 0.0
@@ -154,6 +155,8 @@ def refusals(rank: int) -> dict[str, str]:
         "indices": refused(lambda: data.take([rank])),
         "no such point": refused(lambda: score.posterior(x, 0.2).weight(torch.tensor(8))),
         "derivative": refused(lambda: score.posterior(x, 0.2).cov @ x.clone().requires_grad_()),
+        "third's derivative": refused(lambda: lonely.posterior(x, 0.2).third(x, x.clone().requires_grad_())),
+        "ragged": refused(lambda: vk.posterior.shard([[1.0], [2.0, 3.0]])),
         "twice": refused(lambda: vk.posterior.shard(data)),
         "subset": refused(lambda: data.subset([0])),
         "merged": refused(lambda: vk.profile(data)),
@@ -281,7 +284,7 @@ def test_a_mesh_a_group_and_the_default_group_agree(world: list) -> None:
 
 
 SENTENCES = {
-    "x": "queries x and t must be the same on all ranks.*rank 1 differ",
+    "x": "queries x and t must be the same on all ranks.*those of rank 1 are not",
     "t": "queries x and t must be the same",
     "number of queries": "queries x and t must be the same",
     "nan on one rank": "queries x and t must be the same",
@@ -291,6 +294,8 @@ SENTENCES = {
     "indices": "indices of points must be the same",
     "no such point": "no point 8",
     "derivative": "detach",
+    "third's derivative": "detach",
+    "ragged": "these form none",
     "twice": "sharded already",
     "subset": "no subsets",
     "merged": "merge them first",

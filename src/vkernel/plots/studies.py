@@ -32,13 +32,14 @@ def value_curves(
     numeric = all(isinstance(v, int | float) and np.isfinite(v) for v in values)
     at = np.asarray(values, dtype=float) if numeric else np.arange(len(values), dtype=float)
     order = np.argsort(at)
-    figure = Figure(figsize=(6.4, 4.2))
+    figure = Figure(figsize=(6.6, 4.6))
     ax = figure.subplots()
+    words = any(isinstance(v, str) for v in values)  # what has no order is not joined by lines
     far = numeric and len(at) > 2 and (at > 0).all() and at.max() >= 8 * at.min()
     for k in range(len(mean)):
         shade = lines()[k % len(lines())]
         aside = k - (len(mean) - 1) / 2  # so that error bars do not lie on each other
-        places = at[order] * (1 + 0.03 * aside) if far else at[order] + 0.012 * aside * (np.ptp(at) or 1.0)
+        places = at[order] * (1 + 0.03 * aside) if far else at[order] + 0.015 * aside * (np.ptp(at) or 1.0)
         error = [mean[k, order] - low[k, order], high[k, order] - mean[k, order]]
         ax.errorbar(
             places,
@@ -46,6 +47,7 @@ def value_curves(
             error,
             color=shade,
             marker="osD^v*"[k % 6],
+            linestyle="none" if words else "-",
             capsize=2.5,
             label=labels[k] if labels else None,
         )
@@ -53,6 +55,7 @@ def value_curves(
         ax.set_xscale("log")
     if not numeric:
         ax.set_xticks(at, [_tick(v) for v in values])
+        ax.set_xlim(-0.4, len(at) - 0.6)
     elif far:
         ax.set_xticks(*(plain_ticks(at) if len(at) > 8 else (sorted(at), [f"{v:g}" for v in sorted(at)])))
         ax.minorticks_off()
@@ -62,7 +65,7 @@ def value_curves(
         ax.set_ylim(0, None)
     ax.set(xlabel=names[0], ylabel=names[1], title=title)
     if labels and len(mean) > 1:
-        ax.legend(title=lines_by or None)
+        figure.legend(title=lines_by or None, loc="outside lower center", ncols=min(len(mean), 4))
     return figure
 
 

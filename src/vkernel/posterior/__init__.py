@@ -4,10 +4,21 @@
 ``result`` is what a user sees, and ``sharded`` spreads the data over many processes.
 """
 
-from vkernel.posterior.engine import Engine
+from vkernel.posterior.engine import Alone, Engine
 from vkernel.posterior.moments import Moments, merge
 from vkernel.posterior.pieces import Queries
 from vkernel.posterior.result import Posterior, PosteriorCovariance
-from vkernel.posterior.sharded import Sharded, shard
+from vkernel.posterior.sharded import Ranks, Sharded, shard
 
-__all__ = ["Engine", "Moments", "Posterior", "PosteriorCovariance", "Queries", "Sharded", "merge", "shard"]
+__all__ = [
+    "Alone",
+    "Engine",
+    "Moments",
+    "Posterior",
+    "PosteriorCovariance",
+    "Queries",
+    "Ranks",
+    "Sharded",
+    "merge",
+    "shard",
+]

@@ -95,7 +95,8 @@ class Sharded(Empirical):
         assert whole.trace is not None
         self.center, self.spread = whole.mean[0], float(whole.trace.sqrt())
         self.own.center, self.own.spread = self.center, self.spread
-        ranks.sharing = ranks.everyone(place := (platform.node(), str(self.device))).count(place)
+        place = (platform.node(), str(self.device))
+        ranks.sharing = ranks.everyone(place).count(place)
 
     def __repr__(self) -> str:
         held = f"{self.first} to {self.first + self.own.n - 1}" if self.own.n else "none"
@@ -158,17 +159,21 @@ class Ranks(Alone):
 
     def sum(self, a: Tensor) -> Tensor:
         """The sum over ranks of which all but one hold zero: exact in any order."""
-        sent = a.to(self.device).contiguous()
+        sent = a.to(self.device, copy=True).contiguous()
         dist.all_reduce(sent, group=self.group)
         return sent.to(a.device)
 
     def same(self, what: str, *tensors: Tensor) -> None:
         """Refuse, on all ranks, tensors that are not equal on all; they are compared by a 64-bit hash."""
+        require(
+            not (torch.is_grad_enabled() and any(a.requires_grad for a in tensors)),
+            "Over many processes, products with a covariance have no derivative in the vector; detach it.",
+        )
         hashes = self.gather(torch.stack([_hash(a).to(self.device) for a in tensors]))
         odd = [r for r, other in enumerate(hashes) if not torch.equal(other, hashes[0])]
         require(
             not odd,
-            f"{what} must be the same on all ranks of a sharded set; {_listed(odd)} differ from rank 0. "
+            f"{what} must be the same on all ranks of a sharded set; those of {_listed(odd)} are not those of rank 0. "
             "Make them from one seed, or send those of rank 0 to all by torch.distributed.broadcast.",
         )
 
@@ -181,10 +186,6 @@ class Ranks(Alone):
         return sum(self.gather(share())[: self.rank], 0.0)
 
     def fold(self, table: Tensor, join: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        require(
-            not table.requires_grad,
-            "Over many processes, products with a covariance have no derivative in the vector; detach it.",
-        )
         if not len(table):
             return table
         out = torch.empty_like(table)
@@ -261,10 +262,13 @@ def _device(kind: str) -> torch.device:
 def _own_part(data: Any, ranks: Ranks, whole: bool, weights: Any, scale: Any) -> tuple[Empirical, tuple[Any, ...]]:
     """This rank's points, with weights on the common scale, and what all ranks must agree on."""
     require(not isinstance(data, Sharded), "The set is sharded already.")
+    require(
+        not isinstance(data, Empirical) or scale is None,
+        "An Empirical has its own scale; give scale with bare points alone.",
+    )
+    if not isinstance(data, Empirical | Tensor | np.ndarray):
+        data = Empirical(data, scale=scale)
     given = isinstance(data, Empirical)
-    require(not given or scale is None, "An Empirical has its own scale; give scale with bare points alone.")
-    if not given and not isinstance(data, Tensor | np.ndarray):
-        data = np.asarray(data)
     require(given or (data.ndim > 0 and len(data) > 0), "There must be at least one training point, (n, *shape).")
     n = len(data)
     if weights is None:
@@ -323,4 +327,5 @@ def _disagree(whole: bool, ours: Any, odd: list[int], theirs: Any) -> str:
     advice = "; if each rank brings its own part, say whole=False" if whole else ""
     names = ("shape", "type in storage", "scale", "number of points", "weights", "values of points")
     what = [name for name, a, b in zip(names, ours, theirs or ours, strict=False) if a != b]
-    return f"The ranks of a sharded set must describe it alike{advice}: {_listed(odd)} and rank 0 differ in {what}."
+    differ = f"{_listed(odd)} and rank 0 differ in {', '.join(what)}"
+    return f"The ranks of a sharded set must describe it alike{advice}: {differ}."

@@ -51,7 +51,8 @@ def run(out: Path, *, seed: int = 0, quick: bool = False, everything: bool = Fal
     out = page.open_folder(Path(out).expanduser())
     wanted = studies.all_of(out, seed, quick=quick) if everything else []
     parts: list[Any] = [*exhibits(), *wanted]
-    made, skipped = [], []
+    made: list[page.Exhibit] = []
+    skipped: list[dict[str, str]] = []
     words = ("--all",) if everything else ()
     command = shlex.join(("vkernel", "reproduce", "--out", str(out), "--seed", str(seed), *words))
     write = functools.partial(_write, out, made, skipped, command + " (quick)" * quick, seed)

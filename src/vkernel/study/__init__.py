@@ -45,9 +45,9 @@ def run(
     prepare(found)
     with Store.open(store, found) as opened:
         missing = opened.missing()
-        with Table(found, opened.done, show=show) as table:
-            with contextlib.closing(runners.RUNNERS[runner](found, missing, address)) as results:
-                for condition, block, values in results:
-                    opened.write(condition, block, values)
-                    table.advance(condition, block)
+        made = contextlib.closing(runners.RUNNERS[runner](found, missing, address))
+        with Table(found, opened.done, show=show) as table, made as results:
+            for condition, block, values in results:
+                opened.write(condition, block, values)
+                table.advance(condition, block)
         return opened.dataset()

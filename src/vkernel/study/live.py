@@ -69,10 +69,12 @@ class Table:
 
     def render(self) -> Any:
         """The table for a terminal: conditions around the last one, with bars."""
+        from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table as Rich
+        from rich.text import Text
 
-        table = Rich(title=f"{self.spec.title}: {self.words()}", title_justify="left", expand=False)
+        table = Rich(expand=False)
         for factor in self.spec.grid:
             table.add_column(factor.dim)
         table.add_column("members", min_width=24)
@@ -83,7 +85,7 @@ class Table:
             made = self.counts[condition.index]
             cells = [f"{v:g}" if isinstance(v, float) else str(v) for v in condition.labels.values()]
             table.add_row(*cells, ProgressBar(self.spec.members, made, width=24), f"{made}/{self.spec.members}")
-        return table
+        return Group(Text(f"{self.spec.title}: {self.words()}"), table)
 
 
 def _duration(seconds: float) -> str:

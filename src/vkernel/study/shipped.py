@@ -11,6 +11,7 @@ from pathlib import Path
 
 __all__ = ["ORDER", "find", "studies"]
 
+INSTALLED = "share/vkernel/studies"
 ORDER = (
     "target_noise",
     "process_and_cutoff",
@@ -26,14 +27,16 @@ ORDER = (
 
 def studies() -> dict[str, Path]:
     """The shipped studies by name, in the order in which they are told."""
-    clone = Path(__file__).resolve().parents[3] / "examples" / "studies"
-    found = list(clone.glob("*.toml"))
+    source = Path(__file__).resolve().parents[2]
+    clone = source.name == "src"
+    beside = source.parent / "examples" / "studies" if clone else source / INSTALLED  # as pip install --target has it
+    found = list(beside.glob("*.toml"))
     if not found:
         try:
             files = importlib.metadata.files("vkernel") or []
         except importlib.metadata.PackageNotFoundError:
             files = []
-        found = [Path(str(f.locate())) for f in files if f.match("share/vkernel/studies/*.toml")]
+        found = [Path(str(f.locate())).resolve() for f in files if f.match(f"{INSTALLED}/*.toml")]
     by_name = {path.stem: path for path in found if path.is_file()}
     return {name: by_name[name] for name in ORDER if name in by_name}
 

@@ -130,7 +130,7 @@ class TrainingTable(_Table):
 class ObjectiveTable(_Table):
     """How many targets are averaged: 1 is J1, inf is J0."""
 
-    K: float = 1
+    K: float = 1.0
     of: Literal["draws", "subset", "efm"] = "draws"
 
     @model_validator(mode="after")
@@ -425,7 +425,12 @@ def _sentence(error: ValidationError, grid: Any = None) -> str:
         said = f"there is no such key; there are {', '.join(table.model_fields)}"
     given = "" if first["type"] in ("missing", "value_error", "extra_forbidden") else f"; got {first['input']!r:.60}"
     more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return f"{key or 'the study'}: {said[0].lower()}{said[1:]}{given}.{more}"
+    return f"{key or 'the study'}: {_small(said)}{given}.{more}"
+
+
+def _small(said: str) -> str:
+    """In mid-sentence, but a symbol keeps its case."""
+    return said[0].lower() + said[1:] if said[1:2].islower() else said
 
 
 def _short(value: Any) -> str:

@@ -217,7 +217,7 @@ def _refuse_other(path: Path, spec: Spec) -> None:
         f"{path} was made by vkernel {version}, and this is {__version__}; nothing was changed. Give another --store.",
     )
     there, ours = json.loads(attrs["vkernel_study"]), json.loads(spec.to_json())
-    differ = [k for k in ours if json.dumps(there.get(k)) != json.dumps(ours[k])]
+    differ = [k for k in ours if there.get(k) != ours[k] and json.dumps(there.get(k)) != json.dumps(ours[k])]
     require(
         not differ,
         f"{path} holds another study (it differs in {', '.join(differ)}); nothing was changed. Give another --store.",

@@ -318,8 +318,11 @@ def make_data(condition: Condition) -> Empirical:
     elif d.name is not None:
         found = toy(d.name, d.rotation)
     else:
-        points = torch.linspace(-1, 1, d.even, dtype=torch.float64) if d.even else torch.tensor(d.points).double()
-        found = Empirical(points)
+        try:
+            even = torch.linspace(-1, 1, d.even or 2, dtype=torch.float64)
+            found = Empirical(even if d.even else torch.tensor(d.points, dtype=torch.float64))
+        except ValueError as error:
+            raise InputError(f"data.points: {error}") from None
     if d.weights is None:
         return found
     return Empirical(found.rows(0, found.n).reshape(found.n, *found.shape), weights=d.weights)

@@ -1,0 +1,322 @@
+r"""Does a network behave as it is said to? Its loss, level by level, between a trivial predictor and the ideal one.
+
+At each of a few noise levels, images :math:`x_0` of the data and noise give :math:`x = \alpha x_0 + \sigma\,
+\mathrm{noise}`, and the error of a predictor is :math:`E|\widehat{\mathrm{noise}} - \mathrm{noise}|^2 / d`. With
+:math:`s^2` the data's variance per coordinate and :math:`r = \sigma/(\alpha s)`,
+
+=========================================  =================================================================
+predictor                                  its error
+=========================================  =================================================================
+noise = 0                                  :math:`1`
+x0 = mean of the data                      :math:`1/r^2`
+trivial: the best blend of the two         :math:`1/(1+r^2)`, from :math:`\sigma(x-\alpha m)/(\alpha^2s^2+\sigma^2)`
+ideal                                      that of the data's own :math:`E[x_0|x]` (:class:`~vkernel.EmpiricalScore`)
+=========================================  =================================================================
+
+The trivial predictor knows a mean and a variance. A network without training is no better than it under any
+convention (a v network or an EDM denoiser that returns zero *is* such a blend), and a little training beats it by far.
+Levels are spaced evenly in :math:`\log r` from .1 to 3: at less noise nothing can be told, at more the trivial
+predictor is all but perfect and a network's rounding is measured. The number that decides is the **loss**: the mean
+over levels of error / trivial error, with its standard error over images. The stated convention fits if
+
+* its loss is below .95 by two standard errors, or its error is within a tenth of the ideal's; and
+* no other convention has a loss lower by a fifth or more, by three standard errors of the (paired) difference.
+
+Other readings are tried on fewer images and on the same noise. The range of the pixels changes :math:`s`, and the
+levels follow it: losses of different ranges are about equally hard problems. Another prediction costs nothing, it is
+the same output read otherwise. Changes of one of prediction, time and range come first; if none fits, all at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from vkernel import rng
+from vkernel.auditing.checkpoint import PREDICTIONS, Checkpoint, read
+from vkernel.data import Empirical
+from vkernel.errors import InputError, require
+from vkernel.estimate import Estimate
+from vkernel.process import DDPM, Process
+from vkernel.score import EmpiricalScore
+
+if TYPE_CHECKING:
+    import xarray
+
+__all__ = ["RANGES", "Convention", "Conventions", "check"]
+
+RANGES = ((-1.0, 1.0), (0.0, 1.0), (-0.5, 0.5), (0.0, 255.0))
+BEATS, MARGIN, NEAR = 0.95, 0.8, 1.1  # of the trivial loss; of the stated loss; of the ideal error
+FEWER = 4  # times fewer images for other conventions
+LOW, HIGH = 0.1, 3.0  # r
+
+
+@dataclass(frozen=True)
+class Convention:
+    """What a network predicts, what it is told, and the interval of its pixels."""
+
+    prediction: str
+    time: Any
+    range: tuple[float, float]
+
+    def __str__(self) -> str:
+        time = self.time if isinstance(self.time, str) else "a function"
+        return f"prediction {self.prediction}, time {time}, range {self.range[0]:g},{self.range[1]:g}"
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """What :func:`check` found; lists run along the noise levels, little noise first.
+
+    ``t``, ``r`` (noise in units of the data), ``error`` with ``se``, ``trivial``, ``ideal``: errors of the predicted
+    noise per coordinate. ``loss``: the mean of error / trivial. ``fits``, ``better`` (a convention that fits better,
+    or ``None``) with ``better_loss``, ``tried`` (every loss by convention), ``words``.
+    """
+
+    stated: Convention
+    t: list[float]
+    r: list[float]
+    error: list[float]
+    se: list[float]
+    trivial: list[float]
+    ideal: list[float]
+    loss: Estimate
+    fits: bool
+    untrained: bool
+    better: Convention | None
+    better_loss: Estimate | None
+    words: str
+    tried: dict[Convention, float] = field(repr=False)
+
+    def to_dataset(self) -> xarray.Dataset:
+        """The curves as a labelled array."""
+        import xarray
+
+        names = ("r", "error", "se", "trivial", "ideal")
+        curves = {name: ("t", getattr(self, name)) for name in names}
+        return xarray.Dataset(curves, {"t": self.t}, {"fits": int(self.fits), "words": self.words})
+
+
+def check(checkpoint: Checkpoint, data: Empirical, *, levels: int = 6, images: int = 64, seed: int = 0) -> Conventions:
+    """Whether the network denoises ``data`` under its stated conventions, and which would fit better."""
+    require(levels >= 2 and images >= 4, f"A check needs 2 levels and 4 images or more; got {levels} and {images}.")
+    require(
+        checkpoint.shape in (None, data.shape),
+        f"The data have shape {data.shape}, but {checkpoint.name} takes images of shape {checkpoint.shape}.",
+    )
+    data = checkpoint.scaled(data)
+    require(data.spread > 0, "All points of the data are equal; a check needs at least two different ones.")
+    trial = _Trial.of(checkpoint, data, levels, images, rng.stream(seed, "check of conventions"))
+    stated = Convention(checkpoint.prediction, checkpoint.time, checkpoint.range)
+    errors, trivial = _errors(checkpoint, trial)[stated.prediction], trial.trivial()
+    require(
+        bool(errors.isfinite().all()),
+        f"{checkpoint.name} returned NaN or infinite values on noisy images; no convention can make a score of that.",
+    )
+    ideal = _square(torch.stack(list(_ideal(data, trial))) - trial.noise)
+    loss = Estimate.of_mean(_relative(errors, trivial))
+    good = _beats(loss) or bool(errors.mean() <= NEAR * ideal.mean())
+    found = _search(checkpoint, stated, trial.fewer(FEWER), good)
+    better = _best(found, stated)
+    fits, untrained = good and better is None, not good and better is None
+    gain = None if better is None else Estimate.of_mean(found[better])
+    error = Estimate.of_mean(errors, 1)
+    return Conventions(
+        stated,
+        trial.times.tolist(),
+        trial.r.tolist(),
+        error.value.tolist(),
+        error.se.tolist(),
+        trivial.mean(1).tolist(),
+        ideal.mean(1).tolist(),
+        loss,
+        fits,
+        untrained,
+        better,
+        gain,
+        _words(checkpoint.name, data, stated, loss, fits, better, gain),
+        {name: float(a.mean()) for name, a in found.items()},
+    )
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Images, the mean and the spread of their data, and for each level a time and one noise for each image."""
+
+    process: Process
+    x0: Tensor
+    mean: Tensor
+    spread: float
+    noise: Tensor
+    times: Tensor
+
+    @classmethod
+    def of(cls, net: Checkpoint, data: Empirical, levels: int, images: int, generator: torch.Generator) -> _Trial:
+        chosen = torch.multinomial(data.weights.cpu(), images, replacement=True, generator=generator)
+        x0 = data.images(chosen).double().cpu()
+        noise = torch.randn(levels, *x0.shape, generator=generator, dtype=torch.float64)
+        mean, spread = data.center.cpu().reshape(data.shape), data.spread / math.sqrt(data.d)
+        return cls(net.process, x0, mean, spread, noise, _times(net, spread, levels))
+
+    def fewer(self, factor: int) -> _Trial:
+        k = max(4, len(self.x0) // factor)
+        return replace(self, x0=self.x0[:k], noise=self.noise[:, :k])
+
+    def moved(self, net: Checkpoint, old: tuple[float, float]) -> _Trial:
+        """The same images in the range of another reading of the network, at the times of the same r."""
+        low, high = net.range
+        factor = (high - low) / (old[1] - old[0])
+        x0, mean = (low + (a - old[0]) * factor for a in (self.x0, self.mean))
+        spread = self.spread * factor
+        return replace(self, x0=x0, mean=mean, spread=spread, times=_times(net, spread, len(self.times)))
+
+    @property
+    def r(self) -> Tensor:
+        return self.process.sigma(self.times) / (self.process.alpha(self.times) * self.spread)
+
+    def queries(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """(x, t) level by level."""
+        for t, noise in zip(self.times, self.noise, strict=True):
+            yield self.process.alpha(t) * self.x0 + self.process.sigma(t) * noise, t
+
+    def trivial(self) -> Tensor:
+        """Errors of the trivial predictor, ``(levels, images)``."""
+        blends = []
+        for x, t in self.queries():
+            alpha, sigma = self.process.alpha(t), self.process.sigma(t)
+            blends.append(sigma * (x - alpha * self.mean) / ((alpha * self.spread) ** 2 + sigma**2))
+        return _square(torch.stack(blends) - self.noise)
+
+
+def _times(net: Checkpoint, spread: float, levels: int) -> Tensor:
+    """The times of the noise levels, as far as the process reaches."""
+    process, r = net.process, torch.logspace(math.log10(LOW), math.log10(HIGH), levels, dtype=torch.float64)
+    ends = net.at(torch.tensor([process.eps, process.T], dtype=torch.float64))
+    low, high = (process.sigma(ends) / process.alpha(ends)).tolist()
+    return net.at(process.time((r * spread).clamp(max(low, 1e-9), high)))
+
+
+def _errors(net: Checkpoint, trial: _Trial) -> dict[str, Tensor]:
+    """Errors ``(levels, images)`` by prediction: one pass of the network, each of its outputs read in every way."""
+    raw = replace(net, prediction="noise")
+    try:
+        outputs = [raw.output(x.float(), t).double() for x, t in trial.queries()]
+    except InputError:
+        raise
+    except Exception as error:
+        why = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+        raise InputError(
+            f"{net.name} failed on images of shape {tuple(trial.x0.shape)} with time {net.time!r}: "
+            f"{type(error).__name__}: {why}."
+        ) from error
+    return {kind: _square(torch.stack(_as_noise(outputs, kind, net, trial)) - trial.noise) for kind in PREDICTIONS}
+
+
+def _as_noise(outputs: Iterable[Tensor], kind: str, net: Checkpoint, trial: _Trial) -> list[Tensor]:
+    sign = -1 if kind == "flow" and net.time == "reversed" else 1
+    pairs = zip(outputs, trial.queries(), strict=True)
+    return [read(sign * out, kind, "noise", x, t, trial.process) for out, (x, t) in pairs]
+
+
+def _ideal(data: Empirical, trial: _Trial) -> Iterator[Tensor]:
+    score = EmpiricalScore(data, trial.process)
+    return (-trial.process.sigma(t) * score(x, t) for x, t in trial.queries())
+
+
+def _square(a: Tensor) -> Tensor:
+    """The mean square over coordinates, ``(levels, images)``."""
+    return a.square().flatten(2).mean(-1)
+
+
+def _relative(errors: Tensor, trivial: Tensor) -> Tensor:
+    """The loss of each image: its errors in units of the trivial ones, averaged over levels."""
+    return (errors / trivial.mean(1, keepdim=True)).mean(0)
+
+
+def _beats(loss: Estimate) -> bool:
+    return loss.value + 2 * loss.se < BEATS
+
+
+def _search(net: Checkpoint, stated: Convention, trial: _Trial, good: bool) -> dict[Convention, Tensor]:
+    """Losses of each image by convention: one change at a time, and every combination if none of these fits."""
+    times = list(dict.fromkeys([stated.time, *_other_times(net)]))
+    ranges = list(dict.fromkeys([stated.range, *RANGES]))
+    single = [(stated.time, stated.range), *((u, stated.range) for u in times[1:]), *((stated.time, b) for b in ranges[1:])]
+    found: dict[Convention, Tensor] = {}
+    for time, pixels in single:
+        found.update(_losses(net, trial, time, pixels, None if (time, pixels) == single[0] else stated.prediction))
+    if good or _best(found, stated) is not None:
+        return found
+    for time, pixels in itertools.product(times, ranges):
+        found.update(_losses(net, trial, time, pixels))
+    return found
+
+
+def _losses(
+    net: Checkpoint, trial: _Trial, time: Any, pixels: tuple[float, float], only: str | None = None
+) -> dict[Convention, Tensor]:
+    """Losses under one time and one range, by prediction; none if the network cannot be called so."""
+    other = replace(net, time=time, range=pixels)
+    there = trial.moved(other, net.range)
+    try:
+        errors = _errors(other, there)
+    except InputError:
+        return {}
+    trivial = there.trivial()
+    kinds = PREDICTIONS if only is None else (only,)
+    return {Convention(k, time, pixels): _relative(errors[k], trivial).nan_to_num(math.inf, math.inf) for k in kinds}
+
+
+def _other_times(net: Checkpoint) -> list[str]:
+    if isinstance(net.process, DDPM):
+        return ["index", "fraction", "sigma", "reversed"]
+    return ["fraction", "index:1000", "sigma", *(["reversed"] if net.process.T <= 1 else [])]
+
+
+def _best(found: dict[Convention, Tensor], stated: Convention) -> Convention | None:
+    """The convention of lowest loss, if it beats the trivial predictor and is clearly better than the stated one."""
+    own = found[stated]
+    rivals = [c for c, a in found.items() if c != stated and bool(a.isfinite().all()) and _clearly(a, own)]
+    return min(rivals, key=lambda c: float(found[c].mean()), default=None)
+
+
+def _clearly(rival: Tensor, own: Tensor) -> bool:
+    if not _beats(Estimate.of_mean(rival)):
+        return False
+    if not own.isfinite().all():
+        return True
+    gain = Estimate.of_mean(own - rival)
+    return bool(rival.mean() < MARGIN * own.mean()) and gain.value > 3 * gain.se
+
+
+def _words(
+    name: str, data: Empirical, stated: Convention, loss: Estimate, fits: bool, better: Any, gain: Estimate | None
+) -> str:
+    share = f"its error is {loss.value:.3g} ± {loss.se:.1g} of the trivial predictor's"
+    if fits:
+        return f"{name} behaves like a denoiser under the stated convention ({stated}): {share}."
+    if better is not None and gain is not None:
+        return (
+            f"{name} does not fit the stated convention ({stated}): {share}. With {better} it would be "
+            f"{gain.value:.3g} ± {gain.se:.1g}: state that, if it is how the network was trained."
+        )
+    return (
+        f"{name} looks untrained: under the stated convention ({stated}) {share}, and no other prediction, time or "
+        f"range does better than knowing the mean and variance of the data{_where(data, stated)}."
+    )
+
+
+def _where(data: Empirical, stated: Convention) -> str:
+    """A remark on data that do not lie in the stated range."""
+    some = data.rows(0, min(data.n, 256))
+    low, high = float(some.min()), float(some.max())
+    width, stated_width = high - low, stated.range[1] - stated.range[0]
+    if max(width / stated_width, stated_width / max(width, 1e-30)) < 1.5 and low > stated.range[0] - 0.1 * stated_width:
+        return ""
+    return f" (these data lie in [{low:g}, {high:g}], not in the stated range: load them with scale={stated.range})"
