@@ -247,7 +247,9 @@ def told(time: str | Callable[[Tensor], Tensor], process: Process, t: Tensor) ->
         return index if kind == "index" else last - index
     if kind == "reversed":
         return 1 - t
-    require(count is not None, "A process in continuous time has no index; give 'index:1000' if the network is told 1000 t.")
+    require(
+        count is not None, "A process in continuous time has no index; give 'index:1000' if the network is told 1000 t."
+    )
     return t * count  # type: ignore[operator]
 
 
@@ -258,7 +260,9 @@ def tensor_of(out: Any, name: str = "The network") -> Tensor:
             return found
     if isinstance(out, tuple) and out and isinstance(out[0], Tensor):
         return out[0]
-    raise InputError(f"{name} returned a {type(out).__name__}; it must return a tensor, or hold one in .sample or .mean.")
+    raise InputError(
+        f"{name} returned a {type(out).__name__}; it must return a tensor, or hold one in .sample or .mean."
+    )
 
 
 def _module(net: Any) -> bool:

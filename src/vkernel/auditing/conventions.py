@@ -17,14 +17,17 @@ The trivial predictor knows a mean and a variance. A network without training is
 convention (a v network or an EDM denoiser that returns zero *is* such a blend), and a little training beats it by far.
 Levels are spaced evenly in :math:`\log r` from .1 to 3: at less noise nothing can be told, at more the trivial
 predictor is all but perfect and a network's rounding is measured. The number that decides is the **loss**: the mean
-over levels of error / trivial error, with its standard error over images. The stated convention fits if
+over levels of error / trivial error, with its standard error over images. Conventions are compared by their
+**contrast**: the same mean with one more level, at :math:`\sigma/\alpha` of 3 or more, where noise and v part, and
+with trivial errors below .1 counted as .1. The stated convention fits if
 
 * its loss is below .95 by two standard errors, or its error is within a tenth of the ideal's; and
-* no other convention has a loss lower by a fifth or more, by three standard errors of the (paired) difference.
+* no other convention beats the trivial predictor with a contrast lower by a tenth or more, and by three standard
+  errors of the (paired) difference.
 
 Other readings are tried on fewer images and on the same noise. The range of the pixels changes :math:`s`, and the
-levels follow it: losses of different ranges are about equally hard problems. Another prediction costs nothing, it is
-the same output read otherwise. Changes of one of prediction, time and range come first; if none fits, all at once.
+levels follow it: different ranges are about equally hard problems. Another prediction costs nothing, it is the same
+output read otherwise. Another time or another range come first; if none fits, both at once.
 """
 
 from __future__ import annotations
@@ -52,9 +55,10 @@ if TYPE_CHECKING:
 __all__ = ["RANGES", "Convention", "Conventions", "check"]
 
 RANGES = ((-1.0, 1.0), (0.0, 1.0), (-0.5, 0.5), (0.0, 255.0))
-BEATS, MARGIN, NEAR = 0.95, 0.8, 1.1  # of the trivial loss; of the stated loss; of the ideal error
+BEATS, MARGIN, NEAR = 0.95, 0.9, 1.1  # of the trivial loss; of the stated contrast; of the ideal error
 FEWER = 4  # times fewer images for other conventions
 LOW, HIGH = 0.1, 3.0  # r
+FAR, FLOOR = 3.0, 0.1  # sigma/alpha of the last level, at least; the least trivial error in a contrast
 
 
 @dataclass(frozen=True)
@@ -75,8 +79,9 @@ class Conventions:
     """What :func:`check` found; lists run along the noise levels, little noise first.
 
     ``t``, ``r`` (noise in units of the data), ``error`` with ``se``, ``trivial``, ``ideal``: errors of the predicted
-    noise per coordinate. ``loss``: the mean of error / trivial. ``fits``, ``better`` (a convention that fits better,
-    or ``None``) with ``better_loss``, ``tried`` (every loss by convention), ``words``.
+    noise per coordinate; the last level is the one that only serves to compare. ``loss``: the mean of error / trivial
+    over the others. ``fits``, ``untrained``, ``better`` (a convention that fits better, or ``None``) with
+    ``better_loss``, ``tried`` (every loss by convention), ``words``.
     """
 
     stated: Convention
@@ -120,12 +125,12 @@ def check(checkpoint: Checkpoint, data: Empirical, *, levels: int = 6, images: i
         f"{checkpoint.name} returned NaN or infinite values on noisy images; no convention can make a score of that.",
     )
     ideal = _square(torch.stack(list(_ideal(data, trial))) - trial.noise)
-    loss = Estimate.of_mean(_relative(errors, trivial))
-    good = _beats(loss) or bool(errors.mean() <= NEAR * ideal.mean())
+    loss = _Tried.of(errors, trivial).loss
+    good = _beats(loss) or bool(errors[:-1].mean() <= NEAR * ideal[:-1].mean())
     found = _search(checkpoint, stated, trial.fewer(FEWER), good)
     better = _best(found, stated)
     fits, untrained = good and better is None, not good and better is None
-    gain = None if better is None else Estimate.of_mean(found[better])
+    gain = None if better is None else found[better].loss
     error = Estimate.of_mean(errors, 1)
     return Conventions(
         stated,
@@ -141,7 +146,7 @@ def check(checkpoint: Checkpoint, data: Empirical, *, levels: int = 6, images: i
         better,
         gain,
         _words(checkpoint.name, data, stated, loss, fits, better, gain),
-        {name: float(a.mean()) for name, a in found.items()},
+        {name: tried.loss.value for name, tried in found.items()},
     )
 
 
@@ -160,7 +165,7 @@ class _Trial:
     def of(cls, net: Checkpoint, data: Empirical, levels: int, images: int, generator: torch.Generator) -> _Trial:
         chosen = torch.multinomial(data.weights.cpu(), images, replacement=True, generator=generator)
         x0 = data.images(chosen).double().cpu()
-        noise = torch.randn(levels, *x0.shape, generator=generator, dtype=torch.float64)
+        noise = torch.randn(levels + 1, *x0.shape, generator=generator, dtype=torch.float64)
         mean, spread = data.center.cpu().reshape(data.shape), data.spread / math.sqrt(data.d)
         return cls(net.process, x0, mean, spread, noise, _times(net, spread, levels))
 
@@ -174,7 +179,7 @@ class _Trial:
         factor = (high - low) / (old[1] - old[0])
         x0, mean = (low + (a - old[0]) * factor for a in (self.x0, self.mean))
         spread = self.spread * factor
-        return replace(self, x0=x0, mean=mean, spread=spread, times=_times(net, spread, len(self.times)))
+        return replace(self, x0=x0, mean=mean, spread=spread, times=_times(net, spread, len(self.times) - 1))
 
     @property
     def r(self) -> Tensor:
@@ -195,11 +200,12 @@ class _Trial:
 
 
 def _times(net: Checkpoint, spread: float, levels: int) -> Tensor:
-    """The times of the noise levels, as far as the process reaches."""
-    process, r = net.process, torch.logspace(math.log10(LOW), math.log10(HIGH), levels, dtype=torch.float64)
+    """The times of the noise levels and of the one more, as far as the process reaches."""
+    process, ratios = net.process, spread * torch.logspace(math.log10(LOW), math.log10(HIGH), levels).double()
+    ratios = torch.cat([ratios, torch.tensor([max(FAR, 2 * HIGH * spread)], dtype=torch.float64)])
     ends = net.at(torch.tensor([process.eps, process.T], dtype=torch.float64))
     low, high = (process.sigma(ends) / process.alpha(ends)).tolist()
-    return net.at(process.time((r * spread).clamp(max(low, 1e-9), high)))
+    return net.at(process.time(ratios.clamp(max(low, 1e-9), high)))
 
 
 def _errors(net: Checkpoint, trial: _Trial) -> dict[str, Tensor]:
@@ -234,34 +240,41 @@ def _square(a: Tensor) -> Tensor:
     return a.square().flatten(2).mean(-1)
 
 
-def _relative(errors: Tensor, trivial: Tensor) -> Tensor:
-    """The loss of each image: its errors in units of the trivial ones, averaged over levels."""
-    return (errors / trivial.mean(1, keepdim=True)).mean(0)
+@dataclass(frozen=True)
+class _Tried:
+    """How one convention did."""
+
+    loss: Estimate
+    contrast: Tensor  # of each image
+
+    @classmethod
+    def of(cls, errors: Tensor, trivial: Tensor) -> _Tried:
+        """From errors ``(levels + 1, images)``."""
+        errors, trivial = errors.nan_to_num(math.inf, math.inf), trivial.mean(1, keepdim=True)
+        loss = Estimate.of_mean((errors / trivial)[:-1].mean(0))
+        return cls(loss, (errors / trivial.clamp_min(FLOOR)).mean(0))
 
 
 def _beats(loss: Estimate) -> bool:
     return loss.value + 2 * loss.se < BEATS
 
 
-def _search(net: Checkpoint, stated: Convention, trial: _Trial, good: bool) -> dict[Convention, Tensor]:
-    """Losses of each image by convention: one change at a time, and every combination if none of these fits."""
+def _search(net: Checkpoint, stated: Convention, trial: _Trial, good: bool) -> dict[Convention, _Tried]:
+    """Every prediction under other times and other ranges, and under both at once if none of these fits."""
     times = list(dict.fromkeys([stated.time, *_other_times(net)]))
     ranges = list(dict.fromkeys([stated.range, *RANGES]))
-    single = [(stated.time, stated.range), *((u, stated.range) for u in times[1:]), *((stated.time, b) for b in ranges[1:])]
-    found: dict[Convention, Tensor] = {}
-    for time, pixels in single:
-        found.update(_losses(net, trial, time, pixels, None if (time, pixels) == single[0] else stated.prediction))
-    if good or _best(found, stated) is not None:
-        return found
-    for time, pixels in itertools.product(times, ranges):
-        found.update(_losses(net, trial, time, pixels))
+    pairs = sorted(itertools.product(times, ranges), key=lambda p: (p[0] != stated.time) + (p[1] != stated.range))
+    first = len(times) + len(ranges) - 1  # the stated pair, and one change
+    found: dict[Convention, _Tried] = {}
+    for i, (time, pixels) in enumerate(pairs):
+        if i == first and (good or _best(found, stated) is not None):
+            break
+        found.update(_read_as(net, trial, time, pixels))
     return found
 
 
-def _losses(
-    net: Checkpoint, trial: _Trial, time: Any, pixels: tuple[float, float], only: str | None = None
-) -> dict[Convention, Tensor]:
-    """Losses under one time and one range, by prediction; none if the network cannot be called so."""
+def _read_as(net: Checkpoint, trial: _Trial, time: Any, pixels: tuple[float, float]) -> dict[Convention, _Tried]:
+    """Every prediction under one time and one range; none if the network cannot be called so."""
     other = replace(net, time=time, range=pixels)
     there = trial.moved(other, net.range)
     try:
@@ -269,8 +282,7 @@ def _losses(
     except InputError:
         return {}
     trivial = there.trivial()
-    kinds = PREDICTIONS if only is None else (only,)
-    return {Convention(k, time, pixels): _relative(errors[k], trivial).nan_to_num(math.inf, math.inf) for k in kinds}
+    return {Convention(kind, time, pixels): _Tried.of(errors[kind], trivial) for kind in PREDICTIONS}
 
 
 def _other_times(net: Checkpoint) -> list[str]:
@@ -279,18 +291,16 @@ def _other_times(net: Checkpoint) -> list[str]:
     return ["fraction", "index:1000", "sigma", *(["reversed"] if net.process.T <= 1 else [])]
 
 
-def _best(found: dict[Convention, Tensor], stated: Convention) -> Convention | None:
-    """The convention of lowest loss, if it beats the trivial predictor and is clearly better than the stated one."""
-    own = found[stated]
-    rivals = [c for c, a in found.items() if c != stated and bool(a.isfinite().all()) and _clearly(a, own)]
-    return min(rivals, key=lambda c: float(found[c].mean()), default=None)
+def _best(found: dict[Convention, _Tried], stated: Convention) -> Convention | None:
+    """The convention of lowest contrast, if it beats the trivial predictor and is clearly better than the stated."""
+    own = found[stated].contrast
+    rivals = [c for c, tried in found.items() if _beats(tried.loss) and _clearly(tried.contrast, own)]
+    return min(rivals, key=lambda c: float(found[c].contrast.mean()), default=None)
 
 
 def _clearly(rival: Tensor, own: Tensor) -> bool:
-    if not _beats(Estimate.of_mean(rival)):
-        return False
     if not own.isfinite().all():
-        return True
+        return bool(rival.isfinite().all())
     gain = Estimate.of_mean(own - rival)
     return bool(rival.mean() < MARGIN * own.mean()) and gain.value > 3 * gain.se
 
@@ -308,7 +318,8 @@ def _words(
         )
     return (
         f"{name} looks untrained: under the stated convention ({stated}) {share}, and no other prediction, time or "
-        f"range does better than knowing the mean and variance of the data{_where(data, stated)}."
+        f"range does clearly better than knowing the mean and variance of the data{_where(data, stated)}; or its betas "
+        "are others than stated."
     )
 
 

@@ -70,9 +70,7 @@ def read(source: Any, scheduler: Any = None, device: torch.device | str = "cpu")
         scheduler = _read_scheduler(Path(scheduler).expanduser())
     require(scheduler is not None, f"{name} comes without a scheduler; give the one it was trained with as scheduler=.")
     _check_unet(unet.config, name)
-    require(
-        _class_of(unet) == "UNet2DModel", f"{name} holds a {_class_of(unet)}, which is not supported: {_ONLY}."
-    )
+    require(_class_of(unet) == "UNet2DModel", f"{name} holds a {_class_of(unet)}, which is not supported: {_ONLY}.")
     size = unet.config.sample_size
     size = (size, size) if isinstance(size, int) else size
     channels = unet.config.in_channels
@@ -123,7 +121,9 @@ def _check_components(held: dict[str, Any], name: str) -> None:
     """Refuse pipelines with more than a network and a scheduler."""
     present = [k for k, v in held.items() if not k.startswith("_") and v is not None and v not in ([None] * 2, False)]
     extra = [k for k in present if k not in ("unet", "scheduler") and not isinstance(held[k], int | float | str)]
-    require(not extra, f"{name} also has {', '.join(extra)}: latent, text and guided pipelines are not supported, {_ONLY}.")
+    require(
+        not extra, f"{name} also has {', '.join(extra)}: latent, text and guided pipelines are not supported, {_ONLY}."
+    )
     require(not held or "unet" in present, f"{name} has no unet, which is not supported: {_ONLY}.")
 
 
@@ -132,8 +132,11 @@ def _check_unet(config: Any, name: str) -> None:
     conditional = get("num_class_embeds") is not None or get("class_embed_type") is not None
     require(not conditional, f"{name} is class-conditional, which is not supported: {_ONLY}.")
     fourier = get("time_embedding_type") == "fourier"
-    require(not fourier, f"{name} is told Fourier features of sigma (variance exploding), which is not supported here; "
-            "wrap it with Checkpoint.from_callable.")
+    require(
+        not fourier,
+        f"{name} is told Fourier features of sigma (variance exploding), which is not supported here; "
+        "wrap it with Checkpoint.from_callable.",
+    )
     ins, outs = get("in_channels"), get("out_channels")
     require(outs in (ins, 2 * ins), f"{name} takes {ins} channels and returns {outs}, which is not supported: {_ONLY}.")
 
@@ -201,7 +204,25 @@ def as_unet(score: Score, process: Process, scheduler: Any, *, shape: tuple[int,
     require(len(shape) == 3, f"A pipeline makes images (C, H, W); give shape=, this score's is {shape or 'unknown'}.")
     own = getattr(score, "process", process)
     require(own == process, f"The score belongs to {own!r}, not to {process!r}.")
-    return ScoreUNet(score, process, process_of(scheduler), prediction_of(scheduler), shape)
+    schedule = process_of(scheduler)
+    (first, last), (low, high) = _reach(schedule), _reach(process)
+    require(
+        low <= 1.05 * first and 1.05 * high >= last,
+        f"The scheduler's indices span sigma/alpha from {first:.3g} to {last:.3g}, and {process!r} only {low:.3g} to "
+        f"{high:.3g}; construct the process with a smaller eps or a larger T, or use DDPM with the scheduler's betas.",
+    )
+    return ScoreUNet(score, process, schedule, prediction_of(scheduler), shape)
+
+
+def _reach(process: Process) -> tuple[float, float]:
+    """sigma/alpha at eps and at T."""
+    ends = torch.tensor([process.eps, process.T], dtype=torch.float64)
+    low, high = (process.sigma(ends) / process.alpha(ends)).tolist()
+    return low, high
+
+
+def _over_batch(a: Tensor, x: Tensor) -> Tensor:
+    return a.reshape(a.shape + (1,) * (x.ndim - a.ndim))
 
 
 class ScoreUNet(nn.Module):
@@ -234,6 +255,8 @@ class ScoreUNet(nn.Module):
 
     def _denoise(self, x: Tensor, t: Tensor) -> Tensor:
         if self.process != self.schedule:
-            x, t = self.schedule.convert(x, t, self.process)
+            alpha = self.schedule.alpha(t)
+            t = self.process.time((self.schedule.sigma(t) / alpha).clamp(*_reach(self.process)))
+            x = x * _over_batch(self.process.alpha(t) / alpha, x)
         exact = getattr(self.score, "denoise", None)
         return (exact or pr.to_x0(self.score, self.process))(x, t)
