@@ -6,6 +6,8 @@ t/1000. Attribute names are those of the keys in the files.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 
@@ -24,7 +26,7 @@ class Block(nn.Module):
 
 
 def blocks(side: int, *channels: int, last_normalises: bool = True) -> nn.Sequential:
-    pairs = list(zip(channels, channels[1:], strict=False))
+    pairs = list(itertools.pairwise(channels))
     return nn.Sequential(*(Block(side, a, b, last_normalises or i < len(pairs) - 1) for i, (a, b) in enumerate(pairs)))
 
 

@@ -47,6 +47,7 @@ _HOME = {
     "variance_split": "variance",
 }
 _MODULES = (
+    "auditing",
     "comparison",
     "covariance",
     "data",
@@ -93,6 +94,7 @@ __all__ = [
     "Toy",
     "VPSong",
     "__version__",
+    "auditing",
     "compare",
     "comparison",
     "covariance",
@@ -145,6 +147,7 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from vkernel import (
+        auditing,
         comparison,
         covariance,
         data,

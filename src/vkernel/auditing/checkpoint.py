@@ -36,6 +36,7 @@ from torch.autograd import forward_ad
 
 from vkernel import predictions as pr
 from vkernel.auditing import files, pipelines
+from vkernel.covariance import fits
 from vkernel.data import Empirical
 from vkernel.errors import InputError, require
 from vkernel.predictions import Time
@@ -152,15 +153,8 @@ class Checkpoint:
 
     def output(self, x: Tensor, t: Time) -> Tensor:
         """What the network itself returns, like x."""
-        t = pr.as_time(t, x.device)
-        events = len(self.shape) if self.shape is not None else x.ndim - 1
-        batch, event = x.shape[: x.ndim - events], tuple(x.shape[x.ndim - events :])
-        require(
-            x.ndim >= events and (self.shape is None or event == self.shape),
-            f"x has shape {tuple(x.shape)}; {self.name} takes images of shape {self.shape}.",
-        )
-        require(t.ndim <= len(batch), f"t has shape {tuple(t.shape)}, more axes than the batch {tuple(batch)} of x.")
-        rows, times = x.reshape(-1, *event), t.double().expand(batch).reshape(-1)
+        batch, event = self._split(x)
+        rows, times = x.reshape(-1, *event), _over_batch(t, batch, x.device).double().reshape(-1)
         step = self.batch or max(1, _NUMBERS // max(1, math.prod(event)))
         with torch.set_grad_enabled(torch.is_grad_enabled() and _wants_derivative(x)):
             parts = [self._run(a, b) for a, b in zip(rows.split(step), times.split(step), strict=True)]
@@ -196,12 +190,23 @@ class Checkpoint:
     def _predict(self, x: Tensor, t: Time, want: str) -> Tensor:
         require(isinstance(x, Tensor), f"x must be a torch tensor, not {type(x).__name__}.")
         x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
-        t = self.at(t)
+        t = _over_batch(self.at(t), self._split(x)[0], x.device)
         return read(self.output(x, t), self.prediction, want, x, t, self.process)
+
+    def _split(self, x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shape of the batch and that of an image."""
+        events = x.ndim - 1 if self.shape is None else len(self.shape)
+        batch, event = tuple(x.shape[: x.ndim - events]), tuple(x.shape[x.ndim - events :])
+        require(
+            x.ndim >= events and (self.shape is None or event == self.shape),
+            f"x has shape {tuple(x.shape)}; {self.name} takes images of shape {self.shape}.",
+        )
+        return batch, event
 
     def _run(self, x: Tensor, t: Tensor) -> Tensor:
         """One call of the network, on its device and in its precision; the answer like x."""
-        home = next((p for p in self.net.parameters() if p.is_floating_point()), x) if _module(self.net) else x
+        held = self.net.parameters() if isinstance(self.net, nn.Module) else ()
+        home = next((p for p in held if p.is_floating_point()), x)
         number = told(self.time, self.process, t).to(home.device)
         number = number.to(home.dtype) if number.is_floating_point() else number
         out = tensor_of(self.net(x.to(home.device, home.dtype), number), self.name)
@@ -215,7 +220,7 @@ class Checkpoint:
 
 
 def read(out: Tensor, prediction: str, want: str, x: Tensor, t: Time, process: Process) -> Tensor:
-    """The prediction ``out`` at (x, t), told as another: ``want`` is any of :data:`PREDICTIONS`."""
+    """The prediction ``out`` at (x, t), told as another: ``want`` is any of ``PREDICTIONS``."""
     if prediction == want:
         return out
     score = out if prediction == "score" else _FROM[prediction](lambda *_: out, process)(x, t)
@@ -265,8 +270,11 @@ def tensor_of(out: Any, name: str = "The network") -> Tensor:
     )
 
 
-def _module(net: Any) -> bool:
-    return isinstance(net, nn.Module)
+def _over_batch(t: Time, batch: tuple[int, ...], device: torch.device) -> Tensor:
+    t = pr.as_time(t, device)
+    shape = tuple(t.shape)
+    require(fits(shape, batch), f"t has shape {shape}, which does not broadcast to the batch {batch} of x.")
+    return t.expand(batch)
 
 
 def _wants_derivative(x: Tensor) -> bool:

@@ -10,7 +10,7 @@ predictor                                  its error
 noise = 0                                  :math:`1`
 x0 = mean of the data                      :math:`1/r^2`
 trivial: the best blend of the two         :math:`1/(1+r^2)`, from :math:`\sigma(x-\alpha m)/(\alpha^2s^2+\sigma^2)`
-ideal                                      that of the data's own :math:`E[x_0|x]` (:class:`~vkernel.EmpiricalScore`)
+ideal                                      that of the data's own :math:`E[x_0|x]` (:class:`~vkernel.score.EmpiricalScore`)
 =========================================  =================================================================
 
 The trivial predictor knows a mean and a variance. A network without training is no better than it under any
@@ -34,20 +34,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from vkernel import rng
-from vkernel.auditing.checkpoint import PREDICTIONS, Checkpoint, read
+from vkernel.auditing import trial as trials
+from vkernel.auditing.checkpoint import PREDICTIONS, Checkpoint
+from vkernel.auditing.trial import Trial
 from vkernel.data import Empirical
 from vkernel.errors import InputError, require
 from vkernel.estimate import Estimate
-from vkernel.process import DDPM, Process
-from vkernel.score import EmpiricalScore
+from vkernel.process import DDPM
 
 if TYPE_CHECKING:
     import xarray
@@ -57,8 +56,8 @@ __all__ = ["RANGES", "Convention", "Conventions", "check"]
 RANGES = ((-1.0, 1.0), (0.0, 1.0), (-0.5, 0.5), (0.0, 255.0))
 BEATS, MARGIN, NEAR = 0.95, 0.9, 1.1  # of the trivial loss; of the stated contrast; of the ideal error
 FEWER = 4  # times fewer images for other conventions
-LOW, HIGH = 0.1, 3.0  # r
-FAR, FLOOR = 3.0, 0.1  # sigma/alpha of the last level, at least; the least trivial error in a contrast
+FLOOR = 0.1  # the least trivial error in a contrast
+ALIKE = 1.25  # of the stated contrast: what the check can hardly tell apart
 
 
 @dataclass(frozen=True)
@@ -117,14 +116,14 @@ def check(checkpoint: Checkpoint, data: Empirical, *, levels: int = 6, images: i
     )
     data = checkpoint.scaled(data)
     require(data.spread > 0, "All points of the data are equal; a check needs at least two different ones.")
-    trial = _Trial.of(checkpoint, data, levels, images, rng.stream(seed, "check of conventions"))
+    trial = Trial.of(checkpoint, data, levels, images, rng.stream(seed, "check of conventions"))
     stated = Convention(checkpoint.prediction, checkpoint.time, checkpoint.range)
-    errors, trivial = _errors(checkpoint, trial)[stated.prediction], trial.trivial()
+    errors, trivial = trials.errors(checkpoint, trial)[stated.prediction], trial.trivial()
     require(
         bool(errors.isfinite().all()),
         f"{checkpoint.name} returned NaN or infinite values on noisy images; no convention can make a score of that.",
     )
-    ideal = _square(torch.stack(list(_ideal(data, trial))) - trial.noise)
+    ideal = trials.ideal(data, trial)
     loss = _Tried.of(errors, trivial).loss
     good = _beats(loss) or bool(errors[:-1].mean() <= NEAR * ideal[:-1].mean())
     found = _search(checkpoint, stated, trial.fewer(FEWER), good)
@@ -145,99 +144,9 @@ def check(checkpoint: Checkpoint, data: Empirical, *, levels: int = 6, images: i
         untrained,
         better,
         gain,
-        _words(checkpoint.name, data, stated, loss, fits, better, gain),
+        _words(checkpoint.name, data, stated, loss, better, gain, _alike(found, stated) if fits else None),
         {name: tried.loss.value for name, tried in found.items()},
     )
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """Images, the mean and the spread of their data, and for each level a time and one noise for each image."""
-
-    process: Process
-    x0: Tensor
-    mean: Tensor
-    spread: float
-    noise: Tensor
-    times: Tensor
-
-    @classmethod
-    def of(cls, net: Checkpoint, data: Empirical, levels: int, images: int, generator: torch.Generator) -> _Trial:
-        chosen = torch.multinomial(data.weights.cpu(), images, replacement=True, generator=generator)
-        x0 = data.images(chosen).double().cpu()
-        noise = torch.randn(levels + 1, *x0.shape, generator=generator, dtype=torch.float64)
-        mean, spread = data.center.cpu().reshape(data.shape), data.spread / math.sqrt(data.d)
-        return cls(net.process, x0, mean, spread, noise, _times(net, spread, levels))
-
-    def fewer(self, factor: int) -> _Trial:
-        k = max(4, len(self.x0) // factor)
-        return replace(self, x0=self.x0[:k], noise=self.noise[:, :k])
-
-    def moved(self, net: Checkpoint, old: tuple[float, float]) -> _Trial:
-        """The same images in the range of another reading of the network, at the times of the same r."""
-        low, high = net.range
-        factor = (high - low) / (old[1] - old[0])
-        x0, mean = (low + (a - old[0]) * factor for a in (self.x0, self.mean))
-        spread = self.spread * factor
-        return replace(self, x0=x0, mean=mean, spread=spread, times=_times(net, spread, len(self.times) - 1))
-
-    @property
-    def r(self) -> Tensor:
-        return self.process.sigma(self.times) / (self.process.alpha(self.times) * self.spread)
-
-    def queries(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """(x, t) level by level."""
-        for t, noise in zip(self.times, self.noise, strict=True):
-            yield self.process.alpha(t) * self.x0 + self.process.sigma(t) * noise, t
-
-    def trivial(self) -> Tensor:
-        """Errors of the trivial predictor, ``(levels, images)``."""
-        blends = []
-        for x, t in self.queries():
-            alpha, sigma = self.process.alpha(t), self.process.sigma(t)
-            blends.append(sigma * (x - alpha * self.mean) / ((alpha * self.spread) ** 2 + sigma**2))
-        return _square(torch.stack(blends) - self.noise)
-
-
-def _times(net: Checkpoint, spread: float, levels: int) -> Tensor:
-    """The times of the noise levels and of the one more, as far as the process reaches."""
-    process, ratios = net.process, spread * torch.logspace(math.log10(LOW), math.log10(HIGH), levels).double()
-    ratios = torch.cat([ratios, torch.tensor([max(FAR, 2 * HIGH * spread)], dtype=torch.float64)])
-    ends = net.at(torch.tensor([process.eps, process.T], dtype=torch.float64))
-    low, high = (process.sigma(ends) / process.alpha(ends)).tolist()
-    return net.at(process.time(ratios.clamp(max(low, 1e-9), high)))
-
-
-def _errors(net: Checkpoint, trial: _Trial) -> dict[str, Tensor]:
-    """Errors ``(levels, images)`` by prediction: one pass of the network, each of its outputs read in every way."""
-    raw = replace(net, prediction="noise")
-    try:
-        outputs = [raw.output(x.float(), t).double() for x, t in trial.queries()]
-    except InputError:
-        raise
-    except Exception as error:
-        why = (str(error).strip().splitlines() or [""])[0].rstrip(".")
-        raise InputError(
-            f"{net.name} failed on images of shape {tuple(trial.x0.shape)} with time {net.time!r}: "
-            f"{type(error).__name__}: {why}."
-        ) from error
-    return {kind: _square(torch.stack(_as_noise(outputs, kind, net, trial)) - trial.noise) for kind in PREDICTIONS}
-
-
-def _as_noise(outputs: Iterable[Tensor], kind: str, net: Checkpoint, trial: _Trial) -> list[Tensor]:
-    sign = -1 if kind == "flow" and net.time == "reversed" else 1
-    pairs = zip(outputs, trial.queries(), strict=True)
-    return [read(sign * out, kind, "noise", x, t, trial.process) for out, (x, t) in pairs]
-
-
-def _ideal(data: Empirical, trial: _Trial) -> Iterator[Tensor]:
-    score = EmpiricalScore(data, trial.process)
-    return (-trial.process.sigma(t) * score(x, t) for x, t in trial.queries())
-
-
-def _square(a: Tensor) -> Tensor:
-    """The mean square over coordinates, ``(levels, images)``."""
-    return a.square().flatten(2).mean(-1)
 
 
 @dataclass(frozen=True)
@@ -259,7 +168,7 @@ def _beats(loss: Estimate) -> bool:
     return loss.value + 2 * loss.se < BEATS
 
 
-def _search(net: Checkpoint, stated: Convention, trial: _Trial, good: bool) -> dict[Convention, _Tried]:
+def _search(net: Checkpoint, stated: Convention, trial: Trial, good: bool) -> dict[Convention, _Tried]:
     """Every prediction under other times and other ranges, and under both at once if none of these fits."""
     times = list(dict.fromkeys([stated.time, *_other_times(net)]))
     ranges = list(dict.fromkeys([stated.range, *RANGES]))
@@ -273,12 +182,12 @@ def _search(net: Checkpoint, stated: Convention, trial: _Trial, good: bool) -> d
     return found
 
 
-def _read_as(net: Checkpoint, trial: _Trial, time: Any, pixels: tuple[float, float]) -> dict[Convention, _Tried]:
+def _read_as(net: Checkpoint, trial: Trial, time: Any, pixels: tuple[float, float]) -> dict[Convention, _Tried]:
     """Every prediction under one time and one range; none if the network cannot be called so."""
     other = replace(net, time=time, range=pixels)
     there = trial.moved(other, net.range)
     try:
-        errors = _errors(other, there)
+        errors = trials.errors(other, there)
     except InputError:
         return {}
     trivial = there.trivial()
@@ -305,12 +214,27 @@ def _clearly(rival: Tensor, own: Tensor) -> bool:
     return bool(rival.mean() < MARGIN * own.mean()) and gain.value > 3 * gain.se
 
 
+def _alike(found: dict[Convention, _Tried], stated: Convention) -> list[Convention]:
+    """Conventions that do about as well as the stated one, but are not the same thing."""
+    own = float(found[stated].contrast.mean())
+    means = {c: float(tried.contrast.mean()) for c, tried in found.items() if _beats(tried.loss)}
+    return [c for c, mean in means.items() if mean < ALIKE * own and abs(mean - own) > 1e-6 * own]
+
+
 def _words(
-    name: str, data: Empirical, stated: Convention, loss: Estimate, fits: bool, better: Any, gain: Estimate | None
+    name: str,
+    data: Empirical,
+    stated: Convention,
+    loss: Estimate,
+    better: Convention | None,
+    gain: Estimate | None,
+    alike: list[Convention] | None,
 ) -> str:
     share = f"its error is {loss.value:.3g} ± {loss.se:.1g} of the trivial predictor's"
-    if fits:
-        return f"{name} behaves like a denoiser under the stated convention ({stated}): {share}."
+    if alike is not None:
+        others = "; ".join(map(str, alike[:3]))
+        doubt = f" It does about as well with {others}: between these the check cannot tell." if alike else ""
+        return f"{name} behaves like a denoiser under the stated convention ({stated}): {share}.{doubt}"
     if better is not None and gain is not None:
         return (
             f"{name} does not fit the stated convention ({stated}): {share}. With {better} it would be "
@@ -318,8 +242,8 @@ def _words(
         )
     return (
         f"{name} looks untrained: under the stated convention ({stated}) {share}, and no other prediction, time or "
-        f"range does clearly better than knowing the mean and variance of the data{_where(data, stated)}; or its betas "
-        "are others than stated."
+        f"range does clearly better than knowing the mean and variance of the data{_where(data, stated)}. If it was "
+        "trained, its betas may be others than stated, or the data."
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 import math
 import os
 import warnings
@@ -199,7 +200,7 @@ def _cosine(steps: int) -> DDPM:
     """Nichol and Dhariwal's discrete betas, at most .999."""
     require(steps > 1, f"cosine:N needs at least 2 steps, not {steps}.")
     abar = [math.cos((i / steps + 0.008) / 1.008 * math.pi / 2) ** 2 for i in range(steps + 1)]
-    return DDPM([min(1 - b / a, 0.999) for a, b in zip(abar, abar[1:], strict=False)])
+    return DDPM([min(1 - b / a, 0.999) for a, b in itertools.pairwise(abar)])
 
 
 def from_buffer(values: Tensor, name: str) -> tuple[DDPM, str]:

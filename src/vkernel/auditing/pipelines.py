@@ -230,6 +230,7 @@ class ScoreUNet(nn.Module):
 
     def __init__(self, score: Score, process: Process, schedule: DDPM, prediction: str, shape: tuple[int, ...]) -> None:
         super().__init__()
+        self.where: Tensor
         self.score, self.process, self.schedule, self.prediction = score, process, schedule, prediction
         channels, *size = shape
         sample_size = size[0] if size[0] == size[1] else tuple(size)
@@ -247,11 +248,11 @@ class ScoreUNet(nn.Module):
     @torch.no_grad()
     def forward(self, sample: Tensor, timestep: Time, return_dict: bool = True, **_: Any) -> Any:
         t = self.schedule.check(pr.wide_time(timestep, sample.device))
-        x0 = self._denoise(sample.double(), t)
-        out = pr.from_x0(lambda *_: x0, self.schedule)
-        turn = {"noise": pr.to_noise, "v": pr.to_v}.get(self.prediction)
-        out = turn(out, self.schedule)(sample.double(), t) if turn else x0
-        return SimpleNamespace(sample=out.to(sample.dtype)) if return_dict else (out.to(sample.dtype),)
+        x, prediction = sample.double(), {"noise": pr.to_noise, "v": pr.to_v}.get(self.prediction)
+        x0 = self._denoise(x, t)
+        score = pr.from_x0(lambda *_: x0, self.schedule)
+        out = (x0 if prediction is None else prediction(score, self.schedule)(x, t)).to(sample.dtype)
+        return SimpleNamespace(sample=out) if return_dict else (out,)
 
     def _denoise(self, x: Tensor, t: Tensor) -> Tensor:
         if self.process != self.schedule:

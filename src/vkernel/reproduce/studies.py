@@ -28,15 +28,15 @@ HINT = (
     "command with --all. It may be stopped at any time; run again, it goes on."
 )
 SECONDS = {  # on one core
-    "target_noise": 60.0,
-    "process_and_cutoff": 50.0,
-    "nonlinearity": 80.0,
-    "capacity": 70.0,
-    "features": 90.0,
-    "training_set": 30.0,
-    "phase_capacity_noise": 45.0,
-    "phase_size_time": 90.0,
-    "phase_cutoff_capacity": 50.0,
+    "target_noise": 35.0,
+    "process_and_cutoff": 28.0,
+    "nonlinearity": 68.0,
+    "capacity": 43.0,
+    "features": 38.0,
+    "training_set": 18.0,
+    "phase_capacity_noise": 33.0,
+    "phase_size_time": 131.0,
+    "phase_cutoff_capacity": 33.0,
 }
 
 

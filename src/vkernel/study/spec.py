@@ -1,21 +1,22 @@
 """What a study is: a TOML file, or a dictionary of the same form, checked at the door.
 
-=============  =====================================================================================================
-``[data]``     ``name`` of a toy set (``rotation`` for the square), ``path`` of a file, ``points``, or ``even = n``
-               evenly spaced numbers on [-1, 1]; ``weights``
-``[process]``  ``kind`` (vp, vpsong, cosine, ve, edm, flow, toy) and its numbers, such as ``eps``; or ``cutoff``, the
-               sigma/alpha that is left at eps, to compare processes at equal noise
-``[model]``    ``kind`` linear (``features`` gaussian, fourier, polynomial or random; ``per_axis``, ``low``, ``high``),
-               lazy (``kernel``, ``depth``, ``activation``, ``tau``) or mlp (``width``, ``depth``, ``lr``, …)
-``[training]`` ``draws`` P or ``F_over_P`` (linear models), ``times``, ``vary``
-``[objective]``  ``K`` targets averaged: 1 is J1, inf is J0; ``of`` draws, subset or efm
-``[sampler]``  ``samples``, ``steps``, ``method``, ``spacing``; ``law`` members, field or semiclassical
-``[measure]``  what is kept of each member: ``gap``, ``away``, ``bins`` …
-``[grid]``     any field of these, ``"table.field" = [values]`` or ``{name = …, values = […], labels = […]}``, where
-               ``about`` is what an axis says; a whole table is a factor too: ``data = {values = [{…}, {…}], …}``
-``[large]``    the same fields with other values, for ``--large``
-``[figure]``, ``[finding]``   what is drawn and which two conditions are compared
-=============  =====================================================================================================
+================  ======================================================================================================
+``[data]``        ``name`` of a toy set (``rotation`` for the square), ``path`` of a file, ``points``, or ``even = n``
+                  evenly spaced numbers on [-1, 1]; ``weights``
+``[process]``     ``kind`` (vp, vpsong, cosine, ve, edm, flow, toy) and its numbers, such as ``eps``; or ``cutoff``, the
+                  sigma/alpha that is left at eps, to compare processes at equal noise
+``[model]``       ``kind`` linear (``features`` gaussian, fourier, polynomial or random; ``per_axis``, ``low``,
+                  ``high``), lazy (``kernel``, ``depth``, ``activation``, ``tau``) or mlp (``width``, ``depth``, ``lr``,
+                  …)
+``[training]``    ``draws`` P or ``F_over_P`` (linear models), ``times``, ``vary``
+``[objective]``   ``K`` targets averaged: 1 is J1, inf is J0; ``of`` draws, subset or efm
+``[sampler]``     ``samples``, ``steps``, ``method``, ``spacing``; ``law`` members, field or semiclassical
+``[measure]``     what is kept of each member: ``gap``, ``away``, ``bins`` …
+``[grid]``        any field of these, ``"table.field" = [values]`` or ``{name = …, values = […], labels = […]}``, where
+                  ``about`` is what an axis says; a whole table is a factor too: ``data = {values = [{…}, {…}], …}``
+``[large]``       the same fields with other values, for ``--large``
+``[figure]``      what is drawn; ``[finding]``: which two conditions are compared
+================  ======================================================================================================
 
 Every error names the key and says what would do.
 """
