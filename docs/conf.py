@@ -44,7 +44,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(torch|numpy|np|xarray|matplotlib|PIL|pathlib|os|collections|typing|types|abc)(\..+)?"),
     # Internal types that signatures show.
     (r"py:class", r"vkernel\.posterior\.pieces\.\w+|vkernel\.progress\.Reporter"),
-    (r"py:class", r"(vkernel\.study\.)?spec\.\w+|Spec|Condition|vkernel\.study\.spec\.\w+|annotated_types\..+|vkernel\.auditing\.pipelines\.ScoreUNet"),
+    (r"py:class", r"(vkernel\.study\.)?spec\.\w+|Spec|Condition|annotated_types\..+|vkernel\.auditing\.pipelines\.\w+"),
     # Annotations are strings (PEP 563); inside unions autodoc may leave these as they are written.
     (r"py:class", r"Tensor|Generator|Path|Any|Callable|Iterable|Iterator|Sequence|Mapping|Figure|Axes|optional"),
 ]

@@ -10,7 +10,7 @@ predictor                                  its error
 noise = 0                                  :math:`1`
 x0 = mean of the data                      :math:`1/r^2`
 trivial: the best blend of the two         :math:`1/(1+r^2)`, from :math:`\sigma(x-\alpha m)/(\alpha^2s^2+\sigma^2)`
-ideal                                      that of the data's own :math:`E[x_0|x]` (:class:`~vkernel.score.EmpiricalScore`)
+ideal                                      that of the data's own :math:`E[x_0|x]`, an EmpiricalScore
 =========================================  =================================================================
 
 The trivial predictor knows a mean and a variance. A network without training is no better than it under any
