@@ -21,6 +21,7 @@ from vkernel.plots import planes
 from vkernel.reproduce import figure3, mlp_plane, page
 from vkernel.reproduce.mlp_plane import answer, density, masses, moved, ratio, start
 from vkernel.reproduce.page import Exhibit, number
+from vkernel.reproduce.twins import twins
 
 PROCESS = vk.VP(eps=0.01)
 Made = tuple[Path, dict[str, Exhibit], dict[str, dict[str, np.ndarray]], dict[str, float]]
@@ -147,7 +148,7 @@ def test_networks_are_compared_with_their_own_page_alone(made: Made, tmp_path: P
 
 def test_twins_share_inputs_and_are_what_plain_training_gives() -> None:
     data, model = toy("square", rotation=22.5), Linear(grid("fourier", 4, 2, process=PROCESS), "x0", 0.1)
-    found = figure3.twins(model, data, PROCESS, 3, 7)
+    found = twins(model, data, PROCESS, draws=500, members=3, seed=7)
     batches = []
     for goal, twin in zip(mlp_plane.GOALS, found, strict=True):
         plain = train_ensemble(model, data, PROCESS, members=3, draws=500, objective=goal, seed=7, show=False)

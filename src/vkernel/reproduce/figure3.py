@@ -18,12 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vkernel.data import Empirical, toy
+from vkernel.data import toy
 from vkernel.ensemble import Ensemble
 from vkernel.estimate import Estimate
 from vkernel.features import grid
 from vkernel.models.linear import Linear
-from vkernel.objective import Batch, Training, parse
 from vkernel.plots import planes
 from vkernel.process import VP
 from vkernel.reproduce.memorise import one_thread
@@ -52,28 +51,17 @@ from vkernel.reproduce.mlp_plane import (
     top,
 )
 from vkernel.reproduce.page import Exhibit, Finding, Picture, Run, Table, number
+from vkernel.reproduce.twins import twins
 from vkernel.sample import pf_ode
 from vkernel.score import EmpiricalScore
 
-__all__ = ["make", "twins"]
+__all__ = ["make"]
 
 ORDER, TITLE, SECONDS = 62, "Figure 3: features decide where the gaps fill", 35.0
 KINDS = ("gaussian", "fourier")
 PER_AXIS, RIDGE = 10, 0.1
 PUBLISHED: dict[str, Any] = {"steps": 30, "method": "euler", "spacing": "uniform"}
-BLOCK, CHECKED = 20, 5  # members solved at once; members on which steps are halved
-
-
-def twins(model: Linear, data: Empirical, process: VP, members: int, seed: int) -> list[Ensemble]:
-    """The ensembles of J1 and J0, as ``train_ensemble`` makes them, with one factorisation for both."""
-    plans = [Training(data, process, parse(goal), DRAWS, seed=seed) for goal in GOALS]
-    found = []
-    for first in range(0, members, BLOCK):
-        some = range(first, min(first + BLOCK, members))
-        one, other = (plan.batch(some, DRAWS) for plan in plans)
-        found.append(model.solve(Batch(one.x, one.t, torch.cat([one.m, other.m], -1)), process))
-    both = torch.cat(found).chunk(len(GOALS), -1)
-    return [Ensemble(model, {"weights": weights.contiguous()}, process, data.shape) for weights in both]
+CHECKED = 5  # members on which steps are halved
 
 
 class Study:
@@ -92,7 +80,7 @@ class Study:
         data = toy("square", rotation=rotation)
         points = anchors(data, self.process)
         model = Linear(grid(kind, PER_AXIS, 2, -LIMIT, LIMIT, self.process), "x0", RIDGE)
-        ensembles = twins(model, data, self.process, self.members, self.seed)
+        ensembles = twins(model, data, self.process, draws=DRAWS, members=self.members, seed=self.seed)
         x = [[e.sample(x_T=self.x_T, show=False, **way) for e in ensembles] for way in (PUBLISHED, self.converged)]
         mean = Ensemble(model, {"weights": ensembles[1].state["weights"].mean(0, keepdim=True)}, self.process, (2,))
         again = torch.stack([e[:CHECKED].sample(x_T=self.x_T, show=False, **self.finer) for e in ensembles])  # type: ignore[union-attr]
