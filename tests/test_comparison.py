@@ -278,6 +278,8 @@ def test_the_same_seed_gives_the_same_numbers(exact):
         ({"x": torch.tensor([[math.nan]])}, "finite"),
         ({"t": [0.2, 0.2]}, "different"),
         ({"t": 7.0}, "t"),
+        ({"t": "noon"}, "t must be"),
+        ({"t": []}, "t must be"),
         ({"fields": 1}, "two fields"),
         ({"score": "data"}, "EmpiricalScore"),
         ({"ens": [ENSEMBLE], "V": [EXACT], "labels": [1.0, 2.0]}, "labels"),

@@ -119,6 +119,9 @@ def test_what_fails_in_one_cell_names_it() -> None:
 
 def test_sizes_that_do_not_fit() -> None:
     refused(grid(data__name=["pair", "square"]), "events of one shape", "(1,)", "(2,)")
+    refused(SMALL | {"measure": {"gap": [0.7, 0.2]}}, "measure", "low < high", "[0.7, 0.2]")
+    refused(SMALL | {"data": {"points": [[1.0, 2.0], [1.0]]}}, "data", "coordinates", "[1, 2]")
+    assert "list[" not in refused(SMALL | {"data": {"points": ["a"]}}, "data.points.0")
     refused(PLANE | {"measure": {"gap": [0.1, 0.2]}}, "measure.gap", "one dimension", "2", "measure.away")
     refused(PLANE | {"measure": {"times": [0.5], "places": 3}}, "one dimension")
     for t in (0.0, 1e-9, 2.0):

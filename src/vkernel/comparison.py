@@ -40,6 +40,7 @@ from vkernel.estimate import Estimate
 from vkernel.kernels import Kernel, Measured
 from vkernel.plots.comparison import about, summary, table
 from vkernel.plots.comparison import comparison as figure
+from vkernel.predictions import wide_time
 from vkernel.sample.flow import march
 from vkernel.sample.frame import Frame
 from vkernel.sample.semiclassical import semiclassical
@@ -145,7 +146,7 @@ def _places(ens: Ensemble, x: Any, t: Any) -> tuple[Tensor, list[float]]:
     x = x[:, None] if x.ndim == 1 and ens.shape == (1,) else x
     good = x.ndim == 1 + len(ens.shape) and tuple(x.shape[1:]) == ens.shape and len(x) >= 1 and x.isfinite().all()
     require(good, f"x must be finite and (N, *shape) with the event shape {ens.shape}; got {tuple(x.shape)}.")
-    times = [float(u) for u in torch.as_tensor(t, dtype=torch.float64).reshape(-1)]
+    times = [float(u) for u in wide_time(t, ens.device).reshape(-1)]
     require(0 < len(times) == len(set(times)), f"t must be a time or several different ones; got {t!r}.")
     ens.process.check(torch.tensor(times, dtype=torch.float64))
     return x, times

@@ -76,7 +76,7 @@ def train_ensemble(
     require(good, f"members must be a number ≥ 1 or distinct indices ≥ 0; got {members!r}.")
     vary = (vary,) if isinstance(vary, str) else tuple(vary)
     goal = _parse(objective)
-    training = Training(data, process, goal, draws, vary, int(seed), times, dtype or model.dtype)
+    training = Training(data, process, goal, draws, vary, seed, times, dtype or model.dtype)
     with progress(1.0, show=show) as tell:
         state = model.fit(training, indices, lambda share: tell(f"{len(indices)} members, {goal!r}", share))
     info = {
@@ -164,6 +164,8 @@ class Ensemble:
             if "members" in info:
                 info["members"] = [info["members"][k] for k in which]
             return Ensemble(self.model, {k: a[which] for k, a in self.state.items()}, self.process, self.shape, info)
+        require(hasattr(m, "__index__"), f"An ensemble takes a member's number or a slice, not {m!r}.")
+        m = operator.index(m)
         if not -len(self) <= m < len(self):
             raise IndexError(f"There are {len(self)} members; {m} is not among them.")
         return Member(self, m % len(self))
@@ -263,7 +265,8 @@ class Ensemble:
 
     def start(self, n: int, seed: int = 0, *, shared: bool = True) -> Tensor:
         """x_T from the prior: ``(n, *shape)``, the same for all members, or ``(M, n, *shape)``."""
-        require(isinstance(n, int) and n >= 1, f"The number of samples must be ≥ 1; got {n!r}.")
+        good = isinstance(n, int) and not isinstance(n, bool) and n >= 1
+        require(good, f"The number of samples must be ≥ 1; got {n!r}.")
 
         def draw(member: int) -> Tensor:
             source = rng.stream(seed, "ensemble/x_T", member)

@@ -204,6 +204,10 @@ class Training:
         require(good, f"draws, the number P of training draws, must be a whole number ≥ 1; got {self.draws!r}.")
         for name in self.vary:
             require(name in VARIES, f"vary takes any of {', '.join(VARIES)}; got {name!r}.")
+        good = hasattr(self.seed, "__index__") and not isinstance(self.seed, bool)
+        require(good, f"seed must be a whole number; got {self.seed!r}.")
+        good = self.dtype in (torch.float32, torch.float64)
+        require(good, f"dtype, in which a model is trained, is torch.float32 or torch.float64; got {self.dtype!r}.")
         good = callable(self.times) or self.times in ("uniform", "log")
         require(good, f"times must be 'uniform', 'log' or a function u -> t; got {self.times!r}.")
         sigma = float(self.process.sigma(torch.tensor(self.process.eps, dtype=torch.float64)))

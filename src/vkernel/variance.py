@@ -80,7 +80,7 @@ def variance_split(
     data = data if isinstance(data, Empirical) else Empirical(data)
     require(isinstance(model, Model), f"variance_split needs a model such as vk.models.Linear(…), not {model!r}.")
     good = isinstance(x, Tensor) and tuple(x.shape[x.ndim - len(data.shape) :]) == data.shape
-    require(good, f"x must be a tensor that ends in the event shape {data.shape}, before anything is trained.")
+    require(good, f"x must be a tensor that ends in the event shape {data.shape} of the data.")
     process.check(wide_time(t, data.device))
     require(isinstance(members, Sequence), f"members gives one size for each source; got {members!r}.")
     names = tuple(n for n in model.randomness if not (n == "order" and draws is None))

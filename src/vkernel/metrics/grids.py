@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vkernel import rng
-from vkernel.errors import require
+from vkernel.errors import InputError, require
 from vkernel.estimate import Estimate
 from vkernel.metrics.samples import Generator, Law, Members, read, read_two, with_error
 
@@ -125,7 +125,11 @@ def variation(law: Law, counts: Tensor, q: Tensor, source: torch.Generator) -> t
 
 def kl(p: Any, q: Any) -> Estimate:
     """Σ p log(p/q) in nats of two laws on one grid, normalised here; infinite where q vanishes and p does not."""
-    p, q = torch.as_tensor(p).detach().double(), torch.as_tensor(q).detach().double()
+    try:
+        p, q = torch.as_tensor(p).detach().double(), torch.as_tensor(q).detach().double()
+    except (TypeError, ValueError, RuntimeError):
+        names = f"{type(p).__name__} and {type(q).__name__}"
+        raise InputError(f"p and q must be tensors or arrays of probabilities on one grid, not {names}.") from None
     require(p.shape == q.shape, f"p has shape {tuple(p.shape)}, q {tuple(q.shape)}; both must be on one grid.")
     for name, law in (("p", p), ("q", q)):
         good = law.isfinite().all() and (law >= 0).all() and law.sum() > 0

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vkernel import rng
 from vkernel.data import Empirical
-from vkernel.errors import require
+from vkernel.errors import InputError, require
 from vkernel.estimate import Estimate
 from vkernel.metrics.grids import counted, variation
 from vkernel.metrics.samples import CHUNK, Generator, read, with_error
@@ -36,8 +36,12 @@ def gap_mass(
     """The mass between training points: P(low < ``|x|`` < high) of numbers, :func:`boundary_mass` with a ``score``."""
     if score is not None:
         return boundary_mass(x, score, threshold, t, members=members, skip_diverged=skip_diverged)
-    law, (low, high) = read(x, members, skip_diverged), gap
+    law = read(x, members, skip_diverged)
     d = law.x.shape[-1]
+    try:
+        low, high = (float(g) for g in gap)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"gap must be (low, high), two numbers, not {type(gap).__name__}.") from None
     require(d == 1, f"The gap {gap} is of numbers, but x has {d} coordinates; give score= to use its boundaries.")
     require(0 <= low < high, f"gap must be (low, high) with 0 ≤ low < high, not {gap}.")
     size = law.x[..., 0].abs()

@@ -66,6 +66,9 @@ class Data(_Table):
         given = [k for k in ("name", "path", "points", "even") if getattr(self, k) is not None]
         if len(given) != 1:
             raise ValueError(f"give exactly one of name, path, points and even; got {', '.join(given) or 'none'}")
+        sizes = {len(p) for p in self.points or [] if isinstance(p, list)}
+        if len(sizes) > 1:
+            raise ValueError(f"points must have equally many coordinates; got {sorted(sizes)}")
         return self
 
 
@@ -161,6 +164,12 @@ class Measure(_Table):
     limit: float = Field(1.5, gt=0)
     times: list[float] = []
     places: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Measure:
+        if self.gap is not None and not 0 <= self.gap[0] < self.gap[1]:
+            raise ValueError(f"gap must be [low, high] with 0 ≤ low < high; got {list(self.gap)}")
+        return self
 
 
 class Figure(_Table):
@@ -416,7 +425,7 @@ def _sentence(error: ValidationError, grid: Any = None) -> str:
     at = list(first["loc"])
     if len(at) > 1 and at[0] == "grid" and isinstance(at[1], int) and isinstance(grid, list):
         at[1] = str(grid[at[1]].get("field", at[1])) if isinstance(grid[at[1]], dict) else at[1]
-    key = ".".join(str(part) for part in at)
+    key = ".".join(str(part) for part in at if "[" not in str(part))  # not the names of pydantic's unions
     said = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         tables: dict[str, type[BaseModel]] = {"data": Data, "model": Model, "training": TrainingTable}
