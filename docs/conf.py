@@ -46,7 +46,7 @@ nitpick_ignore_regex = [
     (r"py:class", r"vkernel\.posterior\.pieces\.\w+|vkernel\.progress\.Reporter"),
     (r"py:class", r"(vkernel\.study\.)?spec\.\w+|Spec|Condition|annotated_types\..+|vkernel\.auditing\.pipelines\.\w+"),
     # Annotations are strings (PEP 563); inside unions autodoc may leave these as they are written.
-    (r"py:class", r"Tensor|Generator|Path|Any|Callable|Iterable|Iterator|Sequence|Mapping|Figure|Axes|optional"),
+    (r"py:class", r"Tensor|Generator|Path|Any|Callable|Iterable|Iterator|Sequence|Mapping|Score|Figure|Axes|optional"),
 ]
 
 # -- Gallery: every picture is made by running its script -------------------------------------------------------------

@@ -140,3 +140,17 @@ def test_import_is_light() -> None:
         "diffusers",
     ):
         assert f"'{heavy}'" not in names
+
+
+def test_an_interrupt_is_said_and_is_no_success(monkeypatch, capsys):
+    """Typer turns Ctrl-C into a return value; a chained command must not go on."""
+    from vkernel import cli
+
+    def interrupted(**_: object) -> int:
+        return 130
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    with pytest.raises(SystemExit) as leave:
+        cli.main()
+    assert leave.value.code == 130
+    assert capsys.readouterr().err == "vkernel: stopped.\n"

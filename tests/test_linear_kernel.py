@@ -317,6 +317,13 @@ def test_the_semiclassical_law_is_the_delta_method(dim):
 # -------------------- validity
 
 
+def test_a_time_outside_the_process_is_refused():
+    V = Linear(model(3), POINTS, PROCESS, draws=40, sets=8)
+    with pytest.raises(InputError, match="outside"):
+        V.cov(X, 9.0)
+    assert "Linear kernel" in repr(V)
+
+
 def test_kernels_say_where_they_hold():
     m = model(6)
     with pytest.warns(ValidityWarning, match="given-inputs"):

@@ -226,7 +226,7 @@ def study_export(
 def main() -> NoReturn:
     """Entry point: errors that are the user's to mend are one sentence, exit code 2."""
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)
     except InputError as error:
         _fail(str(error))
     except typer.Exit as leave:
@@ -243,6 +243,8 @@ def main() -> NoReturn:
         if isinstance(error, OSError):
             _fail(f"{error.strerror or error}: {error.filename or ''}".rstrip(": ") + ".")
         raise
+    if code == 130:  # typer's word for an interrupt, which it does not pass on
+        _fail("stopped.", 130)
     sys.exit(0)
 
 

@@ -84,14 +84,16 @@ def compare(
     the kernels know it). ``samples`` starts for each of the members and ``fields`` Gaussian fields (default: as many),
     with ``steps``, ``method`` and ``spacing`` as for samplers (the semiclassical chain is Euler's), make the laws, in
     ``bins`` (default 120, or 40 a side) over ``range`` (default: nearly all of the ensemble). ``laws`` is by default
-    true up to two dimensions. A kernel without factors gets a field for every start, and no semiclassical law.
+    true up to two dimensions, for kernels with factors; others (``Lazy``) get, if asked, a field for every start, which
+    is slow, and no semiclassical law.
     """
     import xarray
 
     pairs = _pairs(ens, V)
     x, times = _places(pairs[0][0], x, t)
     d = math.prod(pairs[0][0].shape)
-    laws = d <= 2 if laws is None else laws
+    if laws is None:
+        laws = d <= 2 and all(hasattr(k, "factors") for _, k in pairs)
     require(not laws or d <= 2, f"Laws are compared on a grid, in one or two dimensions, not {d}; give laws=False.")
     require(fields is None or fields >= 2, f"Laws need at least two fields; got {fields}.")
     found = [_moments(e, k, x, times, score) for e, k in pairs]

@@ -13,7 +13,7 @@ if the 95 % interval of R over images lies below .05; the alarm is raised if it 
 
 With the Jacobian :math:`J = \partial f/\partial x`, the **gain** along u is :math:`|Ju|/|u|`, for u constant, u = x
 and random directions; the smallest gain is sought from there within a budget, and is a bound from above
-(:mod:`vkernel.auditing.directions`).
+(``vkernel.auditing.directions``).
 
 :func:`drift` compares per-image means and variances of samples with the data's: :math:`z`, the shift of their average
 in units of the data's spread over images, and the share of samples outside the data's range. Were samples as good as

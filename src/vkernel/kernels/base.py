@@ -51,6 +51,11 @@ class Kernel(ABC):
     def draw(self, members: int, generator: Generator = None) -> Field:
         """One field per member: ``field(x, t)`` with x ``(members, *batch, *shape)`` is :math:`\\delta\\hat s`."""
 
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__} kernel ({'valid' if self.valid else 'not valid'}: {self.why}) of {self.process!r}"
+        )
+
     def _judge(self, valid: bool, why: str) -> None:
         """Say whether the assumptions hold, and warn if they do not."""
         self.valid, self.why = valid, why

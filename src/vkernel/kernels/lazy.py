@@ -97,7 +97,7 @@ class Lazy(Function):
         # E(f|X): targets without noise where that varies, from f0 = 0 where f0 varies
         weight = model.parametrisation.weight
         self._centre = Model(model.kernel, model.tau, model.target, weight, model.init and "init" not in vary)
-        training = Training(data, process, J0() if "targets" in vary else goal, draws, vary, int(seed), times)
+        training = Training(data, process, J0() if "targets" in vary else goal, draws, vary, seed, times)
         self._learn(training, goal if "targets" in vary else J0())
         self._state_validity("inputs" in vary)
 

@@ -35,6 +35,7 @@ from vkernel.kernels.fields import FiniteRank
 from vkernel.models.linear import Linear as Model
 from vkernel.models.linear import factor
 from vkernel.objective import J0, VARIES, Batch, Objective, Quantile, Training, parse
+from vkernel.predictions import wide_time
 from vkernel.process import Process
 
 __all__ = ["Linear", "LinearField"]
@@ -56,6 +57,7 @@ class LinearField(FiniteRank):
         super().__init__(self._basis, (weights + weights.mT) / 2, process)
 
     def _basis(self, x: Tensor, t: Time) -> Tensor:
+        self.process.check(wide_time(t, x.device))
         when = times(t, x)
         slope = self.model.parametrisation.slope(when.double(), self.process).to(x.dtype)
         phi = (slope[..., None] * self.model.features(x, when)).movedim(-1, 0)
