@@ -84,7 +84,8 @@ def test_every_picture_is_drawn_in_both_themes(name: str, dark: bool) -> None:
 
 def test_all_names_are_tested() -> None:
     helpers = {"save", "style", "to_bytes", "to_data_uri"}
-    assert set(plots.__all__) == set(DRAW) | helpers
+    elsewhere = {*plots.audits.__all__, "sample_rows", "sources"}  # test_plots_audits.py
+    assert set(plots.__all__) == set(DRAW) | helpers | elsewhere
 
 
 def test_style_leaves_no_trace_and_ignores_what_holds_outside() -> None:

@@ -40,7 +40,7 @@ from vkernel.sample.flow import march
 from vkernel.sample.frame import Frame
 from vkernel.version import __version__
 
-__all__ = ["Cumulants", "Ensemble", "Member", "load_ensemble", "train_ensemble"]
+__all__ = ["Cumulants", "Ensemble", "Member", "cumulants", "kurtosis", "load_ensemble", "skewness", "train_ensemble"]
 
 Time = float | Tensor
 CHUNK = 1 << 22  # numbers of a sample taken at once
@@ -247,19 +247,7 @@ class Ensemble:
 
     def cumulants(self, x: Tensor, t: Time, components: int = 3) -> Cumulants:
         """Is the law of the score over members Gaussian here? Third and fourth cumulants, with errors."""
-        s = self._scores(x, t).double()
-        require(len(s) >= 5, f"Fourth cumulants with their errors need five finite members; there are {len(s)}.")
-        centred = (s - s.mean(0)).reshape(len(s), -1)
-        left, values, _ = torch.linalg.svd(centred, full_matrices=False)
-        count = min(components, len(values))
-        joint = left[:, :count]
-        return Cumulants(
-            _jackknifed(_skewness, s),
-            _jackknifed(_kurtosis, s),
-            _jackknifed(_skewness, joint),
-            _jackknifed(_kurtosis, joint),
-            (values.square() / values.square().sum().clamp_min(1e-300))[:count],
-        )
+        return cumulants(self._scores(x, t), components)
 
     # Samples
 
@@ -392,6 +380,23 @@ def load_ensemble(path: Path | str, device: torch.device | str = "cpu") -> Ensem
     return found
 
 
+def cumulants(s: Tensor, components: int = 3) -> Cumulants:
+    """Third and fourth cumulants over the first axis of ``s (M, …)``, one score for each member, with errors."""
+    s = s.double()
+    require(len(s) >= 5, f"Fourth cumulants with their errors need five finite members; there are {len(s)}.")
+    centred = (s - s.mean(0)).reshape(len(s), -1)
+    left, values, _ = torch.linalg.svd(centred, full_matrices=False)
+    count = min(components, len(values))
+    joint = left[:, :count]
+    return Cumulants(
+        _jackknifed(skewness, s),
+        _jackknifed(kurtosis, s),
+        _jackknifed(skewness, joint),
+        _jackknifed(kurtosis, joint),
+        (values.square() / values.square().sum().clamp_min(1e-300))[:count],
+    )
+
+
 def _ndim(t: Time) -> int:
     return t.ndim if isinstance(t, Tensor) else 0
 
@@ -400,14 +405,14 @@ def _accumulated(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
-def _skewness(s: Tensor) -> Tensor:
+def skewness(s: Tensor) -> Tensor:
     """Fisher's G1 over the first axis; 0 where nothing varies."""
     n, c = len(s), s - s.mean(0)
     m2, m3 = c.square().mean(0), c.pow(3).mean(0)
     return math.sqrt(n * (n - 1)) / (n - 2) * torch.where(m2 > 0, m3 / m2.pow(1.5), 0.0)
 
 
-def _kurtosis(s: Tensor) -> Tensor:
+def kurtosis(s: Tensor) -> Tensor:
     """Fisher's G2, the excess, over the first axis; 0 where nothing varies."""
     n, c = len(s), s - s.mean(0)
     m2, m4 = c.square().mean(0), c.pow(4).mean(0)

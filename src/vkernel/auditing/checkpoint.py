@@ -16,7 +16,11 @@ A network is a function of an image and of a number that tells it the noise leve
 
 * its **range**: the interval to which pixels were mapped for training.
 
-A :class:`Checkpoint` is these four with the network. An index has no fractions: for networks told an index t is
+A :class:`Checkpoint` is these four with the network, and for a class-conditional network ``net(x, told, labels)`` one
+**label**: the score of that class, whose training set is the images of that class. (Guidance blends two scores into
+one that belongs to no training set; a guided sampler is not a score, and is not audited.)
+
+An index has no fractions: for networks told an index t is
 rounded to it, and :math:`\alpha, \sigma` are taken at the rounded index too, so that the score is exact there.
 """
 
@@ -41,6 +45,7 @@ from vkernel.data import Empirical
 from vkernel.errors import InputError, require
 from vkernel.predictions import Time
 from vkernel.process import DDPM, Anisotropic, Process
+from vkernel.process.base import is_whole
 
 __all__ = ["PREDICTIONS", "TIMES", "Checkpoint", "read"]
 
@@ -50,7 +55,7 @@ _FROM = {"noise": pr.from_noise, "x0": pr.from_x0, "v": pr.from_v, "flow": pr.fr
 _TO = {"noise": pr.to_noise, "x0": pr.to_x0, "v": pr.to_v, "flow": pr.to_flow}
 _NUMBERS = 2**18  # numbers of x in one call of the network, unless told otherwise
 
-Net = Callable[[Tensor, Tensor], Any]
+Net = Callable[..., Any]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -71,6 +76,7 @@ class Checkpoint:
     shape: tuple[int, ...] | None = None
     name: str = "network"
     batch: int | None = None
+    label: int | None = None
     notes: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
@@ -79,6 +85,10 @@ class Checkpoint:
         require(not isinstance(self.process, Anisotropic), "Networks are read under isotropic noise alone.")
         known = ", ".join(PREDICTIONS)
         require(self.prediction in PREDICTIONS, f"prediction must be one of {known}, not {self.prediction!r}.")
+        require(
+            self.label is None or (is_whole(self.label) and self.label >= 0),
+            f"label must be a class, a whole number ≥ 0, not {self.label!r}.",
+        )
         object.__setattr__(self, "range", files.interval(self.range))
         object.__setattr__(self, "shape", None if self.shape is None else tuple(int(k) for k in self.shape))
         told(self.time, self.process, torch.tensor([self.process.T], dtype=torch.float64))  # refuses what it must
@@ -94,14 +104,15 @@ class Checkpoint:
         range: Any = (-1.0, 1.0),
         shape: tuple[int, ...] | None = None,
         name: str = "network",
+        label: int | None = None,
     ) -> Checkpoint:
         """Any ``net(x, told)``, ``told (B,)``, that returns a tensor like x, or holds it in ``.sample`` or ``.mean``.
 
-        A module is put into evaluation mode.
+        With ``label`` it is called as ``net(x, told, labels)``, ``labels (B,)``. A module is put into evaluation mode.
         """
         if isinstance(net, nn.Module):
             net.eval()
-        return cls(net, process, prediction, time, range, shape, name)
+        return cls(net, process, prediction, time, range, shape, name, label=label)
 
     @classmethod
     def from_weights(
@@ -117,6 +128,7 @@ class Checkpoint:
         device: torch.device | str = "cpu",
         shape: tuple[int, ...] | None = None,
         name: str | None = None,
+        label: int | None = None,
     ) -> Checkpoint:
         """The module that ``factory`` builds, with the weights in ``path`` (.safetensors, or a state dict by torch).
 
@@ -124,20 +136,26 @@ class Checkpoint:
         code, and importing it runs it; the weight file is data, and nothing in it runs. ``betas`` is
         ``"linear:1e-4:.02:1000"``, ``"scaled_linear:…"``, ``"cosine:1000"``, ``"key:NAME"`` (a buffer in the file),
         numbers, a process, or its name (``"edm"``, ``"flow"``, ``"vpsong:beta_max=10"``). ``strip``: keys of the
-        network begin with this; other keys are left alone.
+        network begin with this; other keys are left alone. ``label``: the class of a class-conditional network.
         """
         weights = files.read_weights(path)
         process, note = files.read_process(betas, weights, str(path))
         module = files.fill(files.build(factory), files.stripped(weights, strip, str(path)), str(path))
         module = module.to(device).eval().requires_grad_(False)
         notes = (note,) if note else ()
-        return cls(module, process, prediction, time, range, shape, name or Path(path).name, notes=notes)
+        return cls(module, process, prediction, time, range, shape, name or Path(path).name, label=label, notes=notes)
 
     @classmethod
-    def from_diffusers(cls, source: Any, scheduler: Any = None, *, device: torch.device | str = "cpu") -> Checkpoint:
-        """A diffusers pipeline or its folder, or a UNet2DModel (or its folder) and a scheduler; never a download."""
-        parts = pipelines.read(source, scheduler, device)
-        return cls(parts.unet, parts.process, parts.prediction, "index", (-1.0, 1.0), parts.shape, parts.name)
+    def from_diffusers(
+        cls, source: Any, scheduler: Any = None, *, device: torch.device | str = "cpu", label: int | None = None
+    ) -> Checkpoint:
+        """A diffusers pipeline or its folder, or a UNet2DModel (or its folder) and a scheduler; never a download.
+
+        A class-conditional network needs its ``label``.
+        """
+        parts = pipelines.read(source, scheduler, device, label)
+        stated = (parts.prediction, "index", (-1.0, 1.0), parts.shape, parts.name)
+        return cls(parts.unet, parts.process, *stated, label=label)
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
         """The score, like x."""
@@ -184,7 +202,7 @@ class Checkpoint:
         low, high = self.range
         return (
             f"Checkpoint({self.name!r}: predicts {self.prediction}, is told {time}, pixels in [{low:g}, {high:g}], "
-            f"shape {self.shape}, {self.process!r})"
+            f"shape {self.shape}, {'' if self.label is None else f'class {self.label}, '}{self.process!r})"
         )
 
     def _predict(self, x: Tensor, t: Time, want: str) -> Tensor:
@@ -209,7 +227,8 @@ class Checkpoint:
         home = next((p for p in held if p.is_floating_point()), x)
         number = told(self.time, self.process, t).to(home.device)
         number = number.to(home.dtype) if number.is_floating_point() else number
-        out = tensor_of(self.net(x.to(home.device, home.dtype), number), self.name)
+        label = () if self.label is None else (torch.full((len(x),), self.label, device=home.device),)
+        out = tensor_of(self.net(x.to(home.device, home.dtype), number, *label), self.name)
         require(
             out.shape == x.shape,
             f"{self.name} was given images of shape {tuple(x.shape)} and returned {tuple(out.shape)}; it must return "

@@ -28,7 +28,7 @@ draw, image): ``batch`` changes no number but by rounding. Levels are even in :m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,7 @@ from vkernel.errors import InputError, require
 from vkernel.estimate import Estimate, student_quantile
 from vkernel.process import Anisotropic, Process
 from vkernel.process.base import is_whole
+from vkernel.progress import Reporter
 from vkernel.score import EmpiricalScore, Score
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ _MEANS = {
 
 
 def levels(
-    model: Score,
+    model: Score | Sequence[Score],
     data: Empirical | Tensor,
     test: Empirical | Tensor | None = None,
     *,
@@ -73,38 +74,63 @@ def levels(
     draws: int = 2,
     seed: int = 0,
     batch: int = 64,
+    step: Reporter | None = None,
 ) -> xarray.Dataset:
     """Errors of a model and of the ideal score at each noise level, along ``t``; little noise first.
 
     ``model`` is a score with its ``process`` (a Checkpoint, an EmpiricalScore, a member of an ensemble); ``data`` is
     what it was trained on and ``test`` what it was not, both in its pixel range. At most ``images`` of each are used.
     Each of ``train``, ``ideal_train``, ``distance``, ``rayleigh``, and with ``test`` also ``test``, ``ideal_test``,
-    ``gap``, comes with ``…_se``, ``…_low`` and ``…_high``.
+    ``gap``, comes with ``…_se``, ``…_low`` and ``…_high``. Several models of one process see the same noisy images
+    and share one ideal score, which is most of the work: the result then has a first axis ``model``. ``step`` is told
+    of each level that is done.
     """
     import xarray
 
-    process, data, held = opened(model, data, test)
+    several = isinstance(model, Sequence)
+    models: list[Score] = list(model) if isinstance(model, Sequence) else [model]
+    require(models, "There is no model to audit.")
+    process, data, held = opened(models[0], data, test)
+    for other in models[1:]:
+        require(
+            alike(opened(other, data, test)[0], process),
+            f"Models that are compared need one process; got {process!r} and {other.process!r}.",  # type: ignore[attr-defined]
+        )
     whole(images=(images, 2), draws=(draws, 1), batch=(batch, 1))
-    t, exact = times_of(model, data, times), EmpiricalScore(data, process)
+    t, exact = times_of(models[0], data, times), EmpiricalScore(data, process)
     sets: dict[str, Noised] = {}
     for name, points in {"train": data, **({} if held is None else {"test": held})}.items():
         g = rng.stream(seed, f"audit of levels, {name}")
         x0 = points.images(chosen(points, images, g)).to(data.dtype)
         sets[name] = Noised(process, t, x0, rng.keys((len(t), draws, len(x0)), g, data.device))
-    curves: dict[str, list[Estimate]] = {}
-    counts = []
+    curves: dict[str, list[list[Estimate]]] = {}  # by model, by level
+    counts: list[list[int]] = [[] for _ in models]
     for level in range(len(t)):
-        found = {name: value for key in sets for name, value in _errors(model, exact, sets[key], level, batch, key)}
-        counts.append(int((~found["rayleigh"].isnan()).sum()))
-        for name, value in found.items():
-            curves.setdefault(name, []).append(_mean(value))
-        if "test" in sets:
-            curves.setdefault("gap", []).append(_difference(found["test"], found["train"]))
-    columns = {k: v for name in _MEANS if name in curves for k, v in labelled(name, _MEANS[name], curves[name]).items()}
-    columns["rayleigh_count"] = ("t", counts, {"long_name": "images with a Rayleigh quotient", "units": "images"})
-    attrs = {"draws": draws, "seed": seed, "n": data.n, "d": data.d}
-    attrs |= {f"{key}_images": len(images.x0) for key, images in sets.items()}
-    return xarray.Dataset(columns, coordinates(process, t), attrs)
+        found = {name: value for key in sets for name, value in _errors(models, exact, sets[key], level, batch, key)}
+        for m in range(len(models)):
+            counts[m].append(int((~found["rayleigh"][m].isnan()).sum()))
+            for name, value in found.items():
+                curves.setdefault(name, [[] for _ in models])[m].append(_mean(value[m]))
+            if "test" in sets:
+                gap = _difference(found["test"][m], found["train"][m])
+                curves.setdefault("gap", [[] for _ in models])[m].append(gap)
+        if step is not None:
+            step("errors by noise level")
+    parts = []
+    for m in range(len(models)):
+        own = {
+            k: v for name in _MEANS if name in curves for k, v in labelled(name, _MEANS[name], curves[name][m]).items()
+        }
+        own["rayleigh_count"] = ("t", counts[m], {"long_name": "images with a Rayleigh quotient", "units": "images"})
+        attrs = {"draws": draws, "seed": seed, "n": data.n, "d": data.d}
+        attrs |= {f"{key}_images": len(images.x0) for key, images in sets.items()}
+        parts.append(xarray.Dataset(own, coordinates(process, t), attrs))
+    if not several:
+        return parts[0]
+    names = [str(getattr(m, "name", k)) for k, m in enumerate(models)]
+    return xarray.concat(
+        parts, xarray.Variable("model", names, {"long_name": "model", "units": "1"}), combine_attrs="override"
+    )
 
 
 @dataclass(frozen=True)
@@ -146,6 +172,14 @@ def opened(model: Any, data: Any, test: Any) -> tuple[Process, Empirical, Empiri
         if points is not None and (points.weights > 0).sum() < 2:
             raise InputError(f"There is one {name} image; errors over images need two or more.")
     return process, data, test  # type: ignore[return-value]
+
+
+def alike(a: Process, b: Process) -> bool:
+    """Whether two processes have the same alpha and sigma all along."""
+    if (a.eps, a.T) != (b.eps, b.T):
+        return False
+    t = torch.linspace(a.eps, a.T, 33, dtype=torch.float64).clamp(a.eps, a.T)
+    return bool(torch.allclose(a.alpha(t), b.alpha(t), 1e-6, 0) and torch.allclose(a.sigma(t), b.sigma(t), 1e-6, 0))
 
 
 def whole(**given: tuple[Any, int]) -> None:
@@ -201,25 +235,35 @@ def mean_square(a: Tensor) -> Tensor:
     return a.square().flatten(1).mean(-1)
 
 
-def _errors(model: Score, exact: EmpiricalScore, images: Noised, level: int, batch: int, key: str) -> Any:
-    """Each quantity by name, one number for each image, averaged over draws; of training images there are more."""
+def _errors(
+    models: list[Score], exact: EmpiricalScore, images: Noised, level: int, batch: int, key: str
+) -> Iterator[tuple[str, Tensor]]:
+    """Each quantity by name, ``(models, images)``, averaged over draws; of training images there are more."""
     names = [key, f"ideal_{key}", *(("distance", "rayleigh") if key == "train" else ())]
-    found, t = images.x0.new_zeros(len(names), *images.keys.shape[1:], dtype=torch.float64), images.times[level]
+    shape, t = (len(names), len(models), *images.keys.shape[1:]), images.times[level]
+    found = images.x0.new_zeros(shape, dtype=torch.float64)
     for draw, part, x, noise in images.parts(level, batch):
-        learned, ideal = (predicted(score, x, t, images.process) for score in (model, exact))
-        found[0, draw, part], found[1, draw, part] = mean_square(learned - noise), mean_square(ideal - noise)
         if key == "train":
-            found[2, draw, part] = mean_square(learned - ideal)
-            found[3, draw, part] = _rayleigh(exact.covariance(x.double(), t), learned - ideal)
-    return zip(names, found.nanmean(1).cpu(), strict=True)
+            s, cov = exact.with_covariance(x.double(), t)
+            sigma = float(images.process.sigma(t))
+            ideal, rounding = -sigma * s, 4 * torch.finfo(x.dtype).eps * x.double().flatten(1).norm(dim=-1) / sigma
+        else:
+            ideal = predicted(exact, x, t, images.process)
+        for m, model in enumerate(models):
+            learned = predicted(model, x, t, images.process)
+            found[0, m, draw, part], found[1, m, draw, part] = mean_square(learned - noise), mean_square(ideal - noise)
+            if key == "train":
+                found[2, m, draw, part] = mean_square(learned - ideal)
+                found[3, m, draw, part] = _rayleigh(cov, learned - ideal, rounding)
+    return zip(names, found.nanmean(2).cpu(), strict=True)
 
 
-def _rayleigh(cov: Covariance, e: Tensor) -> Tensor:
-    """The quotient for each image, NaN where e or C vanish; any multiple of e will do."""
+def _rayleigh(cov: Covariance, e: Tensor, rounding: Tensor) -> Tensor:
+    """The quotient for each image, NaN where C vanishes or e is no more than rounding; any multiple of e will do."""
     size, trace = e.flatten(1).norm(dim=-1), cov.trace()
     unit = e / size.clamp_min(_TINY).reshape(-1, *(1,) * (e.ndim - 1))
     quotient = (unit * (cov @ unit)).flatten(1).sum(-1) * cov.dim / trace
-    return torch.where((size > 0) & (trace > _TINY), quotient, math.nan)
+    return torch.where((size > rounding) & (trace > _TINY), quotient, math.nan)
 
 
 def _mean(values: Tensor) -> Estimate:

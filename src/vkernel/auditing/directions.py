@@ -42,14 +42,18 @@ class Linear:
     variances: Tensor
 
     @classmethod
-    def of(cls, data: Empirical, seed: int) -> Linear:
+    def of(cls, data: Empirical, seed: int, seen: int = SEEN) -> Linear:
+        """From at most ``seen`` of the data."""
         chosen = torch.arange(data.n)
-        if data.n > SEEN:
-            chosen = torch.multinomial(data.weights.cpu(), SEEN, True, generator=rng.stream(seed, "covariance"))
-        weights = data.weights.cpu()[chosen] if data.n <= SEEN else torch.full((SEEN,), 1 / SEEN).double()
-        rows = data.take(chosen).double().cpu() - data.center.cpu()
-        _, s, axes = torch.linalg.svd(rows * weights.sqrt()[:, None], full_matrices=False)
-        return cls(axes, s.square())
+        if data.n > seen:
+            chosen = torch.multinomial(data.weights.cpu(), seen, True, generator=rng.stream(seed, "covariance"))
+        weights = data.weights.cpu()[chosen] if data.n <= seen else torch.full((seen,), 1 / seen).double()
+        rows = (data.take(chosen).double().cpu() - data.center.cpu()) * weights.sqrt()[:, None]
+        few = len(rows) < rows.shape[1]  # the smaller of the two products has the same variances
+        variances, axes = torch.linalg.eigh(rows @ rows.mT if few else rows.mT @ rows)
+        kept = variances > 1e-12 * variances[-1]
+        variances, axes = variances[kept], axes[:, kept].mT
+        return cls((axes @ rows) / variances.sqrt()[:, None] if few else axes, variances)
 
     def __call__(self, delta: Tensor, alpha: float, sigma: float) -> Tensor:
         flat, signal = delta.flatten(1), alpha**2 * self.variances

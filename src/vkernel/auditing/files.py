@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from vkernel.errors import InputError, require
 from vkernel.process import DDPM, Process, parse
 
-__all__ = ["build", "fill", "interval", "read_process", "read_weights", "stripped"]
+__all__ = ["build", "fill", "interval", "named", "read_process", "read_weights", "stripped"]
 
 Weights = dict[str, Tensor]
 _DEPTH = 8  # of nested dictionaries
@@ -90,7 +90,7 @@ def stripped(weights: Weights, strip: str, source: str) -> Weights:
 
 def build(factory: str | Callable[[], nn.Module]) -> nn.Module:
     """The module that a factory makes."""
-    make = _factory(factory) if isinstance(factory, str) else factory
+    make = named(factory) if isinstance(factory, str) else factory
     require(callable(make), f"The factory must be a function that returns a network; got {type(make).__name__}.")
     try:
         module = make()
@@ -100,10 +100,10 @@ def build(factory: str | Callable[[], nn.Module]) -> nn.Module:
     return module
 
 
-def _factory(text: str) -> Callable[[], nn.Module]:
+def named(text: str, what: str = "factory") -> Callable[..., Any]:
     """``package.file:factory`` or ``path/to/file.py:factory``; importing runs that file, which is the user's own."""
     where, _, name = text.rpartition(":")
-    require(where and name, f"A factory is named package.file:factory or path/to/file.py:factory, not {text!r}.")
+    require(where and name, f"A {what} is named package.file:{what} or path/to/file.py:{what}, not {text!r}.")
     try:
         module = _import_path(Path(where)) if where.endswith(".py") else importlib.import_module(where)
     except InputError:
@@ -111,7 +111,7 @@ def _factory(text: str) -> Callable[[], nn.Module]:
     except Exception as error:
         raise InputError(
             f"{where} cannot be imported ({type(error).__name__}: {_why(error)}); a file that is on no package path is "
-            "named path/to/file.py:factory."
+            f"named path/to/file.py:{what}."
         ) from error
     require(hasattr(module, name), f"{where} has no {name!r}.")
     return getattr(module, name)

@@ -40,7 +40,7 @@ __all__ = ["Parts", "as_unet", "process_of", "read"]
 
 PREDICTION = {"epsilon": "noise", "sample": "x0", "v_prediction": "v"}
 _WEIGHTS = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
-_ONLY = "only unconditional UNet2DModel networks in pixel space can be audited"
+_ONLY = "only UNet2DModel networks in pixel space can be audited"
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class Parts:
     name: str
 
 
-def read(source: Any, scheduler: Any = None, device: torch.device | str = "cpu") -> Parts:
+def read(source: Any, scheduler: Any = None, device: torch.device | str = "cpu", label: int | None = None) -> Parts:
     """The parts of a pipeline or its folder; or of a UNet2DModel or its folder, with a scheduler or its folder."""
     if isinstance(source, str | os.PathLike):
         folder = Path(source).expanduser()
-        unet, found = _read_folder(folder, needs_scheduler=scheduler is None)
+        unet, found = _read_folder(folder, scheduler is None, label)
         unet, name = unet.to(device), folder.name
         unet.requires_grad_(False)
     else:
@@ -69,7 +69,7 @@ def read(source: Any, scheduler: Any = None, device: torch.device | str = "cpu")
     if isinstance(scheduler, str | os.PathLike):
         scheduler = _read_scheduler(Path(scheduler).expanduser())
     require(scheduler is not None, f"{name} comes without a scheduler; give the one it was trained with as scheduler=.")
-    _check_unet(unet.config, name)
+    _check_unet(unet.config, name, label)
     require(_class_of(unet) == "UNet2DModel", f"{name} holds a {_class_of(unet)}, which is not supported: {_ONLY}.")
     size = unet.config.sample_size
     size = (size, size) if isinstance(size, int) else size
@@ -106,15 +106,15 @@ def diffusers() -> Any:
         raise InputError("Reading diffusers folders needs diffusers: pip install 'vkernel[audit]'.") from error
 
 
-def _read_folder(folder: Path, needs_scheduler: bool) -> tuple[Any, Any]:
+def _read_folder(folder: Path, needs_scheduler: bool, label: int | None) -> tuple[Any, Any]:
     require(folder.exists(), f"There is no folder {folder}; folders are read from this machine, never downloaded.")
     require(folder.is_dir(), f"{folder} is a file; a diffusers model is a folder made by save_pretrained.")
     index = folder / "model_index.json"
     if not index.is_file():
-        return _read_unet(folder), None
+        return _read_unet(folder, label), None
     _check_components(_json(index), str(folder))
     scheduler = _read_scheduler(folder / "scheduler") if needs_scheduler else None
-    return _read_unet(folder / "unet"), scheduler
+    return _read_unet(folder / "unet", label), scheduler
 
 
 def _check_components(held: dict[str, Any], name: str) -> None:
@@ -127,10 +127,20 @@ def _check_components(held: dict[str, Any], name: str) -> None:
     require(not held or "unet" in present, f"{name} has no unet, which is not supported: {_ONLY}.")
 
 
-def _check_unet(config: Any, name: str) -> None:
+def _check_unet(config: Any, name: str, label: int | None) -> None:
     get = config.get if hasattr(config, "get") else lambda k, d=None: getattr(config, k, d)
-    conditional = get("num_class_embeds") is not None or get("class_embed_type") is not None
-    require(not conditional, f"{name} is class-conditional, which is not supported: {_ONLY}.")
+    classes = get("num_class_embeds")
+    conditional = classes is not None or get("class_embed_type") is not None
+    require(conditional or label is None, f"{name} is not class-conditional; it takes no label.")
+    require(
+        not conditional or label is not None,
+        f"{name} is class-conditional: an audit is of one class at a time. Give its number as label= (on the command "
+        "line --label, with --labels for the classes of the training images).",
+    )
+    require(
+        classes is None or label is None or label < classes,
+        f"{name} has classes 0 to {(classes or 0) - 1}, not {label}.",
+    )
     fourier = get("time_embedding_type") == "fourier"
     require(
         not fourier,
@@ -141,7 +151,7 @@ def _check_unet(config: Any, name: str) -> None:
     require(outs in (ins, 2 * ins), f"{name} takes {ins} channels and returns {outs}, which is not supported: {_ONLY}.")
 
 
-def _read_unet(folder: Path) -> nn.Module:
+def _read_unet(folder: Path, label: int | None) -> nn.Module:
     config = _json(folder / "config.json")
     kind = config.get("_class_name")
     require(kind == "UNet2DModel", f"{folder} holds a {kind}, which is not supported: {_ONLY}.")
@@ -151,7 +161,7 @@ def _read_unet(folder: Path) -> nn.Module:
         raise
     except Exception as error:
         raise InputError(f"No UNet2DModel can be made from {folder / 'config.json'}: {files._why(error)}.") from error
-    _check_unet(unet.config, str(folder))
+    _check_unet(unet.config, str(folder), label)
     found = [folder / name for name in _WEIGHTS if (folder / name).is_file()]
     require(found, f"{folder} holds no weights; looked for {' and '.join(_WEIGHTS)}.")
     return files.fill(unet, files.read_weights(found[0]), str(found[0]))
@@ -190,8 +200,8 @@ class _FirstHalf(nn.Module):
         super().__init__()
         self.unet, self.channels = unet, channels
 
-    def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        return self.unet(x, t).sample[:, : self.channels]
+    def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None) -> Tensor:
+        return self.unet(x, t, labels).sample[:, : self.channels]
 
 
 def as_unet(score: Score, process: Process, scheduler: Any, *, shape: tuple[int, ...] | None = None) -> ScoreUNet:

@@ -46,6 +46,10 @@ class Trial:
         mean, spread = data.center.cpu().reshape(data.shape), data.spread / math.sqrt(data.d)
         return cls(net.process, x0, mean, spread, noise, _times(net, spread, levels))
 
+    def without_last(self) -> Trial:
+        """Without the one more level."""
+        return replace(self, noise=self.noise[:-1], times=self.times[:-1])
+
     def fewer(self, factor: int) -> Trial:
         k = max(4, len(self.x0) // factor)
         return replace(self, x0=self.x0[:k], noise=self.noise[:, :k])

@@ -14,13 +14,12 @@ from vkernel.data import Empirical
 from vkernel.errors import InputError, require
 from vkernel.estimate import Estimate
 from vkernel.metrics.grids import counted, variation
+from vkernel.metrics.neighbours import distinct, nearest
 from vkernel.metrics.samples import CHUNK, Generator, read, with_error
 from vkernel.process import Anisotropic, Process
 from vkernel.score import EmpiricalScore
 
 __all__ = ["ModeWeights", "boundary_mass", "gap_mass", "memorised_fraction", "mode_weights"]
-
-SHORTLIST = 8  # candidates for the two nearest points, before distances are computed without cancellation
 
 
 def gap_mass(
@@ -99,11 +98,11 @@ def memorised_fraction(
     Euclidean distances, and the usual 1/3 (Bonnaire et al. 2025); equal training points count as one, else a copy
     would hide behind a copy.
     """
-    points = _distinct(data)
+    points = distinct(data)
     require(points.n >= 2, "A ratio of distances needs two distinct training points; these are all equal.")
     require(0 < threshold <= 1, f"threshold must be a ratio in (0, 1], not {threshold!r}.")
     law = read(x, members, skip_diverged, shape=points.shape)
-    distance, _ = _nearest(law.points, points, 2)
+    distance, _ = nearest(law.points, points, 2)
     return law.share((distance[:, 0] < threshold * distance[:, 1]).reshape(law.x.shape[:2]).sum(1))
 
 
@@ -134,9 +133,9 @@ def mode_weights(
     Equal training points count as one. ``distance`` counts what is outside as a point of weight zero.
     """
     require(radius is None or radius > 0, f"radius must be a positive distance or None, not {radius!r}.")
-    points = _distinct(data)
+    points = distinct(data)
     law = read(x, members, skip_diverged, shape=points.shape)
-    distance, index = _nearest(law.points, points, 1)
+    distance, index = nearest(law.points, points, 1)
     far = distance[:, 0] > (math.inf if radius is None else radius)
     counts = counted(law, torch.where(far, points.n, index[:, 0]), points.n + 1)
     weights = points.weights.to(counts.device)
@@ -145,31 +144,3 @@ def mode_weights(
     return ModeWeights(
         law.share(counts[:, :-1]), weights, law.share(counts[:, -1]), with_error(value, [part], 0.0, 1.0)
     )
-
-
-def _distinct(data: Empirical | Any) -> Empirical:
-    return (data if isinstance(data, Empirical) else Empirical(data)).merged()[0]
-
-
-def _nearest(x: Tensor, data: Empirical, k: int) -> tuple[Tensor, Tensor]:
-    """Distances to the k nearest points and their indices, ``(len(x), k)``.
-
-    A product finds a short list, differences then measure it: a product alone cannot tell a distance of 1e-9 from 0.
-    """
-    step = max(1, CHUNK // max(data.d, 512))
-    distances, indices = [], []
-    for queries in (x.to(data.device) - data.center).split(max(1, CHUNK // max(step, SHORTLIST * data.d))):
-        best = queries.new_full((len(queries), 0), torch.inf)
-        index = torch.zeros(len(queries), 0, dtype=torch.long, device=data.device)
-        for start in range(0, data.n, step):
-            rows = data.rows(start, min(start + step, data.n)).double() - data.center
-            square = rows.square().sum(1) - 2 * queries @ rows.mT
-            places = torch.arange(start, start + len(rows), device=data.device).expand(len(queries), -1)
-            known = torch.cat([best, square], 1)
-            best, order = known.topk(min(SHORTLIST, known.shape[1]), largest=False)
-            index = torch.cat([index, places], 1).gather(1, order)
-        rows = data.take(index.flatten()).double().reshape(*index.shape, -1) - data.center
-        exact, order = (rows - queries[:, None]).norm(dim=2).sort(dim=1, stable=True)
-        distances.append(exact[:, :k])
-        indices.append(index.gather(1, order)[:, :k])
-    return torch.cat(distances).to(x.device), torch.cat(indices).to(x.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from vkernel.errors import require
 from vkernel.plots.base import array, ink, lines, styled
 
-__all__ = ["as_pictures", "image_row", "pairs", "scatter_pairs"]
+__all__ = ["as_pictures", "image_row", "pairs", "sample_rows", "scatter_pairs", "sources"]
 
 
 def as_pictures(images: Any, limits: tuple[float, float] | None) -> np.ndarray:
@@ -124,3 +124,57 @@ def _chosen(which: Any, n: int) -> np.ndarray:
     which = np.flatnonzero(which) if which.dtype == bool else which.astype(np.int64)
     require(not which.size or (which.min() >= -n and which.max() < n), f"There are {n} points; an index is beyond.")
     return which
+
+
+@styled
+def sources(
+    samples: Any, sources: Any, titles: Sequence[str] = (), limits: tuple[float, float] | None = None, per_row: int = 8
+) -> Figure:
+    """Samples, each above the training image that it copies; a title belongs to the pair."""
+    a, b = array(samples), array(sources)
+    require(a.shape == b.shape, f"Each sample needs its source; got shapes {a.shape} and {b.shape}.")
+    require(per_row > 0, f"per_row must be 1 or more, not {per_row}.")
+    above, below = np.split(_pictures([a, b], limits), 2)
+    rows: list[tuple[str, np.ndarray, Sequence[str]]] = []
+    for start in range(0, len(a), per_row):
+        part = slice(start, start + per_row)
+        rows += [("sample", above[part], titles[part]), ("training image", below[part], ())]
+    return _rows(rows, min(per_row, len(a)))
+
+
+@styled
+def sample_rows(rows: Mapping[str, Any], limits: tuple[float, float] | None = None) -> Figure:
+    """A row of images ``(k, *shape)`` for each label; a column is one start of the sampler, the same for all rows."""
+    images = [array(v) for v in rows.values()]
+    require(images, "There is no row of images to show.")
+    shapes = {v.shape for v in images}
+    require(len(shapes) == 1, f"Rows of images need one shape, as columns belong together; got {sorted(shapes)}.")
+    parts = np.split(_pictures(images, limits), len(images))
+    return _rows([(str(label), part, ()) for label, part in zip(rows, parts, strict=True)], len(images[0]))
+
+
+def _pictures(images: list[np.ndarray], limits: tuple[float, float] | None) -> np.ndarray:
+    """All in [0, 1] on one scale; a value that is not finite is grey."""
+    whole = np.concatenate(images)
+    require(whole.shape[0] > 0, "There is no image to show.")
+    finite = np.isfinite(whole)
+    shown = as_pictures(np.where(finite, whole, np.nan), limits if finite.any() or limits else (0.0, 1.0))
+    return np.nan_to_num(shown, nan=0.5)
+
+
+def _rows(rows: list[tuple[str, np.ndarray, Sequence[str]]], columns: int) -> Figure:
+    size = min(1.15, 14 / columns)
+    wide = 0.4 + 0.085 * max(len(label) for label, _, _ in rows)
+    tall = sum(1.06 * size + 0.28 * bool(len(titles)) for _, _, titles in rows)
+    figure = Figure(figsize=(max(1.06 * size * columns, 1.5) + wide, tall + 0.15))
+    axes = figure.subplots(len(rows), columns, squeeze=False)
+    for (label, images, titles), line in zip(rows, axes, strict=True):
+        for j, ax in enumerate(line):
+            ax.set(xticks=[], yticks=[])
+            ax.grid(visible=False)
+            ax.spines[:].set_visible(False)
+            if j < len(images):
+                ax.imshow(images[j], cmap="gray", vmin=0, vmax=1)
+                ax.set_title(titles[j] if j < len(titles) else "", size=9)
+        line[0].set_ylabel(label, rotation=0, ha="right", va="center")
+    return figure

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vkernel import plots
-from vkernel.version import __version__
+from vkernel import pages, plots
+from vkernel.pages import Picture, picture
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -119,29 +117,22 @@ def _rows(p: Profile) -> list[list[str]]:
 
 def page(p: Profile) -> str:
     """The HTML report."""
-    import jinja2
-
-    templates = resources.files("vkernel") / "templates"
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    template = environment.from_string((templates / "profile.html").read_text(encoding="utf-8"))
-    return template.render(
-        style=(templates / "style.css").read_text(encoding="utf-8"),
+    return pages.page(
+        "profile.html",
         title=f"Profile of {p.data.name}" if p.data.name else "Profile of a training set",
         p=p,
         sentences=sentences(p),
         header=["t", "noise fraction", "effective points", "mmse", "entropy", "own weight"],
         rows=_rows(p),
         figures=_figures(p),
-        version=__version__,
-        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         shown=SHOWN,
     )
 
 
-def _figures(p: Profile) -> list[dict[str, Any]]:
+def _figures(p: Profile) -> list[Picture]:
     c = p.curves
     figures = [
-        _figure(
+        picture(
             "Along t",
             "Noise fraction ρ (95 % band), effective number of training points, error of the ideal denoiser and "
             "entropy of the posterior, against the time of the process. Shaded: the window in which the target is "
@@ -161,7 +152,7 @@ def _figures(p: Profile) -> list[dict[str, Any]]:
     ]
     if len(p.neighbour_distances):
         figures.append(
-            _figure(
+            picture(
                 "Nearest neighbours",
                 "How far each point is from its nearest other point: near copies left, isolated points right.",
                 lambda: plots.distances(p.neighbour_distances),
@@ -174,21 +165,12 @@ def _figures(p: Profile) -> list[dict[str, Any]]:
     return figures
 
 
-def _figure(title: str, caption: str, draw: Any) -> dict[str, Any]:
-    """A picture in both looks; the page shows the one that fits the reader's screen."""
-    looks = {}
-    for look in ("light", "dark"):
-        with plots.style(dark=look == "dark"):
-            looks[look] = plots.to_data_uri(draw(), dpi=110)
-    return {"title": title, "caption": caption, **looks}
-
-
-def _plane(p: Profile) -> dict[str, Any]:
+def _plane(p: Profile) -> Picture:
     keep = torch.arange(p.n) if p.n <= 5000 else torch.arange(0, p.n, p.n // 5000)
     extra = [one["index"] for one in p.isolated] + [pair[k] for pair in p.boundary_pairs for k in "ij"]
     keep = torch.unique(torch.cat([keep, torch.tensor(extra, dtype=torch.long)]))
     place = {int(i): k for k, i in enumerate(keep)}
-    return _figure(
+    return picture(
         "The points",
         "Ringed: the points most at risk of being copied. Joined: the pairs that carry most of the target noise, "
         "between which a model would place probability.",
@@ -204,7 +186,7 @@ def _is_image(shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 or (len(shape) == 3 and shape[0] in (1, 3))
 
 
-def _pictures(p: Profile) -> list[dict[str, Any]]:
+def _pictures(p: Profile) -> list[Picture]:
     out = []
     groups = [g[:2] for g in p.duplicates] + [g["indices"][:2] for g in p.near_duplicates]
     groups = groups[:SHOWN]
@@ -215,7 +197,7 @@ def _pictures(p: Profile) -> list[dict[str, Any]]:
     if groups:
         titles = [f"{a} · {b}" for a, b in groups]
         out.append(
-            _figure(
+            picture(
                 "Duplicates",
                 "Exact copies first, then pairs that are closer than chance explains (one pair of each group).",
                 lambda: plots.pairs(show([g[0] for g in groups]), show([g[1] for g in groups]), titles),
@@ -224,7 +206,7 @@ def _pictures(p: Profile) -> list[dict[str, Any]]:
     if p.isolated:
         titles = [f"{one['index']}\nt = {one['t']:.3g}" for one in p.isolated]
         out.append(
-            _figure(
+            picture(
                 "Most at risk of being copied",
                 "The points that collapse earliest on the way down from noise, with their index and the time from "
                 "which a sampler near them is committed.",
@@ -235,7 +217,7 @@ def _pictures(p: Profile) -> list[dict[str, Any]]:
         pairs = p.boundary_pairs
         titles = [f"{q['i']} · {q['j']}\n{100 * q['share']:.2g} %" for q in pairs]
         out.append(
-            _figure(
+            picture(
                 "Between which probability would move",
                 "The pairs with the largest share of the target noise over the window.",
                 lambda: plots.pairs(show([q["i"] for q in pairs]), show([q["j"] for q in pairs]), titles),

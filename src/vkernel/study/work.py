@@ -34,7 +34,7 @@ from vkernel.data import Empirical, toy
 from vkernel.ensemble import train_ensemble
 from vkernel.errors import InputError, require
 from vkernel.loaders import load
-from vkernel.metrics.masses import _nearest as nearest
+from vkernel.metrics.neighbours import nearest
 from vkernel.models.base import Model
 from vkernel.objective import J0, JK, Objective
 from vkernel.process import Process

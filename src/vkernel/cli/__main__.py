@@ -1,0 +1,5 @@
+"""``python -m vkernel.cli`` is ``vkernel``."""
+
+from vkernel.cli import main
+
+main()

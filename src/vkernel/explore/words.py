@@ -1,0 +1,103 @@
+"""The panel that says in words what is seen; every number has its error, from the estimates of the library."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from vkernel.estimate import Estimate
+from vkernel.explore.simulate import Result, draws, members
+from vkernel.explore.state import State
+
+__all__ = ["Words", "said", "short", "tells"]
+
+
+@dataclass(frozen=True)
+class Words:
+    """A number to look at first, what it is, and the sentences under it."""
+
+    number: str
+    caption: str
+    sentences: tuple[str, ...]
+
+
+def short(e: Estimate) -> str:
+    """An estimate in a few characters: ``.18 ± .01``; a share of nothing is said by its upper bound."""
+    if e.value <= 0 and e.high > 0:
+        return f"less than {_plain(e.high, _places(e.high))}"
+    if not math.isfinite(e.se) or e.se <= 0:
+        return _plain(e.value, 2)
+    places = _places(e.se)
+    return f"{_plain(e.value, places)} ± {_plain(e.se, places)}"
+
+
+def _places(size: float) -> int:
+    """Decimals that show one digit of ``size``."""
+    return min(max(-math.floor(math.log10(size)) if size > 0 else 2, 1), 5)
+
+
+def _plain(value: float, places: int) -> str:
+    text = f"{value:.{places}f}"
+    return text.replace("0.", ".", 1) if abs(value) < 1 and float(text) != 0 else text
+
+
+def _percent(e: Estimate) -> str:
+    error = f" ± {100 * e.se:.1g}" if e.se > 0 else ""
+    return f"{100 * e.value:.0f}{error} %"
+
+
+def said(state: State, noise: Estimate, result: Result | None) -> Words:
+    """What the picture of a state shows; ``result`` is the last run, ``None`` before the first."""
+    now = f"At t = {state.t:.3g}, {_percent(noise)} of the training target is noise (ρ)."
+    if result is None:
+        return Words("…", "gap mass", (now,))
+    gap = result.gap
+    if gap is None:
+        lone = "One training point: there is no gap, the target has no noise, and every sampler ends at the point."
+        return Words("–", "gap mass: needs two points", (lone, now))
+    sentences = [tells(result), *_who(result.state), now]
+    if result.note:
+        sentences.append(result.note)
+    return Words(short(gap), "gap mass", tuple(sentences))
+
+
+def tells(result: Result) -> str:
+    """The gap mass in a sentence, against its twin."""
+    gap, twin, state = result.gap, result.twin, result.state
+    assert gap is not None
+    share = f"{_percent(Estimate(1 - gap.value, gap.se, 1 - gap.high, 1 - gap.low))} of the samples are copies"
+    if state.sampler == "exact":
+        return f"{share}: the exact score memorises. What is left is the cutoff's noise and the steps' error."
+    if twin is None:
+        return f"{share}. These targets have no noise: the gap mass comes from features and inputs alone."
+    name = "that of the exact score" if state.sampler == "naive" else "the noiseless-target value"
+    return f"{share}; gap mass is {_against(gap, twin)} {name}, {short(twin)}."
+
+
+def _against(gap: Estimate, twin: Estimate) -> str:
+    """By how much two gap masses differ, in words that their errors allow."""
+    apart = math.hypot(gap.se, twin.se)
+    if gap.low <= twin.high and twin.low <= gap.high and abs(gap.value - twin.value) < 2 * max(apart, 1e-12):
+        return "not to be told from"
+    if twin.value <= 0:
+        return "more than"
+    ratio = gap.value / twin.value
+    return f"{ratio:.2g} ×" if ratio >= 0.1 else "far less than"
+
+
+def _who(state: State) -> tuple[str, ...]:
+    """Who sampled."""
+    P = None if state.sampler in ("exact", "naive") else draws(state)
+    goal = {0: "noiseless targets (J0)", 1: "noisy targets (J1)"}.get(state.K, f"targets averaged over {state.K} draws")
+    kind = state.features.title()
+    if state.sampler == "naive":
+        return (f"Every step follows one training point drawn anew, with strength κ = {state.kappa:g}.",)
+    if state.sampler == "effective":
+        return (f"Theory: one Gaussian field of covariance V for each sample; {kind} features, P = {P}, {goal}.",)
+    if state.sampler == "linear":
+        return (f"{members(state)} linear models, {kind} features, P = {P} draws each, {goal}.",)
+    if state.sampler == "ntk":
+        return (f"{members(state)} infinitely wide networks, training time τ = {state.tau:g}, P = {P}, {goal}.",)
+    if state.sampler == "mlp":
+        return (f"{members(state)} small networks, fresh draws at every step, {goal}.",)
+    return ()
