@@ -17,10 +17,10 @@ from torch import Tensor
 
 import vkernel as vk
 from vkernel.auditing import Checkpoint
-from vkernel.auditing.agreement import PLACES, agreement, rank, ratio, within
-from vkernel.auditing.agreement import _ranks as standard_ranks
-from vkernel.auditing.agreement import _verdicts as verdicts
 from vkernel.auditing.checkpoints import Checkpoints, Design, same_noise
+from vkernel.auditing.disagreement import PLACES, agreement, rank, ratio, within
+from vkernel.auditing.disagreement import _ranks as standard_ranks
+from vkernel.auditing.disagreement import _verdicts as verdicts
 from vkernel.errors import InputError
 from vkernel.mixture import GaussianMixture
 
@@ -268,7 +268,7 @@ def test_variance_and_bias_are_unbiased():
     for k in (0, 1):
         error = found[:, k].std(0, ddof=1) / math.sqrt(replicates)
         assert (abs(found[:, k].mean(0) - truth[k]) < 4 * error).all()
-        assert (error < 0.1 * truth[k]).all()
+        assert (error < 0.15 * truth[k]).all()
 
 
 def test_the_bias_of_grouped_members_is_unbiased():

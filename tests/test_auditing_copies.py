@@ -15,7 +15,7 @@ from scipy.stats import binom, fisher_exact
 from torch import Tensor
 
 import vkernel as vk
-from vkernel.auditing.copies import Copies, copies, difference
+from vkernel.auditing.copying import Copies, copies, difference
 from vkernel.data import digits
 from vkernel.errors import InputError
 from vkernel.metrics.neighbours import nearest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 import time
@@ -17,11 +18,11 @@ from torch import Tensor, nn
 
 import vkernel as vk
 from vkernel import metrics
-from vkernel.auditing import likeness as module
 from vkernel.auditing.extractors import Extractor, extractor
-from vkernel.auditing.likeness import likeness
+from vkernel.auditing.resemblance import likeness
 from vkernel.errors import InputError
 
+module = importlib.import_module(likeness.__module__)  # its name is the function's, too
 DIGITS = vk.data.digits()
 
 
@@ -72,6 +73,16 @@ def test_components_beyond_the_rank_are_zero():
     z = extractor("pca:3").fit(x)(x)
     assert float(z[:, 0].var()) == pytest.approx(3)
     np.testing.assert_allclose(z[:, 1:], 0, atol=1e-9)
+
+
+def test_the_remainder_is_what_the_components_leave_out():
+    x = normal(60, 10).double()
+    extract = extractor("pca:4").fit(x)
+    unit = 1 / float(extract.axes[:, 0].norm())
+    both = (extract(x).square().sum(1) + extract.remainder()(x)[:, 0].square()).sqrt() * unit
+    np.testing.assert_allclose(both, (x - x.mean(0)).norm(dim=1), rtol=1e-9)
+    with pytest.raises(InputError, match="leaves nothing out"):
+        extractor("pixels").remainder()
 
 
 def test_a_fit_follows_the_seed_and_takes_no_more_images_than_it_says(monkeypatch):
@@ -176,7 +187,7 @@ def test_the_distances_are_those_of_the_features():
 
 def test_the_chance_is_that_of_brute_force_exchanges():
     x, y, z = normal(12, 2, seed=1) + 0.5, normal(15, 2, seed=2), normal(50, 2, seed=3) * torch.tensor([1.0, 2.0])
-    got = module._chance(x, y, z, torch.Generator().manual_seed(3))
+    got = module._chance((x, y, z), (), torch.Generator().manual_seed(3))
     draws = torch.rand(module.PERMUTATIONS, 27, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     orders, pool = torch.cat([torch.arange(27)[None], draws.argsort(1)]), torch.cat([x, y]).double()
     first = np.array([metrics.kernel_distance(pool[o < 12], pool[o >= 12]).value for o in orders])
@@ -210,8 +221,8 @@ def test_the_second_statistic_is_frechets_distance_near_the_data():
 
 def test_equal_points_are_no_evidence():
     equal = torch.ones(9, 2)
-    assert module._chance(equal, equal, normal(9, 2), torch.Generator().manual_seed(0)) == 1.0
-    assert module._chance(equal, equal, equal, torch.Generator().manual_seed(0)) == 1.0
+    assert module._chance((equal, equal, normal(9, 2)), (), torch.Generator().manual_seed(0)) == 1.0
+    assert module._chance((equal, equal, equal), (equal[:, :1],) * 3, torch.Generator().manual_seed(0)) == 1.0
 
 
 @pytest.mark.parametrize("with_test", [True, False])
@@ -238,6 +249,24 @@ def test_false_alarms_on_images_reduced_to_principal_components():
         cover.append(found.frechet.value - found.frechet_floor.value)
     assert alarms <= 4
     assert abs(np.mean(cover)) < 4 * np.std(cover) / math.sqrt(40)  # the floor has the bias of the distance
+
+
+def test_noise_that_principal_components_do_not_see_is_found_in_what_they_leave_out():
+    samples, data, test = split(1, 64, 900, 300)
+    noisy = images(samples) + 0.2 * normal(64, 1, 8, 8)
+    found, clean = likeness(noisy, data, test), likeness(images(samples), data, test)
+    assert found.frechet.value < 1.3 * found.frechet_floor.value
+    assert found.alarm
+    assert found.remainder.low > 1
+    assert clean.remainder.low < 1 < clean.remainder.high
+    assert "; what is left out is 1." in found.words
+    assert likeness(normal(60, 2), normal(99, 2, seed=1)).remainder is None
+    assert likeness(normal(60, 2), normal(99, 2, seed=1), features="pca:2").remainder is None  # nothing is left out
+
+
+def test_the_remainders_ratio_has_the_right_error():
+    found = [module._ratio(2 + normal(40, 1, seed=s), 1 + 0.2 * normal(30, 1, seed=s + 999)) for s in range(300)]
+    assert 0.91 < np.mean([e.low <= 2 <= e.high for e in found]) <= 0.99
 
 
 @pytest.mark.parametrize("fault", ["brighter", "dimmer", "blurred", "one class", "noisy"])

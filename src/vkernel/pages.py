@@ -15,6 +15,8 @@ from vkernel.version import __version__
 
 __all__ = ["Picture", "page", "picture"]
 
+DOTS = 110  # to the inch
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -24,15 +26,17 @@ class Picture:
     caption: str
     light: str
     dark: str
+    width: int  # pixels, at most
 
 
 def picture(title: str, caption: str, draw: Callable[[], Figure]) -> Picture:
     """What ``draw`` makes, drawn twice: for light and for dark screens."""
-    looks = {}
+    looks, width = {}, 0
     for look in ("light", "dark"):
         with plots.style(dark=look == "dark"):
-            looks[look] = plots.to_data_uri(draw(), dpi=110)
-    return Picture(title, caption, **looks)
+            drawn = draw()
+            looks[look], width = plots.to_data_uri(drawn, dpi=DOTS), round(DOTS * drawn.get_figwidth())
+    return Picture(title, caption, **looks, width=width)
 
 
 def page(template: str, **held: Any) -> str:

@@ -18,20 +18,20 @@
 
 from __future__ import annotations
 
-from vkernel.auditing.agreement import Agreement, agreement
 from vkernel.auditing.blindness import Blind, Drift, blind, drift
 from vkernel.auditing.checkpoint import Checkpoint
 from vkernel.auditing.checkpoints import Checkpoints, SameNoise, same_noise
 from vkernel.auditing.conventions import Convention, Conventions, check
-from vkernel.auditing.copies import Copies, copies
+from vkernel.auditing.copying import Copies, copies
 from vkernel.auditing.denoising import levels
+from vkernel.auditing.disagreement import Agreement, agreement
 from vkernel.auditing.extractors import Extractor, extractor
 from vkernel.auditing.findings import Audit, Finding, Sampled, Sizes
 from vkernel.auditing.guidance import Advice
 from vkernel.auditing.inquiry import audit
-from vkernel.auditing.likeness import Likeness, likeness
 from vkernel.auditing.members import Membership, membership
 from vkernel.auditing.pipelines import as_unet
+from vkernel.auditing.resemblance import Likeness, likeness
 from vkernel.auditing.sampling import draw, start
 from vkernel.auditing.training import Skill, skill
 from vkernel.auditing.verdicts import Verdict

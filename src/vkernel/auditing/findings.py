@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from vkernel.auditing.agreement import Agreement
 from vkernel.auditing.blindness import Blind, Drift
 from vkernel.auditing.checkpoint import Checkpoint
 from vkernel.auditing.conventions import Conventions
-from vkernel.auditing.copies import Copies
-from vkernel.auditing.likeness import Likeness
+from vkernel.auditing.copying import Copies
+from vkernel.auditing.disagreement import Agreement
 from vkernel.auditing.members import Membership
+from vkernel.auditing.resemblance import Likeness
 from vkernel.auditing.training import Skill
 from vkernel.data import Empirical
 from vkernel.estimate import Estimate
@@ -53,13 +53,14 @@ class Sizes:
     budget: int = 32
     samples: int = 256
     steps: int | None = 50
+    reference: int = 1024
     places: int = 96
     queries: int = 256
 
     @classmethod
     def quick(cls) -> Sizes:
         """A first look: fewer images, levels and samples, wider intervals, no profile."""
-        return cls(24, 48, 1, 2, 192, 8, 8, 64, 50, 24, 0)
+        return cls(24, 48, 1, 2, 192, 8, 8, 64, 50, 512, 24, 0)
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ class Audit:
     sizes: Sizes
     seed: int
     seconds: float
+    notes: tuple[str, ...] = ()
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -146,6 +148,7 @@ class Audit:
             "sizes": plain(self.sizes),
             "seed": self.seed,
             "seconds": self.seconds,
+            "notes": list(self.notes),
             "networks": [_of_one(f) for f in self.findings],
             "agreement": None,
             "profile": None if self.profile is None else self.profile.to_dict(),

@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 
 from vkernel.auditing import sampling
-from vkernel.auditing.agreement import Agreement, agreement
 from vkernel.auditing.blindness import blind, drift
 from vkernel.auditing.checkpoint import Checkpoint
 from vkernel.auditing.checkpoints import Checkpoints
 from vkernel.auditing.conventions import Conventions, check
-from vkernel.auditing.copies import copies
+from vkernel.auditing.copying import Reference
 from vkernel.auditing.denoising import alike, levels, times_of
+from vkernel.auditing.disagreement import Agreement, agreement
 from vkernel.auditing.extractors import Extractor, extractor
 from vkernel.auditing.findings import Audit, Finding, Sampled, Sizes
-from vkernel.auditing.likeness import likeness
 from vkernel.auditing.members import membership
+from vkernel.auditing.resemblance import likeness
 from vkernel.auditing.training import skill
 from vkernel.data import Empirical
 from vkernel.ensemble import Ensemble
@@ -93,7 +93,7 @@ def audit(
         together = asked.together(findings, groups)
         profile = asked.profile(good)
     told = (extract.name, threshold, sizes, seed, time.monotonic() - began)
-    return Audit(findings, together, profile, data, test, *told)
+    return Audit(findings, together, profile, data, test, *told, tuple(asked.notes))
 
 
 def _checkpoints(models: Any, process: Process | None) -> list[Checkpoint]:
@@ -169,6 +169,8 @@ class _Asked:
     sizes: Sizes
     seed: int
     step: Reporter
+    references: dict[Any, Reference] = dataclasses.field(default_factory=dict)
+    notes: list[str] = dataclasses.field(default_factory=list)
 
     def conventions(self, net: Checkpoint) -> Conventions:
         found = check(net, self.data, images=self.sizes.check, seed=self.seed)
@@ -210,14 +212,22 @@ class _Asked:
         part = self._part(f"{net.name}: samples ({kind})", _SAMPLES, calls)
         x = sampling.draw(net, x_T, kind, steps=self.sizes.steps, seed=self.seed, step=part)
         moved = drift(x, data)
-        features = None if self.extract.name == "pixels" else self.extract.fit(data, self.seed)
-        told: dict[str, Any] = {"threshold": self.threshold, "seed": self.seed}
-        near = copies(x, data, test, features=features, **told)
-        lost = moved.alarm and self.extract.name == "pixels" and len(data.shape) > 1
-        plain = copies(x, data, test, features=extractor("standardised"), **told) if lost else None
+        near = self._reference(data, test, self.extract).copies(x, self.threshold)
+        plain = None
+        if moved.alarm and self.extract.name == "pixels" and len(data.shape) > 1:
+            plain = self._reference(data, test, extractor("standardised")).copies(x, self.threshold)
         like = likeness(x, data, test, features=self.extract, seed=self.seed)
         self.step(f"{net.name}: comparison with data", _COMPARE)
         return Sampled(kind, calls, x, near, plain, moved, like)
+
+    def _reference(self, data: Empirical, test: Empirical | None, extract: Extractor) -> Reference:
+        """The reference images of networks of one range, compared with the training set once."""
+        key = (data.scale, extract.name)
+        if key not in self.references:
+            features = None if extract.name == "pixels" else extract.fit(data, self.seed)
+            images = self.sizes.reference
+            self.references[key] = Reference.of(data, test, features=features, images=images, seed=self.seed)
+        return self.references[key]
 
     def together(self, findings: Sequence[Finding], groups: Sequence[str | int] | None) -> Agreement | None:
         """How far networks of one convention agree; those that were read, if there are two."""
@@ -235,7 +245,11 @@ class _Asked:
         good = x.isfinite().flatten(2).all(2).all(0)
         samples = x[:, good] if int(good.sum()) >= 3 else None
         part = self._part("agreement of the networks", _AGREE, 3 * len(t))
-        return agreement(nets, data, times=t, images=self.sizes.places, samples=samples, seed=self.seed, step=part)
+        try:
+            return agreement(nets, data, times=t, images=self.sizes.places, samples=samples, seed=self.seed, step=part)
+        except InputError as error:  # what was found of each network stands
+            self.notes.append(f"How far the networks agree could not be measured: {error}")
+            return None
 
     def profile(self, nets: list[Checkpoint]) -> Profile | None:
         """The profile of the training set under the first network's process, for the advice."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["page", "screen", "sentences"]
 
-SHOWN = 24  # samples of each sampler, and of members from the same noise
+SHOWN = 12  # samples of each sampler, and of members from the same noise
 PAIRED = 12  # samples beside their nearest training images
 POINTS = 2000  # training images whose moments are drawn
 _COLOURS = {"good": "green", "alarm": "bold red", "note": "yellow", "unknown": "magenta"}
@@ -25,7 +25,7 @@ SAMPLERS = {"ode": "probability flow", "ancestral": "ancestral"}
 
 def sentences(audit: Audit) -> list[str]:
     """What was found, in plain words: first what was compared, then every verdict, then the advice."""
-    out = [compared(audit)]
+    out = [compared(audit), *audit.notes]
     out += [f"{v.network + ': ' if v.network else ''}{QUESTIONS[v.question]} {v.words}" for v in audit.verdicts]
     return out + [f"Advice ({a.sure}): {a.change} {a.evidence}" for a in audit.advice]
 
@@ -52,7 +52,7 @@ def screen(audit: Audit) -> Group:
         cells = [by.get((f.name, question)) for f in audit.findings]
         if any(cells):
             table.add_row(words, *(Text("–") if v is None else Text(v.answer, _COLOURS[v.level]) for v in cells))
-    lines: list[Any] = [Text(compared(audit)), table]
+    lines: list[Any] = [Text(compared(audit)), table, *map(Text, audit.notes)]
     together = [v for v in audit.verdicts if not v.network]
     for v in together:
         lines.append(
@@ -273,7 +273,7 @@ def _together(audit: Audit) -> list[Picture]:
     ]
     members = [f for f in audit.findings if f.name in names and "ode" in f.samples]
     if is_image(audit.data.shape):
-        rows = {f.name: _seen(f.samples["ode"].images[: SHOWN // 2]) for f in members}
+        rows = {f.name: _seen(f.samples["ode"].images[:SHOWN]) for f in members}
         limits = members[0].net.range
         out.append(
             picture(

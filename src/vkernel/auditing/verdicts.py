@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vkernel.auditing.copies import Copies
+from vkernel.auditing.copying import Copies
 from vkernel.auditing.findings import Audit, Finding, Sampled
 from vkernel.auditing.members import Membership
 from vkernel.estimate import Estimate
@@ -96,9 +96,8 @@ def _copies(f: Finding) -> Verdict:
         words = f"{held.diverged} of {n} samples diverged; whether the rest would be copies cannot be told.{how}"
         return Verdict(f.name, "copies", "unknown", "cannot be told", words)
     share = f"{_percent(held.fraction.value)} ({_percent(held.fraction.low)} to {_percent(held.fraction.high)})"
-    near = held.closer_chance < CHANCE
-    level = "alarm" if held.alarm or near else "good"
-    told = f"{'yes' if level == 'alarm' else 'no'}, {share}"
+    level = "alarm" if held.alarm else "note" if held.closer_chance < CHANCE else "good"
+    told = f"{'yes' if held.alarm else 'no'}, {share}"
     return Verdict(f.name, "copies", level, told, held.words + aside + how)
 
 
@@ -187,7 +186,7 @@ def _deviation(f: Finding) -> Verdict:
             f"{float(ds.ratio[peak]):.2g}: {float(ds.rayleigh[peak]):.3g} ({float(ds.rayleigh_low[peak]):.3g} to "
             f"{float(ds.rayleigh_high[peak]):.3g})."
         )
-        told += f", Rayleigh {float(ds.rayleigh[peak]):.2g}"
+        told += f", Rayleigh {float(ds.rayleigh[peak]):.3g}"
     return Verdict(f.name, "deviation", "note", told, words)
 
 

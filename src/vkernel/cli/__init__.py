@@ -1,4 +1,4 @@
-"""The command line: ``vkernel profile``, ``vkernel audit``, ``vkernel study`` and ``vkernel reproduce``.
+"""The command line: ``vkernel profile``, ``audit``, ``study``, ``reproduce`` and ``explore``.
 
 One file a command. What cannot be used is refused with one sentence on standard error and exit code 2.
 """
@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from vkernel.cli.audit import audit
+from vkernel.cli.explore import explore
 from vkernel.cli.profile import profile
 from vkernel.cli.reproduce import reproduce
 from vkernel.cli.study import study
@@ -35,7 +36,7 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-for command in (profile, audit, reproduce):
+for command in (profile, audit, reproduce, explore):
     app.command()(command)
 app.add_typer(study, name="study")
 

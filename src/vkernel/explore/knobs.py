@@ -55,12 +55,21 @@ _SAMPLER = Knob(
 _MODEL = (
     Knob(
         "K",
-        "Noise of the target",
+        "Target noise",
         "K",
         "J1 trains on single noisy targets, J0 on exact ones; in between a target is the mean of K draws.",
         "steps",
-        ((1, "J1"), (2, "K = 2"), (4, "K = 4"), (8, "K = 8"), (16, "K = 16"), (0, "J0")),
+        ((1, "J1"), (2, "2"), (4, "4"), (8, "8"), (16, "16"), (0, "J0")),
         LEARNED,
+    ),
+    Knob(
+        "ratio",
+        "Capacity",
+        "F/P",
+        "Features for each noised point in training: more means a more flexible, noisier model.",
+        "steps",
+        ((0.25, "¼"), (0.5, "½"), (1.0, "1"), (2.0, "2"), (4.0, "4")),
+        ("linear", "effective"),
     ),
     Knob(
         "features",
@@ -69,15 +78,6 @@ _MODEL = (
         "The functions of place and time that a linear model adds up.",
         "pair",
         (("gaussian", "Gaussian"), ("fourier", "Fourier")),
-        ("linear", "effective"),
-    ),
-    Knob(
-        "ratio",
-        "Capacity per draw",
-        "F/P",
-        "Features for each noised point in training: more means a more flexible, noisier model.",
-        "steps",
-        ((0.25, "¼"), (0.5, "½"), (1.0, "1"), (2.0, "2"), (4.0, "4")),
         ("linear", "effective"),
     ),
     Knob(
@@ -91,7 +91,7 @@ _MODEL = (
     ),
     Knob(
         "kappa",
-        "Strength of the noise",
+        "Strength",
         "κ",
         "Each step follows one training point drawn anew; κ = 0 is the exact score.",
         "steps",
@@ -148,7 +148,7 @@ LAYER_WORDS = (
     Layer("arrows", "Arrows", "s", "The exact score at time t; long arrows are shortened."),
     Layer("boundaries", "Boundaries", "", "Inside these lines the target is mostly noise and the score divides."),
     Layer("particles", "Particles", "x", "Samples on their way from noise to data; press play."),
-    Layer("law", "Learned law", "q̄", "Where samples end, averaged over trainings."),
-    Layer("members", "Single models", "q", "Where the samples of single trained models end.", TRAINED),
-    Layer("exact", "Exact law", "p", "Where samples of the exact score end, for contrast."),
+    Layer("law", "Learned", "q̄", "The learned law: where samples end, averaged over trainings."),
+    Layer("members", "Models", "q", "Single models: where the samples of each of four trained models end.", TRAINED),
+    Layer("exact", "Exact", "p", "The exact law: where samples of the exact score end, for contrast."),
 )

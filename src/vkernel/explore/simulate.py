@@ -44,12 +44,13 @@ Tell = Callable[[str, float], None]  # what is being done, and which share of th
 PER_AXIS = {1: 16, 2: 8}  # features along each axis, by dimension
 SPAN, RIDGE = 1.5, 0.1  # of the features, as in the paper
 MEMBERS = {"linear": 48, "ntk": 12, "mlp": 8}
-EACH = {"linear": 128, "ntk": 64, "mlp": 256}  # samples of each member
+ON_LINE = 2  # times as many linear models on the line, where they are cheap
+EACH = {"linear": 400, "ntk": 64, "mlp": 256}  # samples of each member
 LAZY_DRAWS, SETS = 128, 16
 ALONE = 2048  # samples where there are no members
 PARTICLES = 240
 SHOWN, SHOWN_EACH = 4, {"linear": 1024, "ntk": 64, "mlp": 1024}  # members shown singly, and their samples
-BINS = {1: 160, 2: 48}
+BINS = {1: 120, 2: 48}
 COARSE = {"linear": 64, "effective": 40, "ntk": 20, "mlp": 64}  # cells of the map of V, along each axis of the plane
 NETWORK: dict[str, Any] = {
     "width": 48, "depth": 3, "target": "noise", "lr": 3e-3, "batch": 128, "steps": 600, "ema": 0.99
@@ -192,7 +193,7 @@ def draws(state: State) -> int | None:
 
 def members(state: State) -> int:
     """How many models are trained."""
-    return MEMBERS[state.sampler]
+    return MEMBERS[state.sampler] * (ON_LINE if state.sampler == "linear" and state.d == 1 else 1)
 
 
 def _effective(data: Empirical, process: Process, state: State, tell: Tell) -> _Made:

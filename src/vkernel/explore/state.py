@@ -42,7 +42,7 @@ class State:
     points: tuple[Point, ...] = HEXAGON
     weights: tuple[int, ...] = ()
     process: str = "vp"
-    eps: float = 0.01
+    eps: float = 0.001
     steps: int = 60
     sampler: str = "exact"
     kappa: float = 0.01

@@ -43,7 +43,7 @@ STEPS = (
     ),
     Step(
         "Noise fills gaps",
-        "Three numbers. The curve is the average law of 48 models: some of its mass lies between the training points. "
+        "Three numbers. The blue curve is the average law of 96 models: some of its mass lies between the training points. "
         "Twins on the same inputs, without noise in their targets, leave less there; the panel says how much. Turn "
         "the noise of the target from J1 to J0 and look again.",
         State(

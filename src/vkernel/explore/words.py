@@ -42,8 +42,10 @@ def _plain(value: float, places: int) -> str:
 
 
 def _percent(e: Estimate) -> str:
-    error = f" ± {100 * e.se:.1g}" if e.se > 0 else ""
-    return f"{100 * e.value:.0f}{error} %"
+    if e.se <= 0:
+        return f"{100 * e.value:.0f} %"
+    places = 1 if 100 * e.se < 0.95 else 0
+    return f"{100 * e.value:.{places}f} ± {100 * e.se:.{places}f} %"
 
 
 def said(state: State, noise: Estimate, result: Result | None) -> Words:
@@ -82,7 +84,8 @@ def _against(gap: Estimate, twin: Estimate) -> str:
     if twin.value <= 0:
         return "more than"
     ratio = gap.value / twin.value
-    return f"{ratio:.2g} ×" if ratio >= 0.1 else "far less than"
+    close = 0.8 < ratio < 1.25
+    return f"{ratio:.2f} ×" if close else f"{ratio:.2g} ×" if ratio >= 0.1 else "far less than"
 
 
 def _who(state: State) -> tuple[str, ...]:

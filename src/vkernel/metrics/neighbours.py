@@ -53,7 +53,7 @@ def _found(queries: Tensor, data: Empirical, k: int, barred: Tensor, kind: torch
     found = []
     for part in torch.arange(len(queries), device=data.device).split(max(1, CHUNK // (listed.shape[1] * data.d))):
         index = listed[part]
-        rows = data.take(index.flatten()).double().reshape(*index.shape, -1)
+        rows = data.take(index.flatten()).double().reshape(*index.shape, data.d)
         away = (rows - queries[part, None]).norm(dim=2).masked_fill(index == barred[part, None], torch.inf)
         exact, order = away.sort(dim=1, stable=True)
         found.append((exact[:, :k], index.gather(1, order)[:, :k]))

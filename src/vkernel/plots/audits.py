@@ -38,6 +38,7 @@ ERROR, NOISE = "|predicted − true noise|² / d", "noise level σ/α (data unit
 REFERENCE = "test images"  # the label that is drawn dashed
 SHOWN = 2000  # points of a scatter
 FAR = 5.0  # spans of the data; a scatter that reaches further gets a symmetric logarithmic axis
+DEEP = 1e3  # how far below the model the ideal is followed
 DASHED = (0, (4, 2))
 
 
@@ -64,6 +65,9 @@ def denoising_errors(ds: xarray.Dataset, linear: tuple[Any, Any] | None = None) 
         curves.append(_band(left, at, (error,) * 3, lines()[2], "best linear denoiser", ":"))
     left.set(ylabel=ERROR, title="Error of predicted noise, 95 % interval")
     _log_y(left, curves)
+    model = array(ds["train"])
+    if (model > 0).any():  # the ideal error falls to rounding, and would leave the others no room
+        left.set_ylim(bottom=max(left.get_ylim()[0], float(model[model > 0].min()) / DEEP))
     _noise_axis(left, x)
     if right:
         train = np.where(array(ds["train"]) > 0, array(ds["train"]), np.nan)

@@ -8,8 +8,9 @@ were left out of everything else. A distance is large or small in units of the f
 
 **The features.** Covariances of k features want many more than k samples. Where :math:`k \ge n/2` pixels are reduced
 to principal components (fitted on the training images alone), as many of 64, 32, … 1 as there are samples for, four
-each. What these leave out is not lost: its **remainder**, one length for each image, is compared by its mean, as a
-multiple of that of real images, for it is there that noise on the pixels shows. The user's own features are never reduced; Fréchet's distance is left out where there are k samples or fewer.
+each. What these leave out is not lost: its length, one number for each image, is the **remainder**; samples' are
+compared with those of real images, for noise on the pixels shows there. The user's own features are never reduced;
+Fréchet's distance is left out where there are k samples or fewer.
 
 **The test.** If the samples follow the law of the data, they and the real images could be exchanged for each other.
 Statistics are followed through 999 random exchanges, all of the form :math:`E\,\kappa(X,X') + E\,\kappa(Y,Y') - 2E
@@ -30,14 +31,15 @@ is at most p with a probability of at most p, whatever the law and the number of
 training images alone. The alarm is raised where chance < .01, or where more than 1 % of the samples diverged: are not
 finite, or lie a million spreads from the data. (Left-out training images can be exchanged with samples of a model that
 does not remember them; of one that copies all alike, nearly. Where images have different weights they are drawn by
-these, with replacement, and the chance is approximate.) No model is perfect, and with enough samples the test
-finds any fault: the size of the distance matters, the alarm says only that it is no accident. Fréchet's distance being
-biased, its interval is for the distance at this n, floor included.
+these, with replacement, and the chance is approximate.) No model is perfect, and with enough samples the test finds any
+fault: the size of the distance matters, the alarm says only that it is no accident. Fréchet's distance being biased,
+its interval is for the distance at this n, floor included.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,10 +54,11 @@ from vkernel.errors import InputError, require
 from vkernel.estimate import Estimate
 from vkernel.metrics import frechet_distance, kernel_distance
 from vkernel.metrics.mmd import kernel
+from vkernel.metrics.samples import with_error
 
 __all__ = ["Likeness", "likeness"]
 
-MOMENTS = 10_000  # training images
+MOMENTS = 4096  # training images
 PAIRS = 2048  # samples, and real images, in the test
 PERMUTATIONS = 999
 CHANCE = 0.01  # of an alarm by accident; and the share of diverged samples that raises it
@@ -64,7 +67,7 @@ FAR = 1e6  # spreads of the data: beyond, a sample has diverged
 SIZES = (64, 32, 16, 8, 4, 2, 1)  # numbers of principal components
 EACH = 4  # samples for each
 TURNED, WEAKEST = 2048, 0.01  # features turned to principal axes; their least variance, in units of the mean
-_ROUNDING = 1e-9
+_ROUNDING = 1e-9  # of numbers of order one
 _UNKNOWN = Estimate(math.nan, math.nan, math.nan, math.nan)
 
 
@@ -74,10 +77,10 @@ class Likeness:
 
     ``frechet`` and ``kernel`` are the distances of n samples from the training images, ``frechet_floor`` and
     ``kernel_floor`` those of n real images (``real``: test, or left out of training); Fréchet's are ``None`` where
-    there are too few samples for the ``k`` features. ``remainder`` is the mean length of what principal components leave
-    out of samples, as a multiple of that of real images; ``None`` where nothing is left out. ``features`` are those used, ``reduced`` says that they are fewer
-    than were asked for. ``chance`` is that of distances from real images as large as these by accident; ``diverged``
-    counts the samples left out.
+    there are too few samples for the ``k`` features. ``remainder`` is the mean length of what principal components
+    leave out of samples, as a multiple of that of real images; ``None`` where nothing is left out. ``features`` are
+    those used, ``reduced`` says that they are fewer than were asked for. ``chance`` is that of distances from real
+    images as large as these by accident; ``diverged`` counts the samples left out.
     """
 
     frechet: Estimate | None
@@ -119,30 +122,29 @@ def likeness(
     if len(good) < LEAST:
         lost = f", {diverged} having diverged" if diverged else ""
         words = f"Whether samples follow the law of the data is unknown: {len(good)} are left{lost}; {LEAST} will do."
-        few = (*[_UNKNOWN] * 4, None, extract.name, 0, len(good), False)
+        few = (_UNKNOWN, _UNKNOWN, _UNKNOWN, _UNKNOWN, None, extract.name, 0, len(good), False)
         return Likeness(*few, real, math.nan, diverged, diverged > 0, words)
     g = rng.stream(seed, "images for likeness")
     train, held = _split(data, held, max(len(good), PAIRS), g)
     n = min(len(good), held.n)
-    x = good[torch.randperm(len(good), generator=g).to(good.device)]
-    extract, reduced = _affordable(extract, x[:1], min(n, train.n))
+    shuffled = good[torch.randperm(len(good), generator=g).to(good.device)]
+    extract, reduced = _affordable(extract, shuffled[:1], min(n, train.n))
     extract = extract.fit(train, seed)
-    which = chosen(held, held.n, g), chosen(train, train.n, g)
-    x, y, z, *rests = (
-        f.over(*images)
-        for f in (extract, *([extract.remainder()] if extract.components else []))
-        for images in ((x,), (held, which[0]), (train, which[1]))
-    )
-    k = x.shape[1]
+    sets = (shuffled, None), (held, chosen(held, held.n, g)), (train, chosen(train, train.n, g))
+    x, y, z = (extract.over(*images) for images in sets)
+    rest = [extract.remainder().over(*images) for images in sets] if extract.components else []
     distance, why = _frechet(x[:n], y[:n], z)
     mmd = kernel_distance(x[:n], z), kernel_distance(y[:n], z)
-    sets = [(x[:PAIRS], y[:PAIRS], z), *([tuple(r[:PAIRS] for r in rests)] if rests else [])]
-    chance = _chance(sets, rng)
-    words = f"Samples {'can' if chance < CHANCE else 'cannot'} be told from {real} images (chance {chance:.3f}): " + (
-        f"{_told(distance, mmd, _on(extract, k), n, real)}.{why}"
+    left = _ratio(rest[0][:n], rest[1][:n]) if rest else None
+    chance = _chance((x, y, z), rest, rng.stream(seed, "exchanges for likeness"))
+    alarm = chance < CHANCE or diverged > CHANCE * (len(good) + diverged)
+    k = x.shape[1]
+    words = (
+        f"Samples {'can' if chance < CHANCE else 'cannot'} be told from {real} images (chance {chance:.3f}): "
+        f"{_told(distance, mmd, left, _on(extract, k), n, real)}.{why}"
         + (f" {diverged} samples diverged and are left out." if diverged else "")
     )
-    return Likeness(*distance, *mmd, extract.name, k, n, reduced, real, chance, diverged, alarm, words)
+    return Likeness(*distance, *mmd, left, extract.name, k, n, reduced, real, chance, diverged, alarm, words)
 
 
 def _opened(points: Any, name: str, least: int) -> Empirical:
@@ -188,14 +190,30 @@ def _frechet(x: Tensor, y: Tensor, z: Tensor) -> tuple[tuple[Estimate | None, Es
         return (None, None), f" Fréchet's distance is left out: {error}"
 
 
-def _chance(x: Tensor, y: Tensor, z: Tensor, g: torch.Generator) -> float:
-    """Of distances as large as those of x and y if these are exchanged at random; z are the training images."""
-    n, m = len(x), len(y)
-    pool, train = torch.cat([x, y]).double().cpu(), z.double().cpu()
+def _ratio(x: Tensor, y: Tensor) -> Estimate | None:
+    """The mean of x as a multiple of that of y, if this is more than rounding."""
+    over, under = float(x.mean()), float(y.mean())
+    if under < _ROUNDING:
+        return None
+    parts = [(float(x.var()) / (len(x) * under**2), len(x)), (float(y.var()) * over**2 / (len(y) * under**4), len(y))]
+    return with_error(over / under, parts, 0.0, math.inf)
+
+
+def _chance(features: Sequence[Tensor], rest: Sequence[Tensor], g: torch.Generator) -> float:
+    """Of distances as large as these if samples and real images are exchanged at random.
+
+    ``features`` are of samples, real images and training images, and so are the remainders ``rest``, if there are any.
+    """
+    n, m = (len(f[:PAIRS]) for f in features[:2])
+    (pool, train), *others = (
+        (torch.cat([x[:PAIRS], y[:PAIRS]]).double().cpu(), z.double().cpu())
+        for x, y, z in ([features, rest] if rest else [features])
+    )
+    standard = [(r - own.mean()) / own.std().clamp_min(_ROUNDING) for r, own in others]
     orders = torch.rand(PERMUTATIONS, n + m, generator=g, dtype=torch.float64).argsort(1)
     places = torch.cat([torch.arange(n + m)[None], orders]).lt(n).double()
-    found = [_exchanged(pairs, places) for pairs in (kernel(pool, pool), _second_order(pool, train))]
-    theta = torch.stack(found).amax(0)
+    statistics = (kernel(pool, pool), _second_order(pool, train), *(kernel(r, r) for r in standard))
+    theta = torch.stack([_exchanged(pairs, places) for pairs in statistics]).amax(0)
     return (1 + int((theta[1:] >= theta[0] - _ROUNDING).sum())) / (1 + PERMUTATIONS)
 
 
@@ -232,14 +250,17 @@ def _on(extract: Extractor, k: int) -> str:
     return f"{k} {'features ' if extract.theirs else ''}{extract.name}"
 
 
-def _told(frechet: tuple[Any, Any], mmd: tuple[Estimate, Estimate], on: str, n: int, real: str) -> str:
+def _told(
+    frechet: tuple[Any, Any], mmd: tuple[Estimate, Estimate], left: Estimate | None, on: str, n: int, real: str
+) -> str:
     far, floor = frechet
+    what = f"; what is left out is {_interval(left)} times theirs" if left else ""
     if far is None:
-        return f"kernel distance {_interval(mmd[0])} on {on}, where {n} {real} images have {_interval(mmd[1])}"
+        return f"kernel distance {_interval(mmd[0])} on {on}, where {n} {real} images have {_interval(mmd[1])}{what}"
     times = f"{far.value / floor.value:.2g} times " if floor.value > 0 else ""
     return (
         f"Fréchet distance {_interval(far)} on {on}, {times}the {floor.value:.3g} of {n} {real} images; "
-        f"kernel distance {_interval(mmd[0])}, theirs {_interval(mmd[1])}"
+        f"kernel distance {_interval(mmd[0])}, theirs {_interval(mmd[1])}{what}"
     )
 
 

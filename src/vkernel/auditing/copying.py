@@ -48,7 +48,7 @@ from vkernel.estimate import Estimate
 from vkernel.metrics.neighbours import nearest
 from vkernel.metrics.samples import CHUNK, wilson
 
-__all__ = ["Copies", "copies", "difference"]
+__all__ = ["Copies", "Reference", "copies", "difference"]
 
 CHANCE = 0.01  # below it, an alarm
 CLOSEST = 0.01  # the share of reference images that are called close
@@ -123,24 +123,52 @@ def copies(
     ``test`` are images of the same law that were not trained on. ``features`` maps images ``(k, *shape)`` to vectors
     ``(k, F)``, in which distances are taken; the default is pixels. At most ``reference`` reference images are used.
     """
-    samples = _opened(samples, data, test)
-    whole(reference=(reference, 2))
-    require(0 < threshold <= 1, f"threshold must be a ratio in (0, 1], not {threshold!r}.")
-    space = _Space.of(data, features)
-    require(
-        test is not None or space.points.n >= 3,
-        f"Without test images, copies need 3 distinct training images; these are {space.points.n}. Give test=.",
-    )
-    picked = chosen(test or data, reference, rng.stream(seed, "reference images for copies"), distinct=True)
-    own = torch.full((len(picked),), -1) if test else space.merge[picked]
-    fresh = _described(test.images(picked), features) if test else space.points.take(own).double().cpu()
-    require(bool(fresh.isfinite().all()), "The features of some test images are not finite.")
-    rows = torch.full((len(samples), space.points.d), math.nan, dtype=torch.float64)
-    good = samples.flatten(1).isfinite().all(1)
-    if good.any():
-        rows[good] = _described(samples[good], features)
-    both = space.compare(torch.cat([fresh, rows]), torch.cat([own, torch.full((len(rows),), -1)]))
-    return _judged(both[len(own) :], both[: len(own)], threshold, 1 if test else 2, space.points.n)
+    return Reference.of(data, test, features=features, images=reference, seed=seed).copies(samples, threshold)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The training set and the reference images, compared once: ``copies(samples)`` then costs no more than samples."""
+
+    data: Empirical
+    features: Features | None
+    space: _Space
+    own: _Compared
+    size: int  # reference images depend on each other in groups of this size
+
+    @classmethod
+    def of(
+        cls,
+        data: Empirical,
+        test: Empirical | None = None,
+        *,
+        features: Features | None = None,
+        images: int = 1024,
+        seed: int = 0,
+    ) -> Reference:
+        _opened(data, test)
+        whole(reference=(images, 2))
+        space = _Space.of(data, features)
+        require(
+            test is not None or space.points.n >= 3,
+            f"Without test images, copies need 3 distinct training images; these are {space.points.n}. Give test=.",
+        )
+        picked = chosen(test or data, images, rng.stream(seed, "reference images for copies"), distinct=True)
+        own = torch.full((len(picked),), -1) if test else space.merge[picked]
+        fresh = _described(test.images(picked), features) if test else space.points.take(own).double().cpu()
+        require(bool(fresh.isfinite().all()), "The features of some test images are not finite.")
+        return cls(data, features, space, space.compare(fresh, own), 1 if test else 2)
+
+    def copies(self, samples: Tensor, threshold: float = 1 / 3) -> Copies:
+        """What these samples are, compared with the training set."""
+        require(0 < threshold <= 1, f"threshold must be a ratio in (0, 1], not {threshold!r}.")
+        samples = _samples(samples, self.data)
+        rows = torch.full((len(samples), self.space.points.d), math.nan, dtype=torch.float64)
+        good = samples.flatten(1).isfinite().all(1)
+        if good.any():
+            rows[good] = _described(samples[good], self.features)
+        theirs = self.space.compare(rows, torch.full((len(rows),), -1))
+        return _judged(theirs, self.own, threshold, self.size, self.space.points.n)
 
 
 @dataclass(frozen=True)
@@ -295,20 +323,23 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2g} %" if 0 < share < 0.995 else f"{100 * share:.0f} %"
 
 
-def _opened(samples: Any, data: Any, test: Any) -> Tensor:
-    """The samples ``(n, *shape)`` in float64; refuses what cannot be compared."""
+def _opened(data: Any, test: Any) -> None:
+    """Refuse sets that cannot be compared with."""
     for name, given in (("data", data), ("test", test)):
         known = isinstance(given, Empirical) or (given is None and name == "test")
         require(known, f"{name} must be an Empirical data set, not {type(given).__name__}.")
+    if test is not None:
+        require(test.shape == data.shape, f"Test images have shape {test.shape}, the data {data.shape}.")
+        require(int((test.weights > 0).sum()) >= 2, "There is one test image; give two or more, or none.")
+
+
+def _samples(samples: Any, data: Empirical) -> Tensor:
+    """The samples ``(n, *shape)`` in float64; refuses what cannot be compared."""
     require(isinstance(samples, Tensor), f"Samples must be a tensor (n, *shape), not {type(samples).__name__}.")
     require(samples.ndim and len(samples), f"Samples must be (n, *shape) with n ≥ 1, not {tuple(samples.shape)}.")
     require(not samples.is_complex(), "Samples must be real.")
     shape = tuple(samples.shape[1:]) or (1,)
     require(shape == data.shape, f"Samples have shape {shape}, the data {data.shape}.")
-    require(
-        test is None or test.shape == shape, f"Test images have shape {getattr(test, 'shape', ())}, the data {shape}."
-    )
-    require(test is None or int((test.weights > 0).sum()) >= 2, "There is one test image; give two or more, or none.")
     return samples.detach().cpu().double().reshape(-1, *shape)
 
 

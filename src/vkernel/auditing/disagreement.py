@@ -15,11 +15,12 @@ noised training images (``data``); the middle between an image and the nearest o
 ``rank`` is Spearman's correlation of tr V with tr C over places of a kind at one level. Its interval is Fisher's z with
 the variance :math:`(1 + \rho^2/2)/(n-3)` of Bonett and Wright (2000): over 2,000 draws of normal pairs, n = 20, 50,
 128 and correlations 0 to .9, it held the truth in 95 to 96 % of cases, Fisher's own 91 to 96 %, a bootstrap of places
-93 to 97 % at 400 times the price; ranks make any margins normal. ``rank_coordinates`` is the same over the pixels of
-one image, between the diagonals of V and C, averaged over images: pixels of an image are not independent, images are.
+93 to 97 % (of 400) at 400 times the price. ``rank_coordinates`` is the same over the pixels of one image,
+between the diagonals of V and C, averaged over images: pixels of an image are not independent, images are.
 Pixels at the border are quiet in every image, and that alone correlates. ``rank_specific`` takes away what the V of one
 image shares with the C of *another*, :math:`\mathrm{mean}\,\rho_{ii} - \mathrm{mean}_{i \ne j}\,\rho_{ij}`, with the
-error of this U-statistic; 0 means that V knows nothing of the image itself.
+error of this U-statistic; 0 means that V knows nothing of the image itself. More than 0 is no proof that C is the
+cause: strokes and edges of the image may raise both.
 
 **Read with care.** Errors and intervals (95 %) are over places and hold for *these* members; ``rank_without`` and
 ``variance_members`` leave out a member (or a group) at a time. A rank says *where*, not *how much*: ``V_over_C`` is

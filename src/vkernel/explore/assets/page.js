@@ -1,0 +1,360 @@
+// The controls of the page: what the user does is sent to the server as a message, what it answers is shown. Nothing is
+// computed here but the place of particles between two frames.
+export function render({ model }) {
+  const at = (id) => document.getElementById(id)
+  const all = (query) => [...document.querySelectorAll(query)]
+  const app = at("app")
+  const send = (kind, rest = {}) => model.send_msg({ kind, ...rest })
+  const clamp = (v, low, high) => Math.min(Math.max(v, low), high)
+  let state = null, range = [0.001, 1], most = 1 << 20, options = {}, steps = [], step = -1, selected = 0, query = ""
+
+  // Live: one question at a time; while it is under way only the latest next one is kept
+  let waiting = null, since = 0
+  const live = (kind, rest) => {
+    if (since && performance.now() - since < 3000) { waiting = [kind, rest]; return }
+    since = performance.now()
+    send(kind, rest)
+  }
+  const ready = () => {
+    since = 0
+    if (waiting) { const next = waiting; waiting = null; live(...next) }
+  }
+
+  const find = (name) => {
+    for (const doc of window.Bokeh.documents) {
+      const found = doc.get_model_by_name(name)
+      if (found) return found
+    }
+    return null
+  }
+
+  // Particles
+  const points = find("points"), frames = find("frames"), moving = find("moving")
+  let paths = null, playing = 0, place = 0
+  const between = (u) => {
+    const places = paths.places
+    let k = 0
+    while (k < places.length - 2 && places[k + 1] <= u) k++
+    return [k, clamp((u - places[k]) / Math.max(places[k + 1] - places[k], 1e-9), 0, 1)]
+  }
+  const timeAt = (u) => {
+    if (!paths) return Math.exp(Math.log(range[1]) + u * (Math.log(range[0]) - Math.log(range[1])))
+    const [k, f] = between(u)
+    return Math.exp((1 - f) * Math.log(paths.times[k]) + f * Math.log(paths.times[k + 1]))
+  }
+  const placeOf = (t) => {
+    let low = 0, high = 1
+    for (let k = 0; k < 40; k++) { const u = (low + high) / 2; if (timeAt(u) > t) low = u; else high = u }
+    return (low + high) / 2
+  }
+  const drawParticles = () => {
+    const whole = paths && frames.data.x.length === paths.count * paths.times.length  // data and message come apart
+    if (!whole || !state || paths.d !== state.d || !state.layers.includes("particles")) {
+      if (moving.data.x.length) moving.setv({ data: { x: [], y: [] } }, { sync: false })
+      return
+    }
+    const [k, f] = between(place), n = paths.count, X = frames.data.x, Y = frames.data.y
+    const x = new Float32Array(n), y = new Float32Array(n)
+    for (let i = 0; i < n; i++) {
+      x[i] = (1 - f) * X[k * n + i] + f * X[(k + 1) * n + i]
+      y[i] = (1 - f) * Y[k * n + i] + f * Y[(k + 1) * n + i]
+    }
+    moving.setv({ data: { x, y } }, { sync: false })
+  }
+  frames.connect(frames.properties.data.change, drawParticles)
+  const showTime = (t) => { at("time-value").textContent = `t = ${Number(t.toPrecision(3))}` }
+  const goTo = (u, tell = true) => {
+    place = clamp(u, 0, 1)
+    at("time").value = Math.round(1000 * place)
+    const t = clamp(timeAt(place), range[0], range[1])
+    showTime(t)
+    drawParticles()
+    if (tell) live("time", { t })
+    return t
+  }
+  const stop = () => {
+    cancelAnimationFrame(playing)
+    playing = 0
+    at("play").classList.remove("playing")
+    at("play").setAttribute("aria-label", "Play")
+  }
+  const settle = () => { waiting = null; send("set", { t: clamp(timeAt(place), range[0], range[1]) }) }
+  at("play").onclick = () => {
+    if (playing) { stop(); settle(); return }
+    at("play").classList.add("playing")
+    at("play").setAttribute("aria-label", "Pause")
+    if (place > 0.999) place = 0
+    let before = performance.now()
+    const tick = (now) => {
+      const next = place + (now - before) / 7000
+      before = now
+      goTo(next)
+      if (next >= 1) { stop(); settle() } else playing = requestAnimationFrame(tick)
+    }
+    playing = requestAnimationFrame(tick)
+  }
+  at("time").oninput = (e) => { if (playing) stop(); goTo(e.target.value / 1000) }
+  at("time").onchange = () => settle()
+
+  // Points
+  let held = false
+  for (const id of ["plane", "line"]) at(id).addEventListener("pointerdown", () => { held = true }, true)
+  window.addEventListener("pointerup", () => { held = false; waiting = null })
+  points.connect(points.change, () => {
+    if (!held) return
+    live("drag", { x: Array.from(points.get_array("x")), y: Array.from(points.get_array("y")) })
+  })
+  points.selected.connect(points.selected.properties.indices.change, () => {
+    const [first] = points.selected.indices
+    if (first !== undefined) { selected = first; showPoint() }
+  })
+  const showPoint = () => {
+    if (!state) return
+    const n = state.points.length
+    selected = clamp(selected, 0, n - 1)
+    const point = state.points[selected]
+    at("point-name").textContent = `point ${selected + 1} of ${n}`
+    const fill = (id, v) => { if (document.activeElement !== at(id)) at(id).value = v }
+    fill("point-x", point[0]); fill("point-y", point[1] ?? 0); fill("point-w", state.weights[selected])
+    at("point-y-label").hidden = state.d === 1
+    at("point-remove").disabled = n < 2
+  }
+  const pick = (by) => {
+    const n = state.points.length
+    selected = (selected + by + n) % n
+    points.selected.indices = [selected]
+    showPoint()
+  }
+  at("point-before").onclick = () => pick(-1)
+  at("point-after").onclick = () => pick(1)
+  for (const id of ["point-x", "point-y", "point-w"]) at(id).onchange = () => {
+    const [x, y, weight] = ["point-x", "point-y", "point-w"].map((name) => at(name).valueAsNumber)
+    if ([x, weight].some(Number.isNaN) || (state.d === 2 && Number.isNaN(y))) { say("A coordinate must be a number between -2 and 2."); return }
+    send("point", { index: selected, x, y: state.d === 2 ? y : 0, weight })
+  }
+  at("point-add").onclick = () => { selected = state.points.length; send("add") }
+  at("point-remove").onclick = () => send("remove", { index: selected })
+  at("preset").onchange = (e) => { if (e.target.value) { selected = 0; send("preset", { name: e.target.value }) } }
+  at("csv").onclick = () => at("csv-file").click()
+  at("csv-file").onchange = async (e) => {
+    const [file] = e.target.files
+    if (!file) return
+    if (file.size > most) say(`This file has ${(file.size / 1e6).toFixed(1)} MB; the page takes up to 1 MB.`)
+    else send("csv", { text: await file.text() })
+    e.target.value = ""
+  }
+
+  // Knobs and layers
+  for (const knob of all("[data-field]")) {
+    const name = knob.dataset.field
+    const put = (index) => send("set", { [name]: options[name][index] })
+    if (knob.classList.contains("pair")) for (const b of knob.children) b.onclick = () => put(Number(b.dataset.index))
+    else {
+      knob.onchange = () => put(Number(knob.value))
+      if (knob.type === "range") knob.oninput = () => { at(`value-${name}`).textContent = knob.dataset.words.split("|")[knob.value] }
+    }
+  }
+  for (const b of all("[data-layer]")) b.onclick = () => {
+    const name = b.dataset.layer, on = !state.layers.includes(name)
+    const rivals = { noise: "variance", variance: "noise" }
+    let layers = state.layers.filter((other) => other !== name && !(on && state.d === 2 && other === rivals[name]))
+    if (on) layers = [...layers, name]
+    send("set", { layers })
+  }
+  const nearest = (name, value) => {
+    const number = (v) => (v === "inf" ? 1e9 : Number(v))
+    const list = options[name] ?? []
+    const same = list.findIndex((v) => v === value)
+    if (same >= 0 || typeof list[0] === "string") return Math.max(same, 0)
+    let best = 0
+    list.forEach((v, k) => { if (Math.abs(number(v) - number(value)) < Math.abs(number(list[best]) - number(value))) best = k })
+    return best
+  }
+  const showKnobs = () => {
+    for (const knob of all("[data-field]")) {
+      const name = knob.dataset.field, index = nearest(name, state[name])
+      if (knob.classList.contains("pair")) [...knob.children].forEach((b, k) => b.setAttribute("aria-pressed", k === index))
+      else {
+        knob.value = index
+        if (knob.type === "range") {
+          const exact = options[name]?.[index] === state[name], words = knob.dataset.words.split("|")[index]
+          at(`value-${name}`).textContent = exact ? words : String(state[name])
+          knob.setAttribute("aria-valuetext", at(`value-${name}`).textContent)
+        }
+      }
+    }
+    for (const item of all("[data-only]")) {
+      item.hidden = item.dataset.only !== "" && !item.dataset.only.split(" ").includes(state.sampler)
+    }
+    for (const b of all("[data-layer]")) b.setAttribute("aria-pressed", state.layers.includes(b.dataset.layer))
+    const map = state.layers.includes("variance") ? "disagreement of the models" : "share of the target that is noise"
+    at("legend-name").textContent = map
+    at("legend").classList.toggle("off", !state.layers.includes("noise") && !state.layers.includes("variance"))
+    for (const key of ["law", "exact", "noise", "variance"]) at("keys").querySelector(`.${key}`).hidden = !state.layers.includes(key)
+    at("keys").querySelector(".dots").hidden = !state.layers.includes("noise")
+    const shown = ["law", "exact"].filter((name) => state.layers.includes(name)).length
+    at("laws").classList.toggle("flat", shown === 2 && !state.layers.includes("members"))
+    at("laws").style.visibility = shown || state.layers.includes("members") ? "visible" : "hidden"
+  }
+  const showWords = (words) => {
+    at("words-caption").textContent = words.caption
+    at("words-number").textContent = words.number
+    at("words-text").replaceChildren(...words.sentences.map((sentence) => {
+      const p = document.createElement("p")
+      p.textContent = sentence
+      return p
+    }))
+  }
+
+  // Header
+  const theme = (dark) => {
+    document.documentElement.dataset.theme = dark ? "dark" : "light"
+    at("theme").setAttribute("aria-pressed", dark)
+  }
+  at("theme").onclick = () => { theme(!state.dark); send("set", { dark: !state.dark }) }
+  const copy = async (text, words) => {
+    try { await navigator.clipboard.writeText(text) } catch {
+      const area = document.createElement("textarea")
+      area.value = text
+      document.body.append(area)
+      area.select()
+      document.execCommand("copy")
+      area.remove()
+    }
+    say(words)
+  }
+  at("link").onclick = () => copy(window.location.href, "The address of this picture is on the clipboard.")
+  at("python").onclick = () => send("python")
+  at("json").onclick = () => send("json")
+  at("code-copy").onclick = () => { copy(at("code-text").textContent, "The script is on the clipboard."); at("code").close() }
+  at("code-close").onclick = () => at("code").close()
+  const save = (blob, name) => {
+    const a = document.createElement("a")
+    a.href = URL.createObjectURL(blob)
+    a.download = name
+    a.click()
+    setTimeout(() => URL.revokeObjectURL(a.href), 5000)
+  }
+  const view = (name) => {
+    const model = find(name)
+    const search = (v) => {
+      if (v.model === model) return v
+      for (const child of v.child_views ?? []) { const found = search(child); if (found) return found }
+      return null
+    }
+    for (const root of window.Bokeh.index.roots) { const found = search(root); if (found) return found }
+    return null
+  }
+  at("png").onclick = () => {
+    const parts = (state.d === 1 ? ["line"] : ["plane", "laws"]).map((name) => view(name)?.export("png", true).canvas).filter(Boolean)
+    const style = getComputedStyle(document.documentElement)
+    const scale = window.devicePixelRatio || 1, pad = 18 * scale, foot = 46 * scale
+    const sheet = document.createElement("canvas")
+    sheet.width = parts.reduce((w, c) => w + c.width + pad, pad)
+    sheet.height = Math.max(...parts.map((c) => c.height)) + 2 * pad + foot
+    const pen = sheet.getContext("2d")
+    pen.fillStyle = style.getPropertyValue("--paper")
+    pen.fillRect(0, 0, sheet.width, sheet.height)
+    let x = pad
+    for (const c of parts) { pen.drawImage(c, x, pad); x += c.width + pad }
+    pen.fillStyle = style.getPropertyValue("--ink")
+    pen.font = `${15 * scale}px system-ui, sans-serif`
+    const said = `gap mass ${at("words-number").textContent} · ${at("knob-sampler").selectedOptions[0].textContent} · ${at("time-value").textContent}`
+    pen.fillText(said, pad, sheet.height - pad - 8 * scale)
+    sheet.toBlob((blob) => save(blob, "vkernel-explore.png"), "image/png")
+  }
+
+  // Job
+  const showJob = ({ busy, label, share, stale }) => {
+    app.classList.toggle("busy", busy)
+    app.classList.toggle("stale", stale)
+    at("job-bar").firstElementChild.style.width = `${Math.round(100 * share)}%`
+    at("job-bar").setAttribute("aria-valuenow", Math.round(100 * share))
+    at("job-label").textContent = label || (stale ? "" : "samples are up to date")
+    at("job-run").disabled = !stale
+  }
+  at("job-cancel").onclick = () => send("cancel")
+  at("job-run").onclick = () => send("run")
+
+  // Tour
+  const guide = (k) => {
+    step = k
+    at("guide").hidden = k < 0
+    if (k < 0) return
+    at("guide-count").textContent = `${k + 1} of ${steps.length}`
+    at("guide-title").textContent = steps[k].title
+    at("guide-text").textContent = steps[k].text
+    at("guide-back").disabled = k === 0
+    at("guide-next").textContent = k === steps.length - 1 ? "Done" : "Next"
+    at("guide").parentElement.scrollTop = 0
+    selected = 0
+    stop()
+    send("tour", { step: k })
+  }
+  at("tour").onclick = () => guide(0)
+  at("guide-next").onclick = () => guide(step === steps.length - 1 ? -1 : step + 1)
+  at("guide-back").onclick = () => guide(step - 1)
+  at("guide-end").onclick = () => guide(-1)
+
+  // Sentences and hints
+  let fade = 0
+  const say = (text) => {
+    clearTimeout(fade)
+    at("say-text").textContent = text
+    at("say").hidden = false
+    fade = setTimeout(() => { at("say").hidden = true }, 9000)
+  }
+  at("say-close").onclick = () => { at("say").hidden = true }
+  let pause = 0
+  const hint = (item) => {
+    const tip = at("tip"), box = item.getBoundingClientRect()
+    tip.textContent = item.dataset.tip
+    tip.hidden = false
+    const beside = item.closest(".left") && window.innerWidth > 860
+    tip.style.left = `${clamp(beside ? box.right + 10 : box.left, 8, window.innerWidth - tip.offsetWidth - 8)}px`
+    tip.style.top = `${clamp(beside ? box.top : box.bottom + 8, 8, window.innerHeight - tip.offsetHeight - 8)}px`
+  }
+  const hush = () => { clearTimeout(pause); at("tip").hidden = true }
+  for (const item of all("[data-tip]")) {
+    item.addEventListener("mouseenter", () => { clearTimeout(pause); pause = setTimeout(() => hint(item), 350) })
+    item.addEventListener("mouseleave", hush)
+    item.addEventListener("focusin", (e) => { if (e.target.matches(":focus-visible")) hint(item) })
+    item.addEventListener("focusout", hush)
+    item.addEventListener("click", hush)
+  }
+  window.addEventListener("keydown", (e) => {
+    if (e.key === "Escape") hush()
+    const typing = e.target.matches?.("input, select, textarea, button, summary")
+    if (e.key === " " && !typing) { e.preventDefault(); at("play").click() }
+  })
+
+  // What the server says
+  const hear = {
+    knobs: (m) => { options = m.options },
+    tour: (m) => { steps = m.steps },
+    state: (m) => {
+      state = m.state; range = m.range; most = m.most; query = m.query
+      app.dataset.d = state.d
+      theme(state.dark)
+      window.history.replaceState(null, "", `?${query}`)
+      at("preset").value = m.preset
+      showKnobs(); showPoint(); showWords(m.words)
+      if (!playing) { place = placeOf(state.t); at("time").value = Math.round(1000 * place); showTime(state.t) }
+      drawParticles()
+      app.dataset.ready = "1"
+    },
+    frames: (m) => {
+      paths = m
+      if (!playing && state) { place = placeOf(state.t); at("time").value = Math.round(1000 * place) }
+      drawParticles()
+    },
+    job: showJob,
+    say: (m) => say(m.text),
+    ready,
+    python: (m) => { at("code-text").textContent = m.text; at("code").showModal() },
+    json: (m) => save(new Blob([m.text], { type: "application/json" }), "vkernel-explore.json"),
+  }
+  model.on("msg:custom", (event) => { const m = event.data ?? event; hear[m.kind]?.(m) })
+  send("hello", { dark: !window.location.search.includes("v=") && window.matchMedia("(prefers-color-scheme: dark)").matches })
+  return document.createElement("span")
+}

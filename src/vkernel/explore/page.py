@@ -1,0 +1,387 @@
+"""One tab: its state, its pictures, its job, and the messages between them and the browser.
+
+The browser sends what the user did, the tab answers with what is to be shown; nothing is shared between tabs but the
+bound on how many jobs run at once. A drag is answered at once with the exact maps; samples follow from a job.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import panel as pn
+from bokeh.document import Document
+from panel.custom import JSComponent
+
+from vkernel.errors import InputError, require
+from vkernel.explore import compute
+from vkernel.explore.figures import Pictures
+from vkernel.explore.jobs import Desk, Workers
+from vkernel.explore.knobs import GROUPS, LAYER_WORDS
+from vkernel.explore.presets import PRESETS, preset
+from vkernel.explore.simulate import Result, concerns, simulate, variance
+from vkernel.explore.snippet import snippet
+from vkernel.explore.state import LIMIT, MOST_BYTES, SAMPLERS, State, clamped, from_csv, from_query
+from vkernel.explore.tour import STEPS
+from vkernel.explore.words import said
+from vkernel.version import __version__
+
+__all__ = ["Tab", "page"]
+
+ASSETS = Path(__file__).parent / "assets"
+FIELDS = ("sampler", "kappa", "features", "ratio", "tau", "K", "process", "eps", "steps", "seed", "t", "dark", "layers")
+FAR = 10.0  # sigma/alpha beyond which nothing is seen to move: a tenth of the time slider
+
+
+class Bridge(JSComponent):
+    """The line to the browser: messages both ways; its script also runs the controls that the template holds."""
+
+    _esm = (ASSETS / "page.js").read_text(encoding="utf8")
+
+
+class Tab:
+    """The page of one browser tab, begun from the query of its address."""
+
+    def __init__(self, workers: Workers, query: str | dict[str, str] = "") -> None:
+        self.state, self._message = from_query(query)
+        self.pictures, self.desk, self.bridge = Pictures(), Desk(workers), Bridge(width=0, height=0)
+        self.result: Result | None = None
+        self._asked: State | None = None
+        self._document: Document | None = None
+        self.pictures.recolour(self.state.dark)
+        self.pictures.points.on_change("data", lambda attr, old, new: self._moved())
+        self.bridge.on_msg(lambda event: self.receive(event.data))
+        self._show_all()
+
+    def template(self) -> pn.Template:
+        """The page itself."""
+        made = pn.Template((ASSETS / "page.html").read_text(encoding="utf8"))
+        for name, item in (
+            ("plane", pn.pane.Bokeh(self.pictures.plane, sizing_mode="stretch_both")),
+            ("line", pn.pane.Bokeh(self.pictures.line, sizing_mode="stretch_both")),
+            ("laws", pn.pane.Bokeh(self.pictures.laws, sizing_mode="stretch_both")),
+            ("bridge", self.bridge),
+        ):
+            made.add_panel(name, item)
+        made.add_variable("css", (ASSETS / "page.css").read_text(encoding="utf8"))
+        made.add_variable("groups", GROUPS)
+        made.add_variable("layers", LAYER_WORDS)
+        made.add_variable("dark", self.state.dark)
+        plane = {k: v[0] for k, v in PRESETS.items() if len(preset(k)[0]) == 2}
+        line = {k: v[0] for k, v in PRESETS.items() if k not in plane}
+        made.add_variable("presets", (("in the plane", plane), ("on the line", line)))
+        made.add_variable("limit", LIMIT)
+        made.add_variable("version", __version__)
+        return made
+
+    def open(self, document: Document) -> None:
+        """The tab is in a browser: jobs may report to its document, and end when it is closed."""
+        self._document = document
+        document.on_session_destroyed(lambda context: self.close())
+
+    def close(self) -> None:
+        """The tab is gone: nobody waits for its job."""
+        self._document = None
+        self.desk.close()
+
+    # What the browser says
+
+    def receive(self, message: Any) -> None:
+        """Answer a message; what cannot be done is answered with a sentence."""
+        kind = message.get("kind") if isinstance(message, dict) else None
+        handler: Callable[..., None] | None = getattr(self, f"_on_{kind}", None) if isinstance(kind, str) else None
+        given = {k: v for k, v in message.items() if k != "kind"} if isinstance(message, dict) else {}
+        try:
+            require(handler is not None, f"The page does not know the message {str(kind)[:20]!r}.")
+            assert handler is not None
+            handler(**given)
+        except (InputError, TypeError) as error:
+            self._say(str(error))
+            self.pictures.show_points(self.state)
+            self._send_state()
+
+    def _on_hello(self, dark: bool = False) -> None:
+        if dark:  # what the browser prefers, where the address does not say
+            self.state = self.state.but(dark=True)
+            self.pictures.recolour(True)
+        self._send({"kind": "knobs", "options": {k.field: [_word(v) for v, _ in k.options] for k in _all_knobs()}})
+        self._send({"kind": "tour", "steps": [{"title": s.title, "text": s.text} for s in STEPS]})
+        self._send_state()
+        if self._message:
+            self._say(self._message)
+        if self.result is None:
+            self._run()
+        else:
+            self._send_frames()
+
+    def _on_set(self, **changes: Any) -> None:
+        odd = sorted(set(changes) - set(FIELDS))
+        require(not odd, f"The page has no knob {', '.join(odd)}.")
+        if "layers" in changes:
+            changes["layers"] = tuple(changes["layers"])
+        if "sampler" in changes:
+            require(changes["sampler"] in SAMPLERS, f"Nothing samples by {changes['sampler']!r}.")
+            changes["layers"] = _layers_for(changes["sampler"], self.state.layers)
+        self.commit(self.state.but(**changes))
+
+    def _on_preset(self, name: str) -> None:
+        self.commit(self.state.but(points=preset(name), weights=()))
+
+    def _on_point(self, index: int, x: float, y: float = 0.0, weight: int = 1) -> None:
+        require(0 <= int(index) < len(self.state.points), f"There is no point {index}.")
+        points, weights = list(self.state.points), list(self.state.weights)
+        points[int(index)] = (x, y)[: self.state.d]
+        weights[int(index)] = weight
+        self.commit(self.state.but(points=tuple(points), weights=tuple(weights)))
+
+    def _on_add(self) -> None:
+        place = (0.0,) * self.state.d
+        while place in self.state.points:  # beside what is there
+            place = tuple(round(v + 0.2, 3) if v < LIMIT - 0.2 else -LIMIT for v in place)
+        self.commit(self.state.but(points=(*self.state.points, place), weights=(*self.state.weights, 1)))
+
+    def _on_remove(self, index: int) -> None:
+        keep = [k for k in range(len(self.state.points)) if k != index]
+        require(keep, "This is the last training point; a model needs one.")
+        self.commit(
+            self.state.but(
+                points=tuple(self.state.points[k] for k in keep), weights=tuple(self.state.weights[k] for k in keep)
+            )
+        )
+
+    def _on_csv(self, text: str) -> None:
+        require(isinstance(text, str), "A file of points must be text.")
+        points, weights, sentence = from_csv(text)
+        self.commit(self.state.but(points=points, weights=weights))
+        self._say(sentence)
+
+    def _on_drag(self, x: list[float], y: list[float]) -> None:
+        """On the way: the exact maps alone, nothing kept."""
+        try:
+            self._show_exact(self.state.but(points=self._placed(x, y)))
+        finally:
+            self._send({"kind": "ready"})
+
+    def _on_time(self, t: float) -> None:
+        """On the way: the maps at another time."""
+        try:
+            self._show_exact(self.state.but(t=t))
+        finally:
+            self._send({"kind": "ready"})
+
+    def _on_run(self) -> None:
+        self._asked = None
+        self._run()
+
+    def _on_cancel(self) -> None:
+        self.desk.cancel()
+        self._send({"kind": "job", "busy": False, "label": "stopped", "share": 0.0, "stale": self._stale()})
+
+    def _on_tour(self, step: int) -> None:
+        require(0 <= int(step) < len(STEPS), f"The tour has {len(STEPS)} steps; there is no step {step}.")
+        self.commit(STEPS[int(step)].state.but(dark=self.state.dark))
+
+    def _on_python(self) -> None:
+        self._send({"kind": "python", "text": snippet(self.state)})
+
+    def _on_json(self) -> None:
+        self._send({"kind": "json", "text": json.dumps(self.report(), indent=1)})
+
+    def _moved(self) -> None:
+        """The points' own tool moved, added or removed points."""
+        data = self.pictures.points.data
+        x, y = list(data["x"]), list(data["y"])
+        try:
+            points = self._placed(x, y)
+            if [p[:1] for p in points] == [p[:1] for p in self.state.points] and points == self.state.points:
+                return
+            self.commit(self.state.but(points=points, weights=_weights(self.state, points)))
+        except (InputError, TypeError, ValueError) as error:
+            self._say(str(error))
+            self.pictures.show_points(self.state)
+
+    def _placed(self, x: list[Any], y: list[Any]) -> tuple[tuple[float, ...], ...]:
+        places = zip(x, y, strict=True) if self.state.d == 2 else ((v,) for v in x)
+        return tuple(tuple(round(v, 3) + 0.0 for v in p) for p in clamped(places))
+
+    # What is shown
+
+    def commit(self, state: State) -> None:
+        """Show another state; a new run begins where this one's samples are not those of the last."""
+        turned = state.dark != self.state.dark
+        self.state = state
+        if turned:
+            self.pictures.recolour(state.dark)
+        self._show_all()
+        self._send_state()
+        self._run()
+
+    def _show_all(self) -> None:
+        self.pictures.show_points(self.state)
+        self.pictures.show_laws(self.result, self.state)
+        self._show_exact(self.state)
+
+    def _show_exact(self, state: State) -> None:
+        wanted = state.has("variance") and self.result is not None and not self._stale()
+        share = variance(self.result, state.t) if wanted and self.result is not None else None
+        self.pictures.show_exact(compute.exact(state), share, state)
+
+    def _stale(self) -> bool:
+        return self.result is None or concerns(self.result.state) != concerns(self.state)
+
+    def _run(self) -> None:
+        """Begin a job, unless its result is there or on its way."""
+        wanted = concerns(self.state)
+        if self._asked == wanted:
+            return
+        self.desk.cancel()
+        if not self._stale():
+            self._asked = wanted
+            self._send({"kind": "job", "busy": False, "label": "", "share": 1.0, "stale": False})
+            return
+        if self._document is None:
+            return
+        self._asked = wanted
+        state = self.state
+        self._send({"kind": "job", "busy": True, "label": "waiting for a place", "share": 0.0, "stale": True})
+        self.desk.submit(
+            partial(simulate, state),
+            lambda result: self._later(partial(self._done, state, result)),
+            lambda error: self._later(partial(self._failed, state, error)),
+            lambda label, share: self._later(partial(self._progress, state, label, share)),
+        )
+
+    def _later(self, call: Callable[[], None]) -> None:
+        """In the document's turn, if it is still there."""
+        document = self._document
+        if document is not None:
+            document.add_next_tick_callback(call)
+
+    def _current(self, state: State) -> bool:
+        return self._document is not None and concerns(state) == concerns(self.state)
+
+    def _progress(self, state: State, label: str, share: float) -> None:
+        if self._current(state) and self.desk.busy:
+            self._send({"kind": "job", "busy": True, "label": label, "share": min(share, 1.0), "stale": True})
+
+    def _done(self, state: State, result: Result) -> None:
+        if not self._current(state):
+            return
+        self.result = result
+        self._show_all()
+        self._send_frames()
+        self._send_state()
+        self._send({"kind": "job", "busy": False, "label": "", "share": 1.0, "stale": False})
+
+    def _failed(self, state: State, error: Exception) -> None:
+        if not self._current(state):
+            return
+        sentence = str(error) if isinstance(error, InputError) else f"This run failed: {error!r}"
+        self._say(sentence)
+        self._send({"kind": "job", "busy": False, "label": "no result", "share": 0.0, "stale": True})
+
+    def _send_frames(self) -> None:
+        result = self.result
+        if result is None:
+            return
+        self.pictures.show_paths(result, result.state)
+        process, times = result.state.make_process(), result.times
+        ratios = [float(process.sigma(t) / process.alpha(t)) for t in times.tolist()]
+        near = next((k for k, r in enumerate(ratios) if r <= FAR), 0)
+        last = len(times) - 1
+        far = 0.1 if 0 < near < last else 0.0
+        place = [far * k / near if k < near else far + (1 - far) * (k - near) / max(last - near, 1) for k in range(last + 1)]
+        count = result.frames.shape[1]
+        self._send({"kind": "frames", "times": times.tolist(), "places": place, "count": count, "d": result.state.d})
+
+    def _send_state(self) -> None:
+        state = self.state
+        words = said(state, compute.noise_share(state), None if self._stale() else self.result)
+        self._send(
+            {
+                "kind": "state",
+                "state": _plain(state.to_dict()),
+                "query": state.to_query(),
+                "range": [state.make_process().eps, state.make_process().T],
+                "preset": next((k for k in PRESETS if _same(preset(k), state)), ""),
+                "words": {"number": words.number, "caption": words.caption, "sentences": list(words.sentences)},
+                "busy": self.desk.busy,
+                "most": MOST_BYTES,
+            }
+        )
+
+    def report(self) -> dict[str, Any]:
+        """The numbers of the page in JSON."""
+        found: dict[str, Any] = {"vkernel": __version__, "state": _plain(self.state.to_dict()), "query": self.state.to_query()}
+        noise = compute.noise_share(self.state)
+        found["noise_fraction"] = _estimate(noise)
+        if self.result is not None and not self._stale():
+            result = self.result
+            for name in ("gap", "twin", "exact_gap"):
+                value = getattr(result, name)
+                found[f"{name}_mass" if name != "exact_gap" else "exact_gap_mass"] = None if value is None else _estimate(value)
+            found["law"], found["exact_law"] = result.law.tolist(), result.exact.tolist()
+            found["window"] = [-LIMIT, LIMIT]
+        found["python"] = snippet(self.state)
+        return found
+
+    def _say(self, sentence: str) -> None:
+        self._send({"kind": "say", "text": sentence})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._document is not None:
+            self.bridge._send_msg(message)
+
+
+def page(workers: Workers) -> pn.Template:
+    """The page of the tab that asks for it."""
+    document = pn.state.curdoc
+    given = {k: v[0].decode("utf8", "replace") for k, v in (pn.state.session_args or {}).items() if v}
+    tab = Tab(workers, given)
+    if document is not None:
+        tab.open(document)
+    return tab.template()
+
+
+def _all_knobs() -> list[Any]:
+    return [knob for _, knobs in GROUPS for knob in knobs]
+
+
+def _word(value: Any) -> Any:
+    return "inf" if value == float("inf") else value
+
+
+def _plain(state: dict[str, Any]) -> dict[str, Any]:
+    return {k: list(map(list, v)) if k == "points" else list(v) if isinstance(v, tuple) else v for k, v in state.items()}
+
+
+def _estimate(e: Any) -> dict[str, float]:
+    return {"value": float(e.value), "se": float(e.se), "low": float(e.low), "high": float(e.high)}
+
+
+def _same(points: tuple[tuple[float, ...], ...], state: State) -> bool:
+    return len(points) == len(state.points) and State(points=points).points == state.points
+
+
+def _weights(state: State, points: tuple[tuple[float, ...], ...]) -> tuple[int, ...]:
+    """Weights after points were moved, added at the end or removed."""
+    if len(points) == len(state.points):
+        return state.weights
+    if len(points) > len(state.points):
+        return state.weights + (1,) * (len(points) - len(state.points))
+    known = dict(zip(state.points, state.weights, strict=True))
+    return tuple(known.get(p, 1) for p in points)
+
+
+def _layers_for(sampler: str, layers: tuple[str, ...]) -> tuple[str, ...]:
+    """The layers that a sampler has; models that are trained come with single ones beside their average."""
+    having = {layer.name for layer in LAYER_WORDS if not layer.only or sampler in layer.only}
+    kept = [name for name in layers if name in having]
+    if "variance" in layers and "variance" not in kept and "noise" not in kept:
+        kept.append("noise")
+    if "members" in having and "law" in kept and "members" not in kept:
+        kept.append("members")
+    return tuple(kept)
