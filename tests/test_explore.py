@@ -40,7 +40,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_map_is_the_noise_of_the_target() -> None:
-    """Two points on the line: C in closed form (2.7 of the theory's exact facts)."""
+    """Two points on the line: C and s in closed form."""
     state = State(points=((-1.0,), (1.0,)), weights=(3, 1), t=0.1, layers=LAYERS)
     found = compute.exact(state)
     process = state.make_process()
@@ -354,6 +354,20 @@ def test_the_points_own_tool_is_followed_and_corrected(tab: Any) -> None:
         source.data = {"x": broken, "y": [0.0] * len(broken), "size": [1] * len(broken)}
         assert len(tab.state.points) == 2
         assert list(source.data["x"]) == [0.0, 0.5]
+
+
+def test_a_closed_tab_has_no_job(tab: Any) -> None:
+    from bokeh.document import Document
+
+    document = Document()
+    tab.open(document)
+    tab.receive({"kind": "set", "sampler": "mlp"})
+    assert tab.desk.busy
+    for callback in document.session_destroyed_callbacks:
+        callback(None)
+    assert not tab.desk.busy
+    tab.receive({"kind": "set", "sampler": "linear"})
+    assert not tab.desk.busy
 
 
 def test_the_report_is_json_with_the_numbers(tab: Any, small: None) -> None:

@@ -78,6 +78,11 @@ class Sampled:
     drift: Drift
     likeness: Likeness
 
+    @property
+    def judged(self) -> Copies:
+        """The comparison that counts: without brightness and contrast where these have drifted."""
+        return self.standardised or self.copies
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -129,7 +134,7 @@ class Audit:
     @property
     def memorised(self) -> Estimate | None:
         """The share of copies, of the network and the sampler where it is largest; ``None`` if nothing was sampled."""
-        found = [s.copies.fraction for f in self.findings for s in f.samples.values()]
+        found = [s.judged.fraction for f in self.findings for s in f.samples.values()]
         return max(found, key=lambda e: e.value, default=None)
 
     def summary(self) -> str:

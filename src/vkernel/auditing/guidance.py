@@ -137,7 +137,7 @@ def _duplicates(audit: Audit, copied: list[Finding]) -> list[Advice]:
     sources: set[int] = set()
     for f in copied:
         for s in f.samples.values():
-            sources |= set(s.copies.index[s.copies.ratio < s.copies.threshold][:, 0].tolist())
+            sources |= set(s.judged.index[s.judged.ratio < s.judged.threshold][:, 0].tolist())
     both = sources & repeated
     if not repeated:
         return []

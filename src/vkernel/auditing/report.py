@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,6 +44,7 @@ def screen(audit: Audit) -> Group:
     from rich.table import Table
     from rich.text import Text
 
+    several = len(audit.findings) > 1
     table = Table(title_justify="left", pad_edge=False)
     table.add_column("question")
     for f in audit.findings:
@@ -51,19 +53,28 @@ def screen(audit: Audit) -> Group:
     for question, words in QUESTIONS.items():
         cells = [by.get((f.name, question)) for f in audit.findings]
         if any(cells):
-            table.add_row(words, *(Text("–") if v is None else Text(v.answer, _COLOURS[v.level]) for v in cells))
+            answers = [Text("–") if v is None else Text(v.answer, _COLOURS[v.level]) for v in cells]
+            table.add_row(question if several else words, *answers)
     lines: list[Any] = [Text(compared(audit)), table, *map(Text, audit.notes)]
-    together = [v for v in audit.verdicts if not v.network]
-    for v in together:
-        lines.append(
-            Text.assemble((QUESTIONS[v.question] + " ", "bold"), (v.answer + ". ", _COLOURS[v.level]), v.words)
-        )
+    for v in _of(audit, ""):
+        told = (f"{QUESTIONS[v.question]} ", "bold"), (f"{v.answer}. ", _COLOURS[v.level]), _brief(v.words)
+        lines.append(Text.assemble(*told))
+    said: set[str] = set()
     for v in audit.verdicts:
-        if v.level == "alarm" or (v.question == "copies" and len(audit.findings) == 1):
-            lines.append(Text.assemble((f"{v.network}, {v.question}: ", _COLOURS[v.level]), v.words))
+        if v.level == "alarm" or (v.question == "copies" and not several):
+            if v.question not in said:  # of several networks with the same alarm the first speaks
+                lines.append(
+                    Text.assemble((f"{v.question}: ", _COLOURS[v.level]), _brief(v.words) if several else v.words)
+                )
+            said.add(v.question)
     for a in audit.advice[:3]:
         lines.append(Text.assemble((f"advice ({a.sure}): ", "bold"), a.change))
     return Group(*lines)
+
+
+def _brief(words: str) -> str:
+    """The first sentence."""
+    return re.split(r"(?<=[a-z%)\]])\. (?=[A-Z])", words)[0].rstrip(".") + "."
 
 
 def page(audit: Audit) -> str:
@@ -137,7 +148,7 @@ def _errors(f: Finding) -> list[Picture]:
 
 
 def _copies(audit: Audit, f: Finding) -> list[Picture]:
-    held = {SAMPLERS[kind]: s.standardised or s.copies for kind, s in f.samples.items()}
+    held = {SAMPLERS[kind]: s.judged for kind, s in f.samples.items()}
     first = next(iter(held.values()))
     curves = {name: (c.curve.value, c.curve.low, c.curve.high) for name, c in held.items()}
     own = first.reference_curve
@@ -178,7 +189,7 @@ def _pictures(audit: Audit, f: Finding) -> list[Picture]:
     data = f.net.scaled(audit.data)
     out = []
     for kind, s in f.samples.items():
-        held = s.standardised or s.copies
+        held = s.judged
         worst = [k for k in held.worst(PAIRED).tolist() if held.index[k, 0] >= 0]
         if worst:
             out.append(_beside(kind, s, worst, data, f.net.range))
@@ -189,7 +200,7 @@ def _pictures(audit: Audit, f: Finding) -> list[Picture]:
 
 
 def _beside(kind: str, s: Sampled, worst: list[int], data: Any, limits: tuple[float, float]) -> Picture:
-    held = s.standardised or s.copies
+    held = s.judged
     sources = data.images(held.index[worst, 0]).float()
     titles = [f"{held.ratio[k]:.2f}" + (" copy" if held.ratio[k] < held.threshold else "") for k in worst]
     count = int((held.ratio < held.threshold).sum())

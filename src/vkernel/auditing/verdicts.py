@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vkernel.auditing.copying import Copies
-from vkernel.auditing.findings import Audit, Finding, Sampled
+from vkernel.auditing.findings import Audit, Finding
 from vkernel.auditing.members import Membership
 from vkernel.estimate import Estimate
 
@@ -85,8 +84,8 @@ def _training(f: Finding) -> Verdict:
 
 def _copies(f: Finding) -> Verdict:
     """The sampler that copies most speaks; what drifted is judged without brightness and contrast."""
-    kind, s = max(f.samples.items(), key=lambda item: _judged(item[1]).fraction.value)
-    held = _judged(s)
+    kind, s = max(f.samples.items(), key=lambda item: item[1].judged.fraction.value)
+    held = s.judged
     n = len(s.images)
     how = f" Sampler: {_sampler(kind)}, {s.steps} steps."
     aside = ""
@@ -99,10 +98,6 @@ def _copies(f: Finding) -> Verdict:
     level = "alarm" if held.alarm else "note" if held.closer_chance < CHANCE else "good"
     told = f"{'yes' if held.alarm else 'no'}, {share}"
     return Verdict(f.name, "copies", level, told, held.words + aside + how)
-
-
-def _judged(s: Sampled) -> Copies:
-    return s.standardised or s.copies
 
 
 def _sampler(kind: str) -> str:

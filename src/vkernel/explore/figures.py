@@ -80,7 +80,7 @@ class Pictures:
         return made
 
     def _plane(self) -> figure:
-        p = self._figure("plane", -LIMIT, LIMIT)
+        p = self._figure("plane picture", -LIMIT, LIMIT)
         p.yaxis.ticker = FixedTicker(ticks=[-2, -1, 0, 1, 2])
         p.grid.visible = False
         p.image("image", x="x", y="y", dw="size", dh="size", color_mapper=self._share, source=self._map, level="image")
@@ -99,7 +99,7 @@ class Pictures:
         return p
 
     def _line(self) -> figure:
-        p = self._figure("line", -BELOW, 1.0)
+        p = self._figure("line picture", -BELOW, 1.0)
         p.xgrid.visible = False
         p.yaxis.axis_label = "density"
         p.yaxis.bounds = p.ygrid.bounds = (0, 1e6)  # nothing is measured below the axis
@@ -132,7 +132,7 @@ class Pictures:
 
     def _laws(self) -> figure:
         p = figure(
-            name="laws", x_range=Range1d(0, 3), y_range=Range1d(0, 3), toolbar_location=None, tools="",
+            name="laws picture", x_range=Range1d(0, 3), y_range=Range1d(0, 3), toolbar_location=None, tools="",
             sizing_mode="stretch_both", min_border=0, outline_line_color=None,
         )  # fmt: skip
         p.axis.visible = p.grid.visible = False

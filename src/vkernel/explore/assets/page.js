@@ -246,7 +246,7 @@ export function render({ model }) {
     return null
   }
   at("png").onclick = () => {
-    const parts = (state.d === 1 ? ["line"] : ["plane", "laws"]).map((name) => view(name)?.export("png", true).canvas).filter(Boolean)
+    const parts = (state.d === 1 ? ["line"] : ["plane", "laws"]).map((name) => view(`${name} picture`)?.export("png", true).canvas).filter(Boolean)
     const style = getComputedStyle(document.documentElement)
     const scale = window.devicePixelRatio || 1, pad = 18 * scale, foot = 46 * scale
     const sheet = document.createElement("canvas")

@@ -1,0 +1,457 @@
+"""The page in a real browser: drag, play, switch, train, cancel, share; and what people do to pages."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from vkernel.explore.presets import preset
+from vkernel.explore.state import State, from_query
+
+playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")
+pytest.importorskip("panel", reason="the page needs Panel: pip install 'vkernel[explore]'")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="the browser tests need Debian's chromium")
+LAPTOP, SMALL = {"width": 1280, "height": 720}, {"width": 1024, "height": 768}
+IDLE = "() => document.getElementById('job-label').textContent === 'samples are up to date'"
+HELP = """
+window.bokeh = (name) => Bokeh.documents[0].get_model_by_name(name)
+window.seen = (name) => {
+  const search = (v) => v.model === bokeh(name) ? v : (v.child_views ?? []).map(search).find((f) => f)
+  return [...Bokeh.index.roots].map(search).find((f) => f)
+}
+window.pixel = (name, x, y) => {
+  const v = seen(name), box = v.canvas_view.el.getBoundingClientRect()
+  return [box.left + v.frame.x_scale.compute(x), box.top + v.frame.y_scale.compute(y)]
+}
+window.map = () => {
+  const image = bokeh('plane picture').renderers.find((r) => r.glyph.type === 'Image').data_source.data.image
+  return image.length ? Array.from(image[0].flat?.(Infinity) ?? image[0]) : []
+}
+window.total = () => map().reduce((a, b) => a + b, 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[str, int]]:
+    command = [sys.executable, "-m", "vkernel.explore", "--no-open", "--port", "0"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    found = re.search(r"http://127\.0\.0\.1:\d+/", line)
+    assert found, line + process.stdout.read()
+    yield found[0], process.pid
+    process.terminate()
+    process.wait(10)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as p:
+        made = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+class Watched:
+    """A tab with what its console said and whom it asked."""
+
+    def __init__(self, browser: Any, size: dict[str, int] = LAPTOP) -> None:
+        self.context = browser.new_context(viewport=size, accept_downloads=True)
+        self.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        self.tab = self.context.new_page()
+        self.tab.set_default_timeout(20_000)
+        self.errors: list[str] = []
+        self.hosts: set[str] = set()
+        self.tab.on("console", lambda m: self.errors.append(m.text) if m.type in ("error", "warning") else None)
+        self.tab.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.tab.on("request", lambda r: self.hosts.add(urlsplit(r.url).netloc) if r.url[:4] == "http" else None)
+        self.tab.on("websocket", lambda w: self.hosts.add(urlsplit(w.url).netloc))
+
+    def open(self, address: str, idle: bool = True) -> Any:
+        self.tab.goto(address)
+        self.tab.wait_for_selector("#app[data-ready]")
+        self.tab.evaluate(HELP)
+        if idle:
+            self.tab.wait_for_function(IDLE)
+        return self.tab
+
+    def state(self) -> State:
+        state, message = from_query(urlsplit(self.tab.url).query)
+        assert message is None
+        return state
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Watched]:
+    made = Watched(browser)
+    yield made
+    made.context.close()
+    assert made.errors == []
+
+
+def saved(page: Watched, name: str) -> None:
+    """Screenshots go to the folder of VKERNEL_SCREENSHOTS, where one is named."""
+    if folder := os.environ.get("VKERNEL_SCREENSHOTS"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        page.tab.screenshot(path=str(Path(folder) / f"{name}.png"))
+
+
+def wide(tab: Any) -> list[str]:
+    """Parts of the page that stick out on either side."""
+    return tab.evaluate(
+        """() => [...document.querySelectorAll('header *, main > *, .card, .card *, .layers button, .transport *, .job *')]
+        .filter((e) => e.getClientRects().length && !e.closest('.hidden') && !e.classList.contains('hidden'))
+        .filter((e) => { const b = e.getBoundingClientRect(); return b.left < -1 || b.right > innerWidth + 1 })
+        .map((e) => e.id || e.className || e.tagName)"""
+    )
+
+
+@pytest.mark.parametrize("size", [LAPTOP, SMALL], ids=["1280", "1024"])
+@pytest.mark.parametrize("name", ["hexagon", "triple"])
+def test_it_loads_fits_the_screen_and_asks_nobody_else(
+    browser: Any, server: tuple[str, int], size: dict[str, int], name: str
+) -> None:
+    page = Watched(browser, size)
+    for dark in (False, True):
+        state = State(points=preset(name), sampler="linear", dark=dark, t=0.1).but(
+            layers=("noise", "particles", "law", "members", "exact")
+        )
+        tab = page.open(f"{server[0]}?{state.to_query()}")
+        assert page.state() == state
+        assert "explore" in tab.title()
+        assert wide(tab) == []
+        assert tab.evaluate("document.documentElement.scrollWidth") <= size["width"]
+        assert tab.inner_text("#words-number") not in ("", "…")
+        assert tab.evaluate("document.documentElement.dataset.theme") == ("dark" if dark else "light")
+        tab.wait_for_timeout(200)
+        saved(page, f"{name}-{size['width']}-{'dark' if dark else 'light'}")
+    assert page.hosts == {urlsplit(server[0]).netloc}
+    assert page.errors == []
+    page.context.close()
+
+
+def test_dragging_a_point_changes_the_map_on_the_way_and_at_the_end(page: Watched, server: tuple[str, int]) -> None:
+    points = tuple(map(tuple, np.random.default_rng(2).uniform(-1.4, 1.4, (63, 2)).round(3).tolist()))
+    state = State(points=((1.6, 1.6), *points), t=0.1)
+    tab = page.open(f"{server[0]}?{state.to_query()}")
+    before = tab.evaluate("map()")
+    start, stop = tab.evaluate("[pixel('plane picture', 1.6, 1.6), pixel('plane picture', 0.2, 1.75)]")
+    tab.evaluate(
+        """() => { window.took = []; window.asked = 0
+        const source = bokeh('plane picture').renderers.find((r) => r.glyph.type === 'Image').data_source
+        source.connect(source.properties.data.change, () => { if (asked) { took.push(performance.now() - asked); asked = 0 } })
+        bokeh('points').connect(bokeh('points').change, () => { if (!asked) asked = performance.now() }) }"""
+    )
+    tab.mouse.move(*start)
+    tab.mouse.down()
+    for k in range(1, 6):
+        share = k / 6
+        tab.mouse.move(*(a + share * (b - a) for a, b in zip(start, stop, strict=True)))
+        tab.wait_for_timeout(250)
+    way = tab.evaluate("map()")
+    assert way != before
+    assert page.state() == state  # nothing is kept yet
+    tab.mouse.move(*stop)
+    tab.mouse.up()
+    tab.wait_for_function("old => location.search !== old", arg="?" + state.to_query())
+    tab.wait_for_function(IDLE)
+    assert tab.evaluate("map()") != before
+    moved = page.state().points[0]
+    assert moved == pytest.approx((0.2, 1.75), abs=0.03)
+    assert page.state().points[1:] == state.points[1:]
+    took = tab.evaluate("took")
+    assert len(took) >= 3
+    assert min(took) < 300  # milliseconds from the drag to the new map, 64 points, 100 × 100
+
+
+def test_clicking_adds_and_backspace_removes(page: Watched, server: tuple[str, int]) -> None:
+    tab = page.open(server[0])
+    place = tab.evaluate("pixel('plane picture', 1.5, 1.5)")
+    tab.mouse.click(*place)
+    tab.wait_for_function("() => document.getElementById('point-name').textContent.endsWith('of 7')")
+    assert page.state().points[-1] == pytest.approx((1.5, 1.5), abs=0.03)
+    tab.wait_for_timeout(300)
+    tab.mouse.click(*place)
+    tab.keyboard.press("Backspace")
+    tab.wait_for_function("() => document.getElementById('point-name').textContent.endsWith('of 6')")
+    tab.fill("#point-w", "5")
+    tab.keyboard.press("Enter")
+    tab.wait_for_function("() => location.search.includes('w=')")
+    assert 5 in page.state().weights
+    tab.click("#point-add")
+    tab.wait_for_function("() => document.getElementById('point-name').textContent.endsWith('of 7')")
+
+
+def test_particles_play_pause_and_scrub(page: Watched, server: tuple[str, int]) -> None:
+    tab = page.open(f"{server[0]}?{State(t=0.9).to_query()}")
+    where = "Array.from(bokeh('moving').data.x)"
+    tab.wait_for_function("() => bokeh('moving').data.x.length === 240")
+    start, map_before = tab.evaluate(where), tab.evaluate("total()")
+    tab.click("#play")
+    tab.wait_for_function("() => Number(document.getElementById('time').value) > 300")
+    tab.click("#play")
+    half = tab.evaluate(where)
+    assert half != start
+    tab.wait_for_function("old => total() !== old", arg=map_before)  # the map keeps up with the time
+    shown = float(tab.inner_text("#time-value").removeprefix("t = "))
+    assert shown < 0.9
+    tab.wait_for_function("t => Math.abs(Number(new URLSearchParams(location.search).get('t')) - t) < .01", arg=shown)
+    tab.evaluate(
+        "() => { const s = document.getElementById('time'); s.value = 1000; s.oninput({target: s}); s.onchange() }"
+    )
+    end = np.array(tab.evaluate("[Array.from(bokeh('moving').data.x), Array.from(bokeh('moving').data.y)]"))
+    distance = np.linalg.norm(end.T[:, None] - np.array(State().points), axis=-1).min(1)
+    assert np.quantile(distance, 0.95) < 0.1  # the exact score ends on training points
+
+
+def test_the_model_is_switched_and_says_so(page: Watched, server: tuple[str, int]) -> None:
+    tab = page.open(server[0])
+    assert not tab.is_visible("#knob-ratio")
+    tab.select_option("#knob-sampler", label="linear models, trained")
+    tab.wait_for_function("() => document.getElementById('words-text').textContent.includes('48 linear models')")
+    tab.wait_for_function(IDLE)
+    assert tab.is_visible("#knob-ratio")
+    assert page.state().sampler == "linear"
+    assert "members" in page.state().layers
+    first = tab.inner_text("#words-number")
+    tab.click("text=Fourier")
+    tab.wait_for_function("() => document.getElementById('words-text').textContent.includes('Fourier')")
+    tab.wait_for_function(IDLE)
+    assert tab.inner_text("#words-number") != first
+    noise = tab.evaluate("map()")
+    tab.click("[data-layer=variance]")
+    tab.wait_for_function("old => total() !== old", arg=sum(noise))
+    assert "noise" not in page.state().layers  # one map at a time
+
+
+def test_an_ensemble_runs_is_cancelled_and_never_freezes_the_page(page: Watched, server: tuple[str, int]) -> None:
+    tab = page.open(server[0])
+    tab.select_option("#knob-sampler", label="small networks, trained")
+    tab.wait_for_function("() => document.getElementById('job-label').textContent.includes('training 8 models')")
+    assert 0 <= int(tab.get_attribute("#job-bar", "aria-valuenow")) < 60
+    begun = time.monotonic()
+    before = tab.evaluate("total()")
+    tab.evaluate("() => { const s = document.getElementById('time'); s.value = 700; s.oninput({target: s}) }")
+    tab.wait_for_function("old => total() !== old", arg=before)  # the page answers while models train
+    assert time.monotonic() - begun < 3
+    tab.click("#job-cancel")
+    tab.wait_for_function("() => document.getElementById('job-label').textContent === 'stopped'")
+    tab.wait_for_timeout(500)
+    assert not tab.evaluate("document.getElementById('app').classList.contains('busy')")
+    tab.click("#job-run")
+    tab.wait_for_function("() => document.getElementById('app').classList.contains('busy')")
+    tab.select_option("#knob-sampler", label="the exact score")  # the latest wins
+    tab.wait_for_function(IDLE)
+    assert "exact score memorises" in tab.inner_text("#words-text")
+
+
+def test_an_address_gives_the_same_picture(page: Watched, server: tuple[str, int]) -> None:
+    tab = page.open(server[0])
+    tab.select_option("#preset", "clusters")
+    tab.click("[data-layer=boundaries]")
+    tab.select_option("#knob-process", label="flow matching")
+    tab.wait_for_timeout(100)
+    tab.wait_for_function(IDLE)
+    look = "[map(), Array.from(bokeh('moving').data.x), document.getElementById('words').innerText]"
+    tab.mouse.move(5, 5)
+    tab.wait_for_timeout(500)
+    numbers, picture = tab.evaluate(look), tab.locator("#plane").screenshot()
+    tab.reload()
+    tab.wait_for_selector("#app[data-ready]")
+    tab.evaluate(HELP)
+    tab.wait_for_function(IDLE)
+    tab.wait_for_timeout(500)
+    assert page.state().process == "flow"
+    assert tab.evaluate(look) == numbers
+    assert tab.locator("#plane").screenshot() == picture
+
+
+def test_two_tabs_do_not_disturb_one_another(page: Watched, browser: Any, server: tuple[str, int]) -> None:
+    other = Watched(browser)
+    first, second = page.open(server[0]), other.open(server[0])
+    untouched = second.evaluate("map()"), second.url, second.inner_text("#words")
+    first.select_option("#preset", "spiral")
+    first.select_option("#knob-sampler", label="linear models, trained")
+    first.wait_for_function("() => document.getElementById('words-text').textContent.includes('48 linear models')")
+    assert (second.evaluate("map()"), second.url, second.inner_text("#words")) == untouched
+    assert other.errors == []
+    other.context.close()
+
+
+def test_ten_tabs_at_once(browser: Any, server: tuple[str, int]) -> None:
+    import psutil
+
+    tabs = [Watched(browser) for _ in range(10)]
+    state = State(points=preset("triple"), sampler="linear", steps=30)
+    for k, tab in enumerate(tabs):
+        tab.open(f"{server[0]}?{state.but(seed=k).to_query()}", idle=False)
+    for k, tab in enumerate(tabs):
+        tab.tab.wait_for_function(IDLE, timeout=60_000)
+        assert tab.errors == []
+        assert tab.state().seed == k
+    shown = [tab.tab.inner_text("#words-number") for tab in tabs]
+    assert all(re.match(r"\.\d+ ± \.\d+", text) for text in shown)
+    assert len(set(shown)) > 1
+    process = psutil.Process(server[1])
+    assert process.memory_info().rss < 2e9
+    assert process.num_threads() < 60
+    for tab in tabs:
+        tab.context.close()
+
+
+@pytest.mark.parametrize("query", ["v=1&x=2garbled!", "v=7", "v=1&eps=nan&sampler=<script>", "x=%00%ff&t=1e999&w=~"])
+def test_a_malformed_address_says_so_and_starts_afresh(page: Watched, server: tuple[str, int], query: str) -> None:
+    tab = page.open(f"{server[0]}?{query}")
+    assert "This address could not be read" in tab.inner_text("#say")
+    assert page.state() == State()
+
+
+def csv(tab: Any, text: str) -> None:
+    tab.set_input_files("#csv-file", {"name": "p.csv", "mimeType": "text/csv", "buffer": text.encode()})
+
+
+def test_files_are_imported_or_refused_with_a_sentence(page: Watched, server: tuple[str, int]) -> None:
+    tab = page.open(server[0])
+    csv(tab, "x,y,weight\n0,0,1\n10,0,3\n10,10,1\n")
+    tab.wait_for_function("() => document.getElementById('say-text').textContent.includes('3 points imported')")
+    assert page.state().weights == (1, 3, 1)
+    for text, word in (
+        ("0,1\n" * 400_000, "MB"),
+        ("0,nan\n1,1\n", "finite"),
+        ("0,1\n" * 1001, "1,001"),
+        ("hello\nworld\n", "no number"),
+    ):
+        csv(tab, text)
+        tab.wait_for_function("w => document.getElementById('say-text').textContent.includes(w)", arg=word)
+        assert len(page.state().points) == 3
+    rows = np.random.default_rng(3).normal(size=(1000, 2))
+    csv(tab, "\n".join(f"{a:.5f},{b:.5f}" for a, b in rows))
+    tab.wait_for_function("() => document.getElementById('say-text').textContent.includes('1,000 points imported')")
+    tab.wait_for_function(IDLE)
+    assert len(page.state().points) == 1000
+    saved(page, "thousand")
+    tab.fill("#point-x", "")
+    tab.keyboard.press("Enter")
+    tab.wait_for_function("() => document.getElementById('say-text').textContent.includes('must be a number')")
+
+
+def test_the_copied_script_and_the_saved_numbers_are_the_page_s(page: Watched, server: tuple[str, int]) -> None:
+    tab = page.open(f"{server[0]}?{State(points=preset('triple'), sampler='linear', steps=30).to_query()}")
+    tab.click("#python")
+    tab.wait_for_selector("#code[open]")
+    tab.click("#code-copy")
+    script = tab.evaluate("navigator.clipboard.readText()")
+    with tab.expect_download() as download:
+        tab.click("#json")
+    numbers = json.loads(Path(download.value.path()).read_text())
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(compile(script, "script", "exec"), namespace)
+    assert namespace["gap"] == pytest.approx(numbers["gap_mass"]["value"], abs=1e-9)
+    places = len(tab.inner_text("#words-number").split(" ±")[0].lstrip("."))
+    assert float(tab.inner_text("#words-number").split(" ±")[0]) == pytest.approx(namespace["gap"], abs=0.51 * 10**-places)
+    tab.click("#link")
+    tab.wait_for_function("() => document.getElementById('say-text').textContent.includes('clipboard')")
+    assert tab.evaluate("navigator.clipboard.readText()") == tab.url
+
+
+def test_the_picture_is_saved(page: Watched, server: tuple[str, int], tmp_path: Path) -> None:
+    from PIL import Image
+
+    tab = page.open(server[0])
+    with tab.expect_download() as download:
+        tab.click("#png")
+    path = tmp_path / "p.png"
+    download.value.save_as(path)
+    with Image.open(path) as picture:
+        assert picture.width > 700
+        assert picture.height > 400
+        assert len(set(picture.convert("L").resize((40, 40)).tobytes())) > 20
+
+
+def test_the_tour_goes_through_its_five_steps(page: Watched, server: tuple[str, int]) -> None:
+    from vkernel.explore.tour import STEPS
+
+    tab = page.open(server[0])
+    tab.click("#tour")
+    for k, step in enumerate(STEPS):
+        tab.wait_for_function("title => document.getElementById('guide-title').textContent === title", arg=step.title)
+        tab.wait_for_function("d => document.getElementById('app').dataset.d === d", arg=str(step.state.d))
+        tab.wait_for_timeout(100)
+        tab.wait_for_function(IDLE)
+        assert page.state() == step.state
+        assert wide(tab) == []
+        saved(page, f"tour-{k + 1}")
+        tab.click("#guide-next")
+    assert not tab.is_visible("#guide")
+
+
+def test_all_is_reached_by_keyboard(page: Watched, server: tuple[str, int]) -> None:
+    tab = page.open(server[0])
+    reached = set()
+    tab.evaluate("document.activeElement.blur()")
+    for _ in range(45):
+        tab.keyboard.press("Tab")
+        reached.add(
+            tab.evaluate("(document.activeElement.id || document.activeElement.dataset.layer || '') + ''")
+        )
+    wanted = {"tour", "link", "python", "png", "json", "theme", "preset", "point-x", "point-w", "point-add", "csv"}
+    wanted |= {"knob-sampler", "knob-process", "knob-eps", "knob-steps", "noise", "particles", "law", "play", "time"}
+    assert wanted <= reached
+    tab.focus("#knob-eps")
+    tab.keyboard.press("ArrowRight")
+    tab.wait_for_function("() => location.search.includes('eps=0.003')")
+    assert "sampling stops" in tab.inner_text("#tip")
+    tab.focus("#theme")
+    tab.keyboard.press("Enter")
+    tab.wait_for_function("() => document.documentElement.dataset.theme === 'dark'")
+    tab.wait_for_function("() => bokeh('plane picture').background_fill_color === '#171b21'")
+
+
+def test_pages_from_elsewhere_may_not_talk_to_the_server(server: tuple[str, int]) -> None:
+    import http.client
+
+    where = urlsplit(server[0])
+    answers = {}
+    for origin in ("http://elsewhere.example", f"http://127.0.0.1:{where.port}"):
+        connection = http.client.HTTPConnection("127.0.0.1", where.port or 80, timeout=10)
+        keys = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Origin": origin}
+        connection.request("GET", "/ws", headers=keys | {"Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="})
+        answers[origin] = connection.getresponse().status
+        connection.close()
+    assert answers["http://elsewhere.example"] == 403
+    assert answers[f"http://127.0.0.1:{where.port}"] != answers["http://elsewhere.example"]
+
+
+@pytest.mark.slow
+def test_jobs_of_closed_tabs_end(browser: Any, server: tuple[str, int]) -> None:
+    import psutil
+
+    process = psutil.Process(server[1])
+    time.sleep(25)
+    before = process.num_threads()
+    tabs = [Watched(browser) for _ in range(6)]
+    for k, tab in enumerate(tabs):
+        tab.open(f"{server[0]}?{State(sampler='mlp', seed=k).to_query()}", idle=False)
+    for tab in tabs:
+        tab.context.close()
+    time.sleep(35)
+    assert process.num_threads() <= before + 2
+    assert process.cpu_percent(2.0) < 30
