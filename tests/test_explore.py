@@ -329,6 +329,10 @@ def test_messages_change_the_state_or_are_answered_with_a_sentence(tab: Any) -> 
         {"kind": "csv", "text": "nan,0\n"},
         {"kind": "csv", "text": 5},
         {"kind": "point", "index": 99, "x": 0},
+        {"kind": "point", "index": "a", "x": 0},
+        {"kind": "drag", "x": ["a"], "y": [0]},
+        {"kind": "drag", "x": [0, 1], "y": [0]},
+        {"kind": "time", "t": None},
         {"kind": "point", "index": 0, "x": float("nan"), "y": 0},
         {"kind": "tour", "step": 9},
         {"kind": "preset"},
@@ -400,7 +404,9 @@ def test_the_page_has_the_package_s_colours_and_its_text_no_address_elsewhere() 
 
     assets = Path(vkernel.explore.__file__).parent / "assets"
     css, style = (p.read_text() for p in (assets / "page.css", assets.parents[1] / "templates" / "style.css"))
-    for theme, text in zip(style.split("@media (prefers-color-scheme: dark)"), css.split('[data-theme="dark"]'), strict=True):
+    for theme, text in zip(
+        style.split("@media (prefers-color-scheme: dark)"), css.split('[data-theme="dark"]'), strict=True
+    ):
         for name in ("ink", "soft", "paper", "page", "line", "accent", "mark", "warn"):
             want = re.search(rf"--{name}: (#\w+)", theme)
             have = re.search(rf"--{name}: (#\w+)", text)
@@ -428,6 +434,8 @@ def test_a_port_that_is_taken_and_an_address_that_is_not_here_are_said() -> None
             server(held.getsockname()[1])
     with pytest.raises(InputError, match="no address"):
         server(0, "203.0.113.7")
+    with pytest.raises(InputError, match="IPv4"):
+        server(0, "::1")
     with pytest.raises(InputError, match="65535"):
         server(70000)
     assert set(_origins("127.0.0.1", 5007)) == {"127.0.0.1:5007", "localhost:5007"}

@@ -20,6 +20,7 @@ from vkernel.auditing.checkpoint import Checkpoint
 from vkernel.auditing.conventions import Conventions
 from vkernel.auditing.copying import Copies
 from vkernel.auditing.disagreement import Agreement
+from vkernel.auditing.ground import Ground
 from vkernel.auditing.members import Membership
 from vkernel.auditing.resemblance import Likeness
 from vkernel.auditing.training import Skill
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     from vkernel.auditing.guidance import Advice
     from vkernel.auditing.verdicts import Verdict
-    from vkernel.profiling import Profile
 
 __all__ = ["Audit", "Finding", "Sampled", "Sizes", "plain"]
 
@@ -41,7 +41,8 @@ __all__ = ["Audit", "Finding", "Sampled", "Sizes", "plain"]
 class Sizes:
     """How much is spent: images for each noise level, samples, steps of a sampler (``None``: all that it has), …
 
-    ``every`` n-th of the eight noise levels is used; ``queries`` are those of the profile, and 0 leaves it out.
+    ``every`` n-th of the eight noise levels is used; ``queries`` are the images on which the training set's
+    collapse is found.
     """
 
     check: int = 64
@@ -55,12 +56,12 @@ class Sizes:
     steps: int | None = 50
     reference: int = 1024
     places: int = 96
-    queries: int = 256
+    queries: int = 24
 
     @classmethod
     def quick(cls) -> Sizes:
-        """A first look: fewer images, levels and samples, wider intervals, no profile."""
-        return cls(24, 48, 1, 2, 192, 8, 8, 64, 50, 512, 24, 0)
+        """A first look: fewer images, levels and samples, wider intervals."""
+        return cls(24, 48, 1, 2, 192, 8, 8, 64, 50, 512, 24, 16)
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Audit:
 
     findings: tuple[Finding, ...]
     agreement: Agreement | None
-    profile: Profile | None
+    ground: Ground | None
     data: Empirical
     test: Empirical | None
     features: str
@@ -156,7 +157,7 @@ class Audit:
             "notes": list(self.notes),
             "networks": [_of_one(f) for f in self.findings],
             "agreement": None,
-            "profile": None if self.profile is None else self.profile.to_dict(),
+            "ground": self.ground and plain(self.ground) | {"repeated": sorted(self.ground.repeated)},
             "memorised": plain(self.memorised),
             "verdicts": [plain(v) for v in self.verdicts],
             "advice": [plain(a) for a in self.advice],

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from vkernel.auditing.findings import Audit, Finding
 from vkernel.auditing.verdicts import Verdict, verdicts
 
@@ -130,19 +128,15 @@ def _copying(audit: Audit, named: dict[str, tuple[str, ...]]) -> list[Advice]:
 
 
 def _duplicates(audit: Audit, copied: list[Finding]) -> list[Advice]:
-    if audit.profile is None:
+    if audit.ground is None or not audit.ground.repeated:
         return []
-    groups = [set(g) for g in audit.profile.duplicates] + [set(g["indices"]) for g in audit.profile.near_duplicates]
-    repeated = set().union(*groups)
     sources: set[int] = set()
     for f in copied:
         for s in f.samples.values():
             sources |= set(s.judged.index[s.judged.ratio < s.judged.threshold][:, 0].tolist())
-    both = sources & repeated
-    if not repeated:
-        return []
-    count = sum(map(len, groups))
-    told = f"{count:,} of {audit.data.n:,} training images have exact or near copies among themselves"
+    both = sources & audit.ground.repeated
+    kind = "exact or near" if audit.ground.near else "exact"
+    told = f"{len(audit.ground.repeated):,} of {audit.data.n:,} training images have {kind} copies among themselves"
     if both:
         told += f", and {len(both)} of the {len(sources)} images that were copied are among them"
     return [
@@ -157,19 +151,15 @@ def _duplicates(audit: Audit, copied: list[Finding]) -> list[Advice]:
 
 
 def _cutoff(audit: Audit, names: tuple[str, ...]) -> list[Advice]:
-    profile = audit.profile
-    if profile is None or profile.collapse_time is None:
-        return []
-    process = profile.process
-    ends = torch.tensor([process.eps, profile.collapse_time], dtype=torch.float64)
-    low, high = (process.sigma(ends) / process.alpha(ends)).tolist()
-    if not high > 2 * low:
+    ground = audit.ground
+    if ground is None or ground.collapse is None or not ground.collapse > 2 * ground.cutoff:
         return []
     return [
         Advice(
-            f"Stop sampling, or training, at a larger cutoff: σ/α between {low:.2g} (now) and {high:.2g}.",
-            f"Below σ/α = {high:.2g} the ideal score has chosen one training image and only copies it; above, several "
-            "compete. Ending there and denoising once leaves that choice to the network.",
+            f"Stop sampling, or training, at a larger cutoff: σ/α between {ground.cutoff:.2g} (now) and "
+            f"{ground.collapse:.2g}.",
+            f"Below σ/α = {ground.collapse:.2g} the ideal score has chosen one training image and only copies it; "
+            "above, several compete. Ending there and denoising once leaves that choice to the network.",
             "theory",
             names,
         )
@@ -180,11 +170,11 @@ def _level_of_memory(found: list[Finding]) -> str:
     """Where test images are denoised worse than training images, if anywhere."""
     for f in found:
         if f.levels is not None and "gap" in f.levels and bool((f.levels.gap_low > 0).any()):
-            share = (f.levels.gap / f.levels.train).where(f.levels.gap_low > 0)
-            most = int(share.fillna(-1).values.argmax())
+            times = (f.levels.test / f.levels.train).where(f.levels.gap_low > 0)
+            most = int(times.fillna(-1).values.argmax())
             return (
-                f"{f.name} denoises its training images better than test images, by "
-                f"{100 * float(share[most]):.0f} % at σ/α = {float(f.levels.ratio[most]):.2g}. "
+                f"{f.name} denoises its training images better than test images: there its error is "
+                f"{float(times[most]):.3g} times as large, at σ/α = {float(f.levels.ratio[most]):.2g}. "
             )
     return ""
 

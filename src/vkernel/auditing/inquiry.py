@@ -26,6 +26,7 @@ from vkernel.auditing.denoising import alike, levels, times_of
 from vkernel.auditing.disagreement import Agreement, agreement
 from vkernel.auditing.extractors import Extractor, extractor
 from vkernel.auditing.findings import Audit, Finding, Sampled, Sizes
+from vkernel.auditing.ground import Ground
 from vkernel.auditing.members import membership
 from vkernel.auditing.resemblance import likeness
 from vkernel.auditing.training import skill
@@ -45,7 +46,7 @@ __all__ = ["audit"]
 
 FEWEST = 16  # training images
 # Shares of the work, for the bar alone.
-_CHECK, _LEVELS, _MEMBERS, _BLIND, _SAMPLES, _COMPARE, _AGREE, _PROFILE = 3, 12, 5, 4, 12, 4, 16, 8
+_CHECK, _LEVELS, _MEMBERS, _BLIND, _SAMPLES, _COMPARE, _AGREE, _GROUND = 3, 12, 5, 4, 12, 4, 16, 2
 
 
 def audit(
@@ -59,6 +60,7 @@ def audit(
     groups: Sequence[str | int] | None = None,
     quick: bool = False,
     sizes: Sizes | None = None,
+    profile: Profile | None = None,
     seed: int = 0,
     progress: bool = False,
 ) -> Audit:
@@ -69,7 +71,9 @@ def audit(
     they were trained on, ``test`` images of the same law that they did not see: without them errors have no yardstick,
     and membership is not asked. ``features`` are those in which samples are compared with data: "pixels",
     "standardised", "pca:K", "file.py:function" or a function. ``groups`` names for each network the group that it
-    shares something with, such as an initialisation. ``quick`` takes a first look; ``sizes`` sets each size.
+    shares something with, such as an initialisation.
+    ``quick`` takes a first look; ``sizes`` sets each size. ``profile`` is what :func:`~vkernel.profile` found of the
+    data, for better advice.
     """
     began = time.monotonic()
     nets = _checkpoints(models, process)
@@ -79,11 +83,12 @@ def audit(
     require(
         groups is None or len(groups) == len(nets), f"There are {len(nets)} networks and {len(groups or ())} groups."
     )
+    require(0 < threshold <= 1, f"threshold must be a ratio in (0, 1], not {threshold!r}.")
     require((data.weights > 0).sum() >= FEWEST, f"An audit needs {FEWEST} training images or more; got {data.n}.")
     sizes = sizes or (Sizes.quick() if quick else Sizes())
     extract = extractor(features)
     each = _CHECK + _LEVELS + _MEMBERS * (test is not None) + _BLIND + 2 * (_SAMPLES + _COMPARE)
-    total = len(nets) * each + _AGREE * (len(nets) > 1) + _PROFILE * (sizes.queries > 0)
+    total = len(nets) * each + _AGREE * (len(nets) > 1) + _GROUND
     with report_progress(total, show=progress) as step:
         asked = _Asked(data, test, extract, threshold, sizes, seed, step)
         read = [asked.conventions(net) for net in nets]
@@ -91,9 +96,14 @@ def audit(
         curves = asked.levels(good)
         findings = tuple(asked.finding(net, found, curves) for net, found in zip(nets, read, strict=True))
         together = asked.together(findings, groups)
-        profile = asked.profile(good)
+        ground = asked.ground(good, profile)
     told = (extract.name, threshold, sizes, seed, time.monotonic() - began)
-    return Audit(findings, together, profile, data, test, *told, tuple(asked.notes))
+    return Audit(findings, together, ground, data, test, *told, tuple(asked.notes))
+
+
+def itself(t: Tensor) -> Tensor:
+    """What a score is told; one function for all, so that scores are known to be told the same."""
+    return t
 
 
 def _checkpoints(models: Any, process: Process | None) -> list[Checkpoint]:
@@ -111,7 +121,7 @@ def _checkpoints(models: Any, process: Process | None) -> list[Checkpoint]:
 def _members(ensemble: Ensemble) -> list[Checkpoint]:
     def member(m: int) -> Checkpoint:
         score: Any = ensemble[m]
-        stated = ("score", lambda t: t, (-1.0, 1.0), ensemble.shape, f"member {m}")
+        stated = ("score", itself, (-1.0, 1.0), ensemble.shape, f"member {m}")
         return Checkpoint(score, ensemble.process, *stated)
 
     return [member(m) for m in range(len(ensemble)) if m not in ensemble.diverged]
@@ -130,7 +140,7 @@ def _checkpoint(model: Any, process: Process | None) -> Checkpoint:
         "with process=.",
     )
     name = getattr(model, "__name__", type(model).__name__)
-    return Checkpoint(model, own, "score", lambda t: t, name=name)  # type: ignore[arg-type]
+    return Checkpoint(model, own, "score", itself, name=name)  # type: ignore[arg-type]
 
 
 def _data(data: Any, kind: str) -> Empirical:
@@ -152,6 +162,8 @@ def _fits(net: Checkpoint, data: Empirical, test: Empirical | None) -> None:
             points is None or net.shape in (None, points.shape),
             f"The {name} data have shape {points and points.shape}, but {net.name} takes {net.shape}.",
         )
+    one = test is not None and int((test.weights > 0).sum()) < 2
+    require(not one, "There is one test image; give two or more, or none.")
     require(
         test is None or test.shape == data.shape,
         f"Training images have shape {data.shape} and test images {test and test.shape}; they must be alike.",
@@ -238,27 +250,26 @@ class _Asked:
         kept = [k for k in kept if alike(findings[k].net.process, first.process) and _same(findings[k].net, first)]
         if len(kept) < 2:
             return None
-        nets = Checkpoints([findings[k].net for k in kept], None if groups is None else [groups[k] for k in kept])
         data, _ = self._scaled(first)
         t = times_of(first, data)[:: self.sizes.every]
         x = torch.stack([findings[k].samples["ode"].images for k in kept])
         good = x.isfinite().flatten(2).all(2).all(0)
         samples = x[:, good] if int(good.sum()) >= 3 else None
         part = self._part("agreement of the networks", _AGREE, 3 * len(t))
+        shared = None if groups is None else [groups[k] for k in kept]
         try:
+            nets = Checkpoints([findings[k].net for k in kept], shared)
             return agreement(nets, data, times=t, images=self.sizes.places, samples=samples, seed=self.seed, step=part)
         except InputError as error:  # what was found of each network stands
             self.notes.append(f"How far the networks agree could not be measured: {error}")
             return None
 
-    def profile(self, nets: list[Checkpoint]) -> Profile | None:
-        """The profile of the training set under the first network's process, for the advice."""
-        from vkernel.profiling import profile
-
-        if not self.sizes.queries or not nets:
-            return None
-        found = profile(self._scaled(nets[0])[0], nets[0].process, queries=self.sizes.queries, seed=self.seed)
-        self.step("profile of the training set", _PROFILE)
+    def ground(self, nets: list[Checkpoint], profile: Profile | None) -> Ground | None:
+        """The training set under the first network's process, for the advice."""
+        if profile is not None:
+            return Ground.of_profile(profile)
+        found = Ground.of(self._scaled(nets[0])[0], nets[0].process, self.sizes.queries, self.seed) if nets else None
+        self.step("training set", _GROUND)
         return found
 
     def _scaled(self, net: Checkpoint) -> tuple[Empirical, Empirical | None]:

@@ -48,7 +48,7 @@ def screen(audit: Audit) -> Group:
     table = Table(title_justify="left", pad_edge=False)
     table.add_column("question")
     for f in audit.findings:
-        table.add_column(f.name, overflow="fold")
+        table.add_column(Text(f.name), overflow="fold")  # a name is no markup
     by = {(v.network, v.question): v for v in audit.verdicts}
     for question, words in QUESTIONS.items():
         cells = [by.get((f.name, question)) for f in audit.findings]

@@ -124,11 +124,11 @@ def _gap(f: Finding) -> str:
     surer = (ds.gap_low > 0).values
     if not surer.any():
         return f" At none of {ds.sizes['t']} noise levels is the error on test images larger beyond doubt."
-    share = (ds.gap / ds.train).values
-    most = int(share.argmax())
+    times = (ds.test / ds.train).values
+    most = int(times.argmax())
     return (
-        f" At {int(surer.sum())} of {ds.sizes['t']} noise levels the error on test images is larger beyond doubt, by "
-        f"{100 * share[most]:.0f} % at most (at σ/α = {float(ds.ratio[most]):.2g})."
+        f" At {int(surer.sum())} of {ds.sizes['t']} noise levels the error on test images is larger beyond doubt, "
+        f"{times[most]:.3g} times as large at most (at σ/α = {float(ds.ratio[most]):.2g})."
     )
 
 
@@ -142,9 +142,12 @@ def _blind(f: Finding) -> list[Verdict]:
 
 def _drift(f: Finding) -> Verdict:
     kind, s = max(f.samples.items(), key=lambda item: (item[1].drift.alarm, abs(_finite(item[1].drift.mean.value))))
-    z = s.drift.mean
-    told = f"{'yes' if s.drift.alarm else 'no'}, mean off by {_finite(z.value):.2g} spreads"
+    z, lost = s.drift.mean, s.copies.diverged
     how = f" Sampler: {_sampler(kind)}, {s.steps} steps."
+    if not math.isfinite(z.value):
+        words = f"Samples leave the data's range: {lost} of {len(s.images)} diverged.{how}"
+        return Verdict(f.name, "drift", "alarm", "yes, they diverge", words)
+    told = f"{'yes' if s.drift.alarm else 'no'}, mean off by {z.value:.2g} spreads"
     return Verdict(f.name, "drift", "alarm" if s.drift.alarm else "good", told, s.drift.words + how)
 
 
@@ -196,7 +199,7 @@ def _number(e: Estimate) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %"
+    return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
 
 
 def _finite(value: float) -> float:

@@ -205,10 +205,10 @@ def audit(
     most = found.memorised
     if fail_if_memorised is not None and most is not None and most.value > fail_if_memorised:
         typer.echo(
-            f"vkernel: {100 * most.value:.2g} % of the samples are copies, more than {100 * fail_if_memorised:.2g} %.",
+            f"vkernel: {100 * most.value:.3g} % of the samples are copies, more than {100 * fail_if_memorised:.3g} %.",
             err=True,
         )
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 def _read(path: Path, module: str | None, data: Empirical, device: Any, stated: dict[str, Any]) -> Checkpoint:

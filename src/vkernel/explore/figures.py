@@ -13,11 +13,11 @@ from bokeh.core.properties import value
 from bokeh.models import (
     ColumnDataSource,
     FixedTicker,
-    GlyphRenderer,
     LinearColorMapper,
     PointDrawTool,
     Range1d,
 )
+from bokeh.models.renderers import GlyphRenderer
 from bokeh.palettes import Viridis256
 from bokeh.plotting import figure
 
@@ -30,6 +30,8 @@ __all__ = ["Pictures", "tiles"]
 
 BELOW = 0.34  # of the line's picture: the strip under the axis in which particles move
 DRAGGED = "#f0683c"  # the points: the one warm colour on viridis, on white and on black
+MOST_TILES = 6
+CROWD = 200  # points above which they are drawn small
 GAP = 0.06  # between two tiles, in units of a small one
 
 
@@ -56,22 +58,24 @@ class Pictures:
         self._share = LinearColorMapper(palette=Viridis256, low=0, high=1)
         self._mass = LinearColorMapper(palette=Viridis256, low=0, high=1)
         self._inked: list[GlyphRenderer] = []
+        self._dots: list[GlyphRenderer] = []
+        self._top = 1.0  # the largest density that the line shows
+        self._heights, self._rows = Range1d(start=-BELOW, end=1.05), Range1d(start=0, end=3)
         self.plane, self.line, self.laws = self._plane(), self._line(), self._laws()
         self.recolour(False)
 
     # Figures
 
-    def _figure(self, name: str, low: float, high: float, **more: Any) -> figure:
+    def _figure(self, name: str, heights: Range1d) -> figure:
         made = figure(
             name=name,
-            x_range=Range1d(-LIMIT, LIMIT),
-            y_range=Range1d(low, high),
+            x_range=Range1d(start=-LIMIT, end=LIMIT),
+            y_range=heights,
             toolbar_location=None,
             tools="",
             sizing_mode="stretch_both",
             min_border=6,
             outline_line_color=None,
-            **more,
         )
         for ax in made.axis:
             ax.axis_line_color = ax.minor_tick_line_color = None
@@ -80,10 +84,11 @@ class Pictures:
         return made
 
     def _plane(self) -> figure:
-        p = self._figure("plane picture", -LIMIT, LIMIT)
+        p = self._figure("plane picture", Range1d(start=-LIMIT, end=LIMIT))
         p.yaxis.ticker = FixedTicker(ticks=[-2, -1, 0, 1, 2])
         p.grid.visible = False
-        p.image("image", x="x", y="y", dw="size", dh="size", color_mapper=self._share, source=self._map, level="image")
+        shown: Any = p.image  # Bokeh leaves the mapper out of its types
+        shown("image", x="x", y="y", dw="size", dh="size", color_mapper=self._share, source=self._map, level="image")
         p.multi_line("xs", "ys", source=self._lines, line_color="white", line_width=1.4, line_dash=[5, 3])
         p.segment("x0", "y0", "x1", "y1", source=self._arrows, line_color="white", line_alpha=0.85, line_width=1.2)
         p.scatter(
@@ -99,7 +104,7 @@ class Pictures:
         return p
 
     def _line(self) -> figure:
-        p = self._figure("line picture", -BELOW, 1.0)
+        p = self._figure("line picture", self._heights)
         p.xgrid.visible = False
         p.yaxis.axis_label = "density"
         p.yaxis.bounds = p.ygrid.bounds = (0, 1e6)  # nothing is measured below the axis
@@ -125,18 +130,20 @@ class Pictures:
             "x", "y", size="size", source=self.points, fill_color=DRAGGED, line_color="white", line_width=2,
             nonselection_fill_alpha=1, nonselection_line_alpha=1, selection_line_color="#1c2430",
         )  # fmt: skip
-        tool = PointDrawTool(renderers=[dots], empty_value=14)
+        self._dots.append(dots)
+        tool = PointDrawTool(renderers=[dots], empty_value=14)  # type: ignore[list-item]
         p.add_tools(tool)
         p.toolbar.active_tap = tool
         p.toolbar.active_drag = tool
 
     def _laws(self) -> figure:
         p = figure(
-            name="laws picture", x_range=Range1d(0, 3), y_range=Range1d(0, 3), toolbar_location=None, tools="",
+            name="laws picture", x_range=Range1d(start=0, end=3), y_range=self._rows, toolbar_location=None, tools="",
             sizing_mode="stretch_both", min_border=0, outline_line_color=None,
         )  # fmt: skip
         p.axis.visible = p.grid.visible = False
-        p.image("image", x="x", y="y", dw="size", dh="size", color_mapper=self._mass, source=self._tiles)
+        shown: Any = p.image  # Bokeh leaves the mapper out of its types
+        shown("image", x="x", y="y", dw="size", dh="size", color_mapper=self._mass, source=self._tiles)
         p.scatter("x", "y", source=self._rings, size=6, fill_color=None, line_color=DRAGGED, line_width=1.2)
         p.text(
             "x", "y", "text", source=self._titles, text_color="white", text_font_size="11px", text_baseline="top",
@@ -168,15 +175,17 @@ class Pictures:
 
     def show_points(self, state: State) -> None:
         """The training points; a duplicate makes a point larger."""
-        size = [min(12 + 3 * np.sqrt(w - 1), 32) if len(state.points) <= 200 else 6 for w in state.weights]
+        size = [min(12 + 3 * np.sqrt(w - 1), 32) if len(state.points) <= CROWD else 6 for w in state.weights]
         y = [p[1] for p in state.points] if state.d == 2 else [0.0] * len(state.points)
+        for dots in self._dots:
+            dots.glyph.line_width = 2 if len(state.points) <= CROWD else 0.6
         self.points.data = {"x": [p[0] for p in state.points], "y": y, "size": size}
 
     def show_exact(self, found: Exact, share: np.ndarray | None, state: State) -> None:
         """What is exact at time t; ``share`` is the map of V, shown in place of C where that layer is on."""
         x0, y0, x1, y1 = found.arrows
         angle = np.arctan2(y1 - y0, x1 - x0) - np.pi / 2  # a triangle points up
-        top = float(self.line.y_range.end) / 1.05
+        top = self._top
         if state.d == 1:
             y0, y1 = y0 - 0.045 * top, y1 - 0.045 * top
         self._arrows.data = {"x0": x0, "y0": y0, "x1": x1, "y1": y1, "angle": angle}
@@ -202,14 +211,21 @@ class Pictures:
     def show_laws(self, result: Result | None, state: State) -> None:
         """Where samples end: curves on the line, tiles beside the plane."""
         if result is None or result.state.d != state.d:
-            self._tiles.data, self._titles.data, self._rings.data = _image(None), _none("x", "y", "text"), _none("x", "y")
+            self._tiles.data, self._titles.data, self._rings.data = (
+                _image(None),
+                _none("x", "y", "text"),
+                _none("x", "y"),
+            )
             self._singles.data = _none("xs", "ys")
             for name in ("law", "exact"):
                 self._curve(name, None)
             return
-        named = [("learned law", result.law)] if state.has("law") else []
-        named += [("exact score", result.exact)] if state.has("exact") else []
-        named += [(f"model {k + 1}", law) for k, law in enumerate(result.members)] if state.has("members") else []
+        exact = result.state.sampler == "exact"  # then the two are one
+        name = "exact score" if exact else "samples" if result.state.sampler == "naive" else "learned law"
+        named = [(name, result.law)] if state.has("law") else []
+        named += [("exact score", result.exact)] if state.has("exact") and not (exact and named) else []
+        room = MOST_TILES - len(named) if state.has("members") else 0
+        named += [(f"model {k + 1}", law) for k, law in enumerate(result.members[:room])]
         if state.d == 1:
             self._show_curves(result, state)
         else:
@@ -217,7 +233,8 @@ class Pictures:
 
     def _show_curves(self, result: Result, state: State) -> None:
         top = max(float(np.quantile(result.law, 0.995)), 0.5)
-        self.line.y_range.start, self.line.y_range.end = -BELOW * top, 1.05 * top
+        self._top = top
+        self._heights.start, self._heights.end = -BELOW * top, 1.05 * top
         self._curve("law", np.minimum(result.law, top) if state.has("law") else None, True)
         self._curve("exact", np.minimum(result.exact, top) if state.has("exact") else None, True)
         rows = [np.minimum(law, top) for law in result.members] if state.has("members") else []
@@ -225,14 +242,14 @@ class Pictures:
 
     def _show_tiles(self, named: list[tuple[str, np.ndarray]], state: State) -> None:
         places = tiles(len(named))
-        self.laws.y_range.start = min((y for _, y, _ in places), default=0.0)
+        self._rows.start = min((y for _, y, _ in places), default=0.0)
         first = named[0][1] if named else np.ones((1, 1))
         self._mass.high = max(float(np.sqrt(np.quantile(first, 0.998))), 0.3)  # the root, so that thin mass is seen
         xs, ys, sizes = (list(column) for column in zip(*places, strict=True)) if places else ([], [], [])
         self._tiles.data = {"image": [np.sqrt(law) for _, law in named], "x": xs, "y": ys, "size": sizes}
         tops = [y + size for _, y, size in places]
         self._titles.data = {"x": xs, "y": tops, "text": [name for name, _ in named]}
-        if len(state.points) > 200:
+        if len(state.points) > CROWD:
             self._rings.data = _none("x", "y")
             return
         spots = np.array(state.points) / (2 * LIMIT) + 0.5
@@ -244,9 +261,8 @@ class Pictures:
         """Send all frames of the particles at once; the browser plays them."""
         frames = result.frames
         if state.d == 1:  # a height of its own for each particle, in the strip below the axis
-            top = float(self.line.y_range.end) / 1.05
-            height = -top * BELOW * (0.3 + 0.6 * np.random.default_rng(0).random(frames.shape[1]))
-            y = np.broadcast_to(height.astype(np.float32), frames.shape[:2])
+            height = -self._top * BELOW * np.random.default_rng(0).uniform(0.3, 0.9, frames.shape[1])
+            y = np.broadcast_to(np.asarray(height, dtype=np.float32), frames.shape[:2])
         else:
             y = frames[..., 1]
         self.frames.data = {"x": frames[..., 0].ravel(), "y": np.ascontiguousarray(y).ravel()}

@@ -149,6 +149,6 @@ LAYER_WORDS = (
     Layer("boundaries", "Boundaries", "", "Inside these lines the target is mostly noise and the score divides."),
     Layer("particles", "Particles", "x", "Samples on their way from noise to data; press play."),
     Layer("law", "Learned", "q̄", "The learned law: where samples end, averaged over trainings."),
-    Layer("members", "Models", "q", "Single models: where the samples of each of four trained models end.", TRAINED),
+    Layer("members", "Models", "q", "Single models: where the samples of each of a few trained models end.", TRAINED),
     Layer("exact", "Exact", "p", "The exact law: where samples of the exact score end, for contrast."),
 )

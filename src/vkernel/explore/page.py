@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import panel as pn
 from bokeh.document import Document
 from panel.custom import JSComponent
@@ -22,6 +23,7 @@ from vkernel.explore.figures import Pictures
 from vkernel.explore.jobs import Desk, Workers
 from vkernel.explore.knobs import GROUPS, LAYER_WORDS
 from vkernel.explore.presets import PRESETS, preset
+from vkernel.explore.report import report
 from vkernel.explore.simulate import Result, concerns, simulate, variance
 from vkernel.explore.snippet import snippet
 from vkernel.explore.state import LIMIT, MOST_BYTES, SAMPLERS, State, clamped, from_csv, from_query
@@ -47,7 +49,10 @@ class Tab:
 
     def __init__(self, workers: Workers, query: str | dict[str, str] = "") -> None:
         self.state, self._message = from_query(query)
-        self.pictures, self.desk, self.bridge = Pictures(), Desk(workers), Bridge(width=0, height=0)
+        self.pictures, self.bridge = Pictures(), Bridge(width=0, height=0)
+        self.desk, self.sketches = Desk(workers), Desk(workers)
+        self._share: np.ndarray | None = None  # the map of V, and of which result and time it is
+        self._share_of: tuple[Result, float] | None = None
         self.result: Result | None = None
         self._asked: State | None = None
         self._document: Document | None = None
@@ -86,6 +91,7 @@ class Tab:
         """The tab is gone: nobody waits for its job."""
         self._document = None
         self.desk.close()
+        self.sketches.close()
 
     # What the browser says
 
@@ -98,7 +104,7 @@ class Tab:
             require(handler is not None, f"The page does not know the message {str(kind)[:20]!r}.")
             assert handler is not None
             handler(**given)
-        except (InputError, TypeError) as error:
+        except (InputError, TypeError, ValueError, OverflowError) as error:
             self._say(str(error))
             self.pictures.show_points(self.state)
             self._send_state()
@@ -115,6 +121,7 @@ class Tab:
         if self.result is None:
             self._run()
         else:
+            self.pictures.show_paths(self.result, self.result.state)
             self._send_frames()
 
     def _on_set(self, **changes: Any) -> None:
@@ -225,9 +232,24 @@ class Tab:
         self._show_exact(self.state)
 
     def _show_exact(self, state: State) -> None:
-        wanted = state.has("variance") and self.result is not None and not self._stale()
-        share = variance(self.result, state.t) if wanted and self.result is not None else None
-        self.pictures.show_exact(compute.exact(state), share, state)
+        """The exact maps at once; that of V follows, since it asks every model."""
+        self._seen = state, compute.exact(state)
+        result = self.result
+        if not state.has("variance") or result is None or result.learned is None or result.state.d != state.d:
+            self._share = None
+        elif self._document is not None and self._share_of != (result, state.t):
+            self.sketches.submit(
+                lambda tell: variance(result, state.t),
+                lambda share: self._later(partial(self._sketched, result, state.t, share)),
+                lambda error: self._later(partial(self._say, str(error))),
+                lambda label, share: None,
+            )
+        self.pictures.show_exact(self._seen[1], self._share, state)
+
+    def _sketched(self, result: Result, t: float, share: np.ndarray | None) -> None:
+        if self.result is result and self._seen[0].has("variance"):
+            self._share, self._share_of = share, (result, t)
+            self.pictures.show_exact(self._seen[1], share, self._seen[0])
 
     def _stale(self) -> bool:
         return self.result is None or concerns(self.result.state) != concerns(self.state)
@@ -272,6 +294,12 @@ class Tab:
             return
         self.result = result
         self._show_all()
+        self.pictures.show_paths(result, result.state)
+        self._later(partial(self._shown, state))  # what was drawn above is sent before what is said
+
+    def _shown(self, state: State) -> None:
+        if not self._current(state):
+            return
         self._send_frames()
         self._send_state()
         self._send({"kind": "job", "busy": False, "label": "", "share": 1.0, "stale": False})
@@ -287,13 +315,14 @@ class Tab:
         result = self.result
         if result is None:
             return
-        self.pictures.show_paths(result, result.state)
         process, times = result.state.make_process(), result.times
         ratios = [float(process.sigma(t) / process.alpha(t)) for t in times.tolist()]
         near = next((k for k, r in enumerate(ratios) if r <= FAR), 0)
         last = len(times) - 1
         far = 0.1 if 0 < near < last else 0.0
-        place = [far * k / near if k < near else far + (1 - far) * (k - near) / max(last - near, 1) for k in range(last + 1)]
+        place = [
+            far * k / near if k < near else far + (1 - far) * (k - near) / max(last - near, 1) for k in range(last + 1)
+        ]
         count = result.frames.shape[1]
         self._send({"kind": "frames", "times": times.tolist(), "places": place, "count": count, "d": result.state.d})
 
@@ -303,7 +332,7 @@ class Tab:
         self._send(
             {
                 "kind": "state",
-                "state": _plain(state.to_dict()),
+                "state": state.to_dict(),
                 "query": state.to_query(),
                 "range": [state.make_process().eps, state.make_process().T],
                 "preset": next((k for k in PRESETS if _same(preset(k), state)), ""),
@@ -314,19 +343,8 @@ class Tab:
         )
 
     def report(self) -> dict[str, Any]:
-        """The numbers of the page in JSON."""
-        found: dict[str, Any] = {"vkernel": __version__, "state": _plain(self.state.to_dict()), "query": self.state.to_query()}
-        noise = compute.noise_share(self.state)
-        found["noise_fraction"] = _estimate(noise)
-        if self.result is not None and not self._stale():
-            result = self.result
-            for name in ("gap", "twin", "exact_gap"):
-                value = getattr(result, name)
-                found[f"{name}_mass" if name != "exact_gap" else "exact_gap_mass"] = None if value is None else _estimate(value)
-            found["law"], found["exact_law"] = result.law.tolist(), result.exact.tolist()
-            found["window"] = [-LIMIT, LIMIT]
-        found["python"] = snippet(self.state)
-        return found
+        """The numbers of the page."""
+        return report(self.state, None if self._stale() else self.result)
 
     def _say(self, sentence: str) -> None:
         self._send({"kind": "say", "text": sentence})
@@ -352,14 +370,6 @@ def _all_knobs() -> list[Any]:
 
 def _word(value: Any) -> Any:
     return "inf" if value == float("inf") else value
-
-
-def _plain(state: dict[str, Any]) -> dict[str, Any]:
-    return {k: list(map(list, v)) if k == "points" else list(v) if isinstance(v, tuple) else v for k, v in state.items()}
-
-
-def _estimate(e: Any) -> dict[str, float]:
-    return {"value": float(e.value), "se": float(e.se), "low": float(e.low), "high": float(e.high)}
 
 
 def _same(points: tuple[tuple[float, ...], ...], state: State) -> bool:

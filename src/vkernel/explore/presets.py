@@ -41,26 +41,30 @@ def _stroke(start: tuple[float, float], stop: tuple[float, float], count: int) -
 
 def _letters() -> np.ndarray:
     v = [_stroke((-1.4, 0.9), (-0.85, -0.9), 8), _stroke((-0.3, 0.9), (-0.773, -0.65), 7)]
-    k = [_stroke((0.3, -0.9), (0.3, 0.9), 8), _stroke((0.5, 0.05), (1.3, 0.9), 5), _stroke((0.62, -0.1), (1.3, -0.9), 5)]
+    k = [
+        _stroke((0.3, -0.9), (0.3, 0.9), 8),
+        _stroke((0.5, 0.05), (1.3, 0.9), 5),
+        _stroke((0.62, -0.1), (1.3, -0.9), 5),
+    ]
     return np.concatenate(v + k)
 
 
 def _clusters() -> np.ndarray:
     ring = np.concatenate([np.zeros((1, 2)), _arc((0, 0), 0, 300, 6, 0.25)])
-    return np.concatenate([ring + (-0.9, -0.5), ring + (0.6, -0.7), [(0.3, 1.3)]])
+    return np.concatenate([ring + np.array([-0.9, -0.5]), ring + np.array([0.6, -0.7]), [(0.3, 1.3)]])
 
 
 PRESETS: dict[str, tuple[str, Callable[[], np.ndarray]]] = {
-    "hexagon": ("hexagon (Figure 1)", _paper("hexagon")),
-    "line": ("line (Figure 1)", _paper("line")),
-    "L": ("letter L (Figure 1)", _paper("L")),
-    "random": ("six at random (Figure 1)", _paper("random")),
-    "square": ("square (Figure 3)", _paper("square")),
+    "hexagon": ("hexagon (Fig. 1)", _paper("hexagon")),
+    "line": ("line (Fig. 1)", _paper("line")),
+    "L": ("letter L (Fig. 1)", _paper("L")),
+    "random": ("six at random (Fig. 1)", _paper("random")),
+    "square": ("square (Fig. 3)", _paper("square")),
     "moons": ("two moons", _moons),
     "spiral": ("spiral", _spiral),
     "letters": ("letters V, K", _letters),
     "clusters": ("two clusters, an outlier", _clusters),
-    "triple": ("three numbers (Figure 2)", _paper("triple")),
+    "triple": ("three numbers (Fig. 2)", _paper("triple")),
     "pair": ("two numbers", _paper("pair")),
     "staircase": ("eight numbers", lambda: np.linspace(-1.4, 1.4, 8)[:, None]),
 }

@@ -16,7 +16,7 @@ __all__ = ["LOOPBACK", "PORT", "serve", "server"]
 PORT, LOOPBACK = 5007, "127.0.0.1"
 MESSAGE = 4 << 20  # bytes that a browser may send at once: a file of points is at most 1 MB
 FORGET = 15_000  # milliseconds after which a closed tab is forgotten
-LOCAL = ("127.0.0.1", "localhost", "::1")
+LOCAL = ("127.0.0.1", "localhost")
 
 
 def server(port: int = PORT, address: str = LOOPBACK, jobs: int = 2) -> Any:
@@ -30,6 +30,7 @@ def server(port: int = PORT, address: str = LOOPBACK, jobs: int = 2) -> Any:
     from vkernel.explore.page import page
     from vkernel.kernels import ValidityWarning
 
+    require(":" not in address, f"The page listens on IPv4 addresses such as {LOOPBACK}; got {address!r}.")
     require(0 <= port <= 65535, f"A port is a number from 0 to 65535; got {port}.")
     warnings.simplefilter("ignore", ValidityWarning)  # the page says it in words
     os.environ["BOKEH_RESOURCES"] = "server"  # scripts and styles from here, not from the net
@@ -57,7 +58,7 @@ def server(port: int = PORT, address: str = LOOPBACK, jobs: int = 2) -> Any:
 def serve(port: int = PORT, open: bool = True, address: str = LOOPBACK) -> None:
     """Serve until interrupted; print the address, and open it in a browser."""
     made = server(port, address)
-    shown = "127.0.0.1" if address in ("0.0.0.0", *LOCAL) else address
+    shown = LOOPBACK if address == "0.0.0.0" else address
     where = f"http://{shown}:{made.port}/"
     if address not in LOCAL:
         print(
@@ -78,7 +79,7 @@ def serve(port: int = PORT, open: bool = True, address: str = LOOPBACK) -> None:
 
 def _origins(address: str, port: int) -> list[str]:
     """Whose pages may talk to the server: its own, by the names that this address has."""
-    names = ["127.0.0.1", "localhost"] if address in LOCAL or address == "0.0.0.0" else [address]
+    names = [*LOCAL] if address in LOCAL or address == "0.0.0.0" else [address]
     if address == "0.0.0.0":
         names += [socket.gethostname(), *_own_addresses()]
     return [f"{name}:{port}" for name in dict.fromkeys(names)]
@@ -91,12 +92,8 @@ def _own_addresses() -> list[str]:
         return []
 
 
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
 def _free(address: str) -> int:
-    with socket.socket(_family(address)) as probe:
+    with socket.socket() as probe:
         try:
             probe.bind((address, 0))
         except OSError as error:
@@ -106,7 +103,7 @@ def _free(address: str) -> int:
 
 
 def _refuse_taken(port: int, address: str) -> None:
-    with socket.socket(_family(address)) as probe:
+    with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((address, port))

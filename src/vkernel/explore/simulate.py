@@ -49,16 +49,22 @@ EACH = {"linear": 400, "ntk": 64, "mlp": 256}  # samples of each member
 LAZY_DRAWS, SETS = 128, 16
 ALONE = 2048  # samples where there are no members
 PARTICLES = 240
-SHOWN, SHOWN_EACH = 4, {"linear": 1024, "ntk": 64, "mlp": 1024}  # members shown singly, and their samples
+SHOWN, SHOWN_EACH = 6, {"linear": 1024, "ntk": 64, "mlp": 1024}  # members shown singly, and their samples
 BINS = {1: 120, 2: 48}
 COARSE = {"linear": 64, "effective": 40, "ntk": 20, "mlp": 64}  # cells of the map of V, along each axis of the plane
 NETWORK: dict[str, Any] = {
-    "width": 48, "depth": 3, "target": "noise", "lr": 3e-3, "batch": 128, "steps": 600, "ema": 0.99
+    "width": 48,
+    "depth": 3,
+    "target": "noise",
+    "lr": 3e-3,
+    "batch": 128,
+    "steps": 600,
+    "ema": 0.99,
 }
 FLOW: dict[str, Any] = {"method": "exponential", "spacing": "log"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Result:
     """What one run found.
 
@@ -216,12 +222,16 @@ def _effective(data: Empirical, process: Process, state: State, tell: Tell) -> _
     found = sample.pf_ode(learned, process, x_T[:PARTICLES, None], steps=state.steps, save="path", **FLOW)
     assert isinstance(found, Solution)
     assert found.path is not None
-    return _Made(x, found.path[:, :, 0], twin, note="" if V.valid else f"The prediction of V warns: {V.why}.", learned=V)
+    return _Made(
+        x, found.path[:, :, 0], twin, note="" if V.valid else f"The prediction of V warns: {V.why}.", learned=V
+    )
 
 
 def _ensemble(data: Empirical, process: Process, state: State, tell: Tell) -> _Made:
     half = 0.85 if state.K == 0 else 0.42
-    found = _train(data, process, state, objective(state), lambda s: tell(f"training {members(state)} models", half * s))
+    found = _train(
+        data, process, state, objective(state), lambda s: tell(f"training {members(state)} models", half * s)
+    )
     tell("sampling", half)
     how = {"steps": state.steps, **FLOW}
     x = found.sample(EACH[state.sampler], seed=state.seed, show=False, **how)
@@ -242,9 +252,7 @@ def _ensemble(data: Empirical, process: Process, state: State, tell: Tell) -> _M
     return _Made(x, paths, twin, shown, note, found)
 
 
-def _train(
-    data: Empirical, process: Process, state: State, goal: Objective, tell: Callable[[float], None]
-) -> Ensemble:
+def _train(data: Empirical, process: Process, state: State, goal: Objective, tell: Callable[[float], None]) -> Ensemble:
     """As :func:`~vkernel.ensemble.train_ensemble`, told of every step on the way."""
     learner = model(state)
     training = Training(data, process, goal, draws(state), VARIES, state.seed, "uniform", learner.dtype)

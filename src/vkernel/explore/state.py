@@ -1,8 +1,8 @@
 """What the page shows, as one immutable value: training points, process, sampler, layers, and the address that says it.
 
-Everything on the page is a function of a :class:`State`. Coordinates are kept to a thousandth, so that the address gives
-the same points back: a coordinate in [-2, 2] is one of 4,001 numbers, two characters of the URL-safe alphabet of 64
-(:math:`64^2 = 4096`); a weight from 1 to 63 is one character. A thousand points are an address of 4 kB.
+Everything on the page is a function of a :class:`State`. Coordinates are kept to a thousandth, so that the address
+gives the same points back: a coordinate in [-2, 2] is one of 4,001 numbers, two characters of the URL-safe alphabet of
+64 (:math:`64^2 = 4096`); a weight from 1 to 63 is one character. A thousand points are an address of 4 kB.
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ class State:
 
     def make_process(self) -> Process:
         """The forward process."""
-        return PROCESSES[self.process](eps=self.eps, **({"T": LATEST[self.process]} if self.process in LATEST else {}))
+        kind: Any = PROCESSES[self.process]
+        made: Process = kind(eps=self.eps, **({"T": LATEST[self.process]} if self.process in LATEST else {}))
+        return made
 
     def has(self, layer: str) -> bool:
         """Whether a layer is on."""
@@ -108,7 +110,8 @@ class State:
     def to_dict(self) -> dict[str, Any]:
         """The state in JSON; infinity is the word "inf"."""
         found = {f.name: getattr(self, f.name) for f in fields(self)}
-        return found | {"tau": "inf" if math.isinf(self.tau) else self.tau, "version": VERSION}
+        lists = {"points": [list(p) for p in self.points], "weights": list(self.weights), "layers": list(self.layers)}
+        return found | lists | {"tau": "inf" if math.isinf(self.tau) else self.tau, "version": VERSION}
 
     def to_query(self) -> str:
         """The state as the query of an address: what differs from the default."""

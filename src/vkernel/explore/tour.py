@@ -43,11 +43,16 @@ STEPS = (
     ),
     Step(
         "Noise fills gaps",
-        "Three numbers. The blue curve is the average law of 96 models: some of its mass lies between the training points. "
-        "Twins on the same inputs, without noise in their targets, leave less there; the panel says how much. Turn "
-        "the noise of the target from J1 to J0 and look again.",
+        "Three numbers. The blue curve is the average law of 96 models: some of its mass lies between the training "
+        "points. Twins on the same inputs, without noise in their targets, leave less there; the panel says how much. "
+        "Turn the noise of the target from J1 to J0 and look again.",
         State(
-            points=preset("triple"), sampler="linear", ratio=1.0, eps=0.001, steps=100, t=0.05,
+            points=preset("triple"),
+            sampler="linear",
+            ratio=1.0,
+            eps=0.001,
+            steps=100,
+            t=0.05,
             layers=("noise", "particles", "law", "members", "exact"),
         ),
     ),
@@ -57,7 +62,11 @@ STEPS = (
         "what a model can express decides which gaps it fills. Switch the features, turn the capacity F/P, drag a "
         "point. The rest of the page is yours.",
         State(
-            points=preset("square"), sampler="linear", features="fourier", ratio=1.0, t=0.1,
+            points=preset("square"),
+            sampler="linear",
+            features="fourier",
+            ratio=1.0,
+            t=0.1,
             layers=("noise", "particles", "law", "members", "exact"),
         ),
     ),

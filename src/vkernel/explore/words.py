@@ -12,6 +12,9 @@ from vkernel.explore.state import State
 __all__ = ["Words", "said", "short", "tells"]
 
 
+CLOSE = 0.1  # gap mass of the exact score above which training points are too close for the cutoff
+
+
 @dataclass(frozen=True)
 class Words:
     """A number to look at first, what it is, and the sentences under it."""
@@ -58,6 +61,9 @@ def said(state: State, noise: Estimate, result: Result | None) -> Words:
         lone = "One training point: there is no gap, the target has no noise, and every sampler ends at the point."
         return Words("–", "gap mass: needs two points", (lone, now))
     sentences = [tells(result), *_who(result.state), now]
+    bare = result.exact_gap
+    if result.state.sampler not in ("exact", "naive") and bare is not None and bare.value > CLOSE:
+        sentences.insert(1, f"Of this the exact score itself has {short(bare)}: points are close for this ε.")
     if result.note:
         sentences.append(result.note)
     return Words(short(gap), "gap mass", tuple(sentences))
@@ -68,6 +74,8 @@ def tells(result: Result) -> str:
     gap, twin, state = result.gap, result.twin, result.state
     assert gap is not None
     share = f"{_percent(Estimate(1 - gap.value, gap.se, 1 - gap.high, 1 - gap.low))} of the samples are copies"
+    if state.sampler == "exact" and gap.value > CLOSE:
+        return f"{share}. The exact score only adds the cutoff's noise: a smaller ε tells points this close apart."
     if state.sampler == "exact":
         return f"{share}: the exact score memorises. What is left is the cutoff's noise and the steps' error."
     if twin is None:

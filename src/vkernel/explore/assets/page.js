@@ -193,7 +193,7 @@ export function render({ model }) {
     for (const key of ["law", "exact", "noise", "variance"]) at("keys").querySelector(`.${key}`).hidden = !state.layers.includes(key)
     at("keys").querySelector(".dots").hidden = !state.layers.includes("noise")
     const shown = ["law", "exact"].filter((name) => state.layers.includes(name)).length
-    at("laws").classList.toggle("flat", shown === 2 && !state.layers.includes("members"))
+    at("laws").classList.toggle("flat", shown === 2 && state.sampler !== "exact" && !state.layers.includes("members"))
     at("laws").style.visibility = shown || state.layers.includes("members") ? "visible" : "hidden"
   }
   const showWords = (words) => {

@@ -1,8 +1,0 @@
-"""``python -m vkernel.explore``."""
-
-if __name__ == "__main__":
-    import typer
-
-    from vkernel.cli.explore import explore
-
-    typer.run(explore)
