@@ -34,7 +34,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulate, "SHOWN_EACH", {"linear": 50, "ntk": 20, "mlp": 20})
     monkeypatch.setattr(simulate, "NETWORK", simulate.NETWORK | {"steps": 20, "width": 8})
     monkeypatch.setattr(simulate, "PER_AXIS", {1: 8, 2: 5})
-    monkeypatch.setattr(simulate, "SETS", 4)
+    monkeypatch.setattr(simulate, "SETS", 8)
     monkeypatch.setattr(simulate, "ALONE", 300)
     monkeypatch.setattr(simulate, "LAZY_DRAWS", 24)
 
@@ -278,6 +278,18 @@ def test_a_job_that_waits_leaves_when_cancelled() -> None:
     first.close()
     with pytest.raises(InputError):
         Workers(0)
+
+
+def test_closing_ends_all_jobs() -> None:
+    workers, heard = Workers(1), Heard()
+    jobs = [Desk(workers).submit(busy, *heard.calls()) for _ in range(3)]
+    workers.close(5)
+    late = Desk(workers).submit(busy, *heard.calls())
+    assert late is not None
+    assert late.thread is not None
+    late.thread.join(2)
+    assert not any(j is None or j.thread is None or j.thread.is_alive() for j in [*jobs, late])
+    assert heard.done == heard.failed == []
 
 
 def test_training_stops_where_it_is_told() -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -57,8 +58,9 @@ def server() -> Iterator[tuple[str, int]]:
     found = re.search(r"http://127\.0\.0\.1:\d+/", line)
     assert found, line + process.stdout.read()
     yield found[0], process.pid
-    process.terminate()
-    process.wait(10)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 0
+    assert "stopped." in process.stdout.read()
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +121,10 @@ def wide(tab: Any) -> list[str]:
     return tab.evaluate(
         """() => [...document.querySelectorAll('header *, main > *, .card, .card *, .layers *, .transport *, .job *')]
         .filter((e) => e.getClientRects().length && !e.closest('.hidden') && !e.classList.contains('hidden'))
-        .filter((e) => { const b = e.getBoundingClientRect(); return b.left < -1 || b.right > innerWidth + 1 })
+        .filter((e) => {
+          const b = e.getBoundingClientRect(), card = e.closest('.card')?.getBoundingClientRect()
+          return b.left < -1 || b.right > (card?.right ?? innerWidth) + 1
+        })
         .map((e) => e.id || e.className || e.tagName)"""
     )
 
@@ -240,6 +245,10 @@ def test_the_model_is_switched_and_says_so(page: Watched, server: tuple[str, int
     tab.click("[data-layer=variance]")
     tab.wait_for_function("old => total() !== old", arg=sum(noise))
     assert "noise" not in page.state().layers  # one map at a time
+    for words in ("infinitely wide networks", "the effective SDE (theory)", "the naive estimator"):
+        tab.select_option("#knob-sampler", label=words)
+        tab.wait_for_function("w => document.getElementById('knob-sampler').selectedOptions[0].text === w", arg=words)
+        assert wide(tab) == []
 
 
 def test_an_ensemble_runs_is_cancelled_and_never_freezes_the_page(page: Watched, server: tuple[str, int]) -> None:
@@ -251,7 +260,7 @@ def test_an_ensemble_runs_is_cancelled_and_never_freezes_the_page(page: Watched,
     before = tab.evaluate("total()")
     tab.evaluate("() => { const s = document.getElementById('time'); s.value = 700; s.oninput({target: s}) }")
     tab.wait_for_function("old => total() !== old", arg=before)  # the page answers while models train
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 6
     tab.click("#job-cancel")
     tab.wait_for_function("() => document.getElementById('job-label').textContent === 'stopped'")
     tab.wait_for_timeout(500)
@@ -268,7 +277,7 @@ def test_an_address_gives_the_same_picture(page: Watched, server: tuple[str, int
     tab.select_option("#preset", "clusters")
     tab.click("[data-layer=boundaries]")
     tab.select_option("#knob-process", label="flow matching")
-    tab.wait_for_timeout(100)
+    tab.wait_for_function("() => location.search.includes('process=flow')")
     tab.wait_for_function(IDLE)
     look = "[map(), Array.from(bokeh('moving').data.x), document.getElementById('words').innerText]"
     tab.mouse.move(5, 5)
@@ -284,19 +293,7 @@ def test_an_address_gives_the_same_picture(page: Watched, server: tuple[str, int
     assert tab.locator("#plane").screenshot() == picture
 
 
-def test_two_tabs_do_not_disturb_one_another(page: Watched, browser: Any, server: tuple[str, int]) -> None:
-    other = Watched(browser)
-    first, second = page.open(server[0]), other.open(server[0])
-    untouched = second.evaluate("map()"), second.url, second.inner_text("#words")
-    first.select_option("#preset", "spiral")
-    first.select_option("#knob-sampler", label="linear models, trained")
-    first.wait_for_function("() => document.getElementById('words-text').textContent.includes('48 linear models')")
-    assert (second.evaluate("map()"), second.url, second.inner_text("#words")) == untouched
-    assert other.errors == []
-    other.tab.close()
-
-
-def test_ten_tabs_at_once(browser: Any, server: tuple[str, int]) -> None:
+def test_ten_tabs_at_once_do_not_disturb_one_another(browser: Any, server: tuple[str, int]) -> None:
     import psutil
 
     tabs = [Watched(browser) for _ in range(10)]
@@ -310,6 +307,14 @@ def test_ten_tabs_at_once(browser: Any, server: tuple[str, int]) -> None:
     shown = [tab.tab.inner_text("#words-number") for tab in tabs]
     assert all(re.match(r"\.\d+ ± \.\d+", text) for text in shown)
     assert len(set(shown)) > 1
+    before = [tab.tab.url for tab in tabs]
+    tabs[0].tab.select_option("#preset", "spiral")
+    tabs[0].tab.wait_for_function(
+        "old => location.href !== old && document.getElementById('app').dataset.d === '2'", arg=before[0]
+    )
+    assert [tab.tab.url for tab in tabs[1:]] == before[1:]
+    assert [tab.tab.inner_text("#words-number") for tab in tabs[1:]] == shown[1:]
+    assert {tab.tab.get_attribute("#app", "data-d") for tab in tabs[1:]} == {"1"}
     process = psutil.Process(server[1])
     assert process.memory_info().rss < 2e9
     assert process.num_threads() < 60
@@ -317,11 +322,11 @@ def test_ten_tabs_at_once(browser: Any, server: tuple[str, int]) -> None:
         tab.tab.close()
 
 
-@pytest.mark.parametrize("query", ["v=1&x=2garbled!&sampler=<script>", "x=%00%ff&t=1e999&w=~"])
-def test_a_malformed_address_says_so_and_starts_afresh(page: Watched, server: tuple[str, int], query: str) -> None:
-    tab = page.open(f"{server[0]}?{query}")
-    assert "This address could not be read" in tab.inner_text("#say")
-    assert page.state() == State()
+def test_a_malformed_address_says_so_and_starts_afresh(page: Watched, server: tuple[str, int]) -> None:
+    for query in ("v=1&x=2garbled!&sampler=<script>", "x=%00%ff&t=1e999&w=~"):
+        tab = page.open(f"{server[0]}?{query}", idle=False)
+        assert "This address could not be read" in tab.inner_text("#say")
+        assert page.state() == State()
 
 
 def csv(tab: Any, text: str) -> None:
@@ -353,7 +358,11 @@ def test_files_are_imported_or_refused_with_a_sentence(page: Watched, server: tu
     tab.wait_for_function("() => document.getElementById('say-text').textContent.includes('must be a number')")
 
 
-def test_the_copied_script_and_the_saved_numbers_are_the_page_s(page: Watched, server: tuple[str, int]) -> None:
+def test_the_copied_script_the_saved_numbers_and_the_picture_are_the_page_s(
+    page: Watched, server: tuple[str, int], tmp_path: Path
+) -> None:
+    from PIL import Image
+
     tab = page.open(f"{server[0]}?{State(points=preset('triple'), sampler='linear', steps=30).to_query()}")
     tab.click("#python")
     tab.wait_for_selector("#code[open]")
@@ -373,20 +382,14 @@ def test_the_copied_script_and_the_saved_numbers_are_the_page_s(page: Watched, s
     tab.click("#link")
     tab.wait_for_function("() => document.getElementById('say-text').textContent.includes('clipboard')")
     assert tab.evaluate("navigator.clipboard.readText()") == tab.url
-
-
-def test_the_picture_is_saved(page: Watched, server: tuple[str, int], tmp_path: Path) -> None:
-    from PIL import Image
-
-    tab = page.open(server[0])
     with tab.expect_download() as download:
         tab.click("#png")
     path = tmp_path / "p.png"
     download.value.save_as(path)
     with Image.open(path) as picture:
-        assert picture.width > 700
+        assert picture.width > 500
         assert picture.height > 400
-        assert len(set(picture.convert("L").resize((40, 40)).tobytes())) > 20
+        assert len(set(picture.convert("L").resize((60, 60)).tobytes())) > 20
 
 
 def test_the_tour_goes_through_its_five_steps(page: Watched, server: tuple[str, int]) -> None:
@@ -396,10 +399,8 @@ def test_the_tour_goes_through_its_five_steps(page: Watched, server: tuple[str, 
     tab.click("#tour")
     for k, step in enumerate(STEPS):
         tab.wait_for_function("title => document.getElementById('guide-title').textContent === title", arg=step.title)
-        tab.wait_for_function("d => document.getElementById('app').dataset.d === d", arg=str(step.state.d))
-        tab.wait_for_timeout(100)
+        tab.wait_for_function("query => location.search === query", arg="?" + step.state.to_query())
         tab.wait_for_function(IDLE)
-        assert page.state() == step.state
         assert wide(tab) == []
         saved(page, f"tour-{k + 1}")
         tab.click("#guide-next")

@@ -133,6 +133,12 @@ class Audit:
         return advice(self)
 
     @property
+    def members(self) -> list[Finding]:
+        """The findings of those networks that were compared with one another."""
+        names = "" if self.agreement is None else f", {self.agreement.dataset.attrs['names']}, "  # they may hold commas
+        return [f for f in self.findings if f", {f.name}, " in names]
+
+    @property
     def memorised(self) -> Estimate | None:
         """The share of copies, of the network and the sampler where it is largest; ``None`` if nothing was sampled."""
         found = [s.judged.fraction for f in self.findings for s in f.samples.values()]

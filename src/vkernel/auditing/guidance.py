@@ -209,6 +209,6 @@ def _disagreeing(audit: Audit) -> list[Advice]:
             f"{float(share[most]):.2g} times their common squared error. By the theory that variance also moves "
             "probability between training images: an average memorises more.",
             "measured",
-            tuple(str(ds.attrs["names"]).split(", ")),
+            tuple(f.name for f in audit.members),
         )
     ]

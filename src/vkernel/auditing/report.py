@@ -152,7 +152,8 @@ def _copies(audit: Audit, f: Finding) -> list[Picture]:
     first = next(iter(held.values()))
     curves = {name: (c.curve.value, c.curve.low, c.curve.high) for name, c in held.items()}
     own = first.reference_curve
-    ratios = {name: c.ratio for name, c in held.items()} | {first.reference_kind: first.reference_ratio}
+    known = {name: c.ratio for name, c in held.items() if c.ratio.isfinite().any()}  # not all of them diverged
+    ratios = known | {first.reference_kind: first.reference_ratio}
     aside = (
         " (without brightness and contrast, which have drifted)"
         if any(s.standardised for s in f.samples.values())
@@ -271,7 +272,6 @@ def _together(audit: Audit) -> list[Picture]:
     if audit.agreement is None:
         return []
     ds = audit.agreement.dataset
-    names = str(ds.attrs["names"]).split(", ")
     out = [
         picture(
             "Variance between runs, and where it lives",
@@ -282,7 +282,7 @@ def _together(audit: Audit) -> list[Picture]:
             lambda: plots.agreement_curves(ds),
         )
     ]
-    members = [f for f in audit.findings if f.name in names and "ode" in f.samples]
+    members = audit.members
     if is_image(audit.data.shape):
         rows = {f.name: _seen(f.samples["ode"].images[:SHOWN]) for f in members}
         limits = members[0].net.range

@@ -8,6 +8,8 @@ once; a :class:`Desk` belongs to a tab.
 from __future__ import annotations
 
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +33,24 @@ class Workers:
     def __init__(self, at_once: int = 2) -> None:
         require(at_once >= 1, f"At least one job must be able to run; got {at_once}.")
         self._free = threading.BoundedSemaphore(at_once)
+        self._jobs: weakref.WeakSet[Job] = weakref.WeakSet()
+        self._closed = False
+
+    def take(self, job: Job) -> None:
+        """Remember a job that has been started; none is wanted any more once closed."""
+        self._jobs.add(job)
+        if self._closed:
+            job.cancel()
+
+    def close(self, patience: float = 30.0) -> None:
+        """Cancel all jobs, and wait for their threads: a process must not end while one is in the middle of a sum."""
+        self._closed = True
+        end = time.monotonic() + patience
+        for job in list(self._jobs):
+            job.cancel()
+        for job in list(self._jobs):
+            if job.thread is not None:
+                job.thread.join(max(0.0, end - time.monotonic()))
 
     def enter(self, job: Job) -> None:
         """Wait for a place; a job that is cancelled while it waits takes none."""
@@ -79,6 +99,7 @@ class Job:
     def start(self, workers: Workers) -> None:
         """Run as soon as there is a place."""
         self.thread = threading.Thread(target=self._run, args=(workers,), daemon=True, name="vkernel explore")
+        workers.take(self)
         self.thread.start()
 
     def _run(self, workers: Workers) -> None:

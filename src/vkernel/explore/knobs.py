@@ -82,7 +82,7 @@ _MODEL = (
     ),
     Knob(
         "tau",
-        "Training time",
+        "Training",
         "τ",
         "How long the wide network is trained; at ∞ it fits every noisy target.",
         "steps",

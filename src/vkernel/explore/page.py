@@ -337,7 +337,7 @@ class Tab:
                 "range": [state.make_process().eps, state.make_process().T],
                 "preset": next((k for k in PRESETS if _same(preset(k), state)), ""),
                 "words": {"number": words.number, "caption": words.caption, "sentences": list(words.sentences)},
-                "busy": self.desk.busy,
+                "stale": self._stale(),
                 "most": MOST_BYTES,
             }
         )

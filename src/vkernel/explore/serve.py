@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import warnings
@@ -10,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from vkernel.errors import InputError, require
+from vkernel.explore.jobs import Workers
 
 __all__ = ["LOOPBACK", "PORT", "serve", "server"]
 
@@ -19,14 +21,13 @@ FORGET = 15_000  # milliseconds after which a closed tab is forgotten
 LOCAL = ("127.0.0.1", "localhost")
 
 
-def server(port: int = PORT, address: str = LOOPBACK, jobs: int = 2) -> Any:
+def server(port: int = PORT, address: str = LOOPBACK, workers: Workers | None = None) -> Any:
     """A server that is bound but not started, and knows its ``port``; ``port=0`` takes any that is free."""
     try:
         import panel as pn
     except ImportError as error:
         sentence = "The page needs Panel and Bokeh; install them: pip install 'vkernel[explore]'."
         raise InputError(sentence) from error
-    from vkernel.explore.jobs import Workers
     from vkernel.explore.page import page
     from vkernel.kernels import ValidityWarning
 
@@ -37,10 +38,10 @@ def server(port: int = PORT, address: str = LOOPBACK, jobs: int = 2) -> Any:
     port = port or _free(address)
     _refuse_taken(port, address)
     pn.extension()
-    workers = Workers(jobs)
+    shared = workers or Workers()
 
     def tab() -> Any:
-        return page(workers)
+        return page(shared)
 
     return pn.io.server.get_server(
         {"/": tab},
@@ -57,7 +58,8 @@ def server(port: int = PORT, address: str = LOOPBACK, jobs: int = 2) -> Any:
 
 def serve(port: int = PORT, open: bool = True, address: str = LOOPBACK) -> None:
     """Serve until interrupted; print the address, and open it in a browser."""
-    made = server(port, address)
+    workers = Workers()
+    made = server(port, address, workers)
     shown = LOOPBACK if address == "0.0.0.0" else address
     where = f"http://{shown}:{made.port}/"
     if address not in LOCAL:
@@ -69,12 +71,11 @@ def serve(port: int = PORT, open: bool = True, address: str = LOOPBACK) -> None:
     made.start()
     if open:
         made.io_loop.call_later(0.2, partial(webbrowser.open, where))
-    try:
+    with contextlib.suppress(KeyboardInterrupt):  # the usual end; some loops end without a word
         made.io_loop.start()
-    except KeyboardInterrupt:
-        print("stopped.")
-    finally:
-        made.stop()
+    made.stop()
+    workers.close()
+    print("stopped.")
 
 
 def _origins(address: str, port: int) -> list[str]:

@@ -45,6 +45,8 @@ def _plain(value: float, places: int) -> str:
 
 
 def _percent(e: Estimate) -> str:
+    if e.high < 0.001:
+        return "less than 0.1 %"
     if e.se <= 0:
         return f"{100 * e.value:.0f} %"
     places = 1 if 100 * e.se < 0.95 else 0

@@ -21,7 +21,8 @@ the cheapest of three rungs that is accurate:
    place; what is left, independent errors on small weights, sums to less than tol;
 3. **many** points, float64: where even that would not do, both products are made in float64.
 
-Low dimension (d < 32) always takes rung 3: there the products cost less than the exponentials.
+Low dimension (d < 32) always takes rung 3: there the products cost less than the exponentials. On a CPU, once there
+have been enough queries of the first kind, later ones find their few points without the product: see ``pruned``.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from torch import Tensor
 
 from vkernel.posterior.moments import Moments
 from vkernel.posterior.pieces import Few, Many, Part, Piece, Points, Queries, product
+from vkernel.posterior.pruned import Pruned
 
 __all__ = ["Alone", "Engine", "free_memory"]
 
@@ -113,7 +115,9 @@ class Engine:
         self.chunk = max(1, min(data.n, coordinates // data.d, 1 << 16 if big else CHUNK))
         self.block = max(1, logits // self.chunk)
         self.width = data.d + 1 + self.has_weights
+        self.window = math.log(max(data.n, 1)) + MARGIN
         self._prepare()
+        self.pruned = Pruned.where_it_pays(self)  # None: never
 
     def _prepare(self) -> None:
         """One pass for the norms; centred float32 data is kept where it fits into half the budget."""
@@ -162,9 +166,18 @@ class Engine:
         """
         if self.data.n == 0:
             return
+        if self.pruned is None or not self.pruned.ready(self):
+            yield from self._dense(queries, thorough)
+            return
+        rest = yield from self.pruned.pieces(self, queries, thorough)
+        for block, piece in self._dense(queries[rest], thorough):
+            piece.rows = rest[block][piece.rows]
+            yield slice(0, len(queries)), piece
+
+    def _dense(self, queries: Queries, thorough: bool) -> Iterator[tuple[slice, Piece]]:
         blocks = [slice(s, min(s + self.block, len(queries))) for s in range(0, len(queries), self.block)]
-        ladders = [_Ladder(self, queries[block], thorough) for block in blocks]
-        for start in range(0, self.data.n, self.chunk):
+        ladders = [self.ladder(queries[block], thorough) for block in blocks]
+        for start in range(0, self.data.n if blocks else 0, self.chunk):
             stop = min(start + self.chunk, self.data.n)
             narrow = self.data.d < NARROW
             columns = None if narrow else self._coarse_columns(start, stop)
@@ -172,6 +185,12 @@ class Engine:
             for block, ladder in zip(blocks, ladders, strict=True):
                 for piece in ladder.climb(start, stop, columns, wide):
                     yield block, piece
+        if self.pruned is not None:
+            self.pruned.paid += sum(int(ladder.sparse.sum()) for ladder in ladders)
+
+    def ladder(self, queries: Queries, thorough: bool = True) -> Ladder:
+        """One block of queries, at the foot."""
+        return Ladder(self, queries, thorough)
 
     def nearest(self, queries: Queries, k: int) -> tuple[Tensor, Tensor]:
         """The ``k`` heaviest points of every query: float64 logits, descending, and indices, both ``(B, k)``.
@@ -190,18 +209,18 @@ class Engine:
 
     def _nearest(self, block: Queries, k: int) -> tuple[Tensor, Tensor]:
         """The same for one block of queries and the points that are held here."""
-        ladder = _Ladder(self, block)
+        ladder = self.ladder(block)
         coarse, index = self._propose(ladder, min(k + 16, self.data.n), exact=self.data.d < NARROW)
         logit, index = self._settle(block, index, k)
         if self.data.d >= NARROW and k + 16 < self.data.n:
             missed = ~(coarse[:, -1] + 2 * ladder.delta < logit[:, -1] - ladder.offset)
             if bool(missed.any()):
                 again = block[missed]
-                _, wide = self._propose(_Ladder(self, again), k, exact=True)
+                _, wide = self._propose(self.ladder(again), k, exact=True)
                 logit[missed], index[missed] = self._settle(again, wide, k)
         return logit, index
 
-    def _propose(self, ladder: _Ladder, k: int, exact: bool) -> tuple[Tensor, Tensor]:
+    def _propose(self, ladder: Ladder, k: int, exact: bool) -> tuple[Tensor, Tensor]:
         best = torch.full((len(ladder.x), 0), -torch.inf, dtype=torch.float64, device=ladder.x.device)
         index = torch.zeros((len(ladder.x), 0), dtype=torch.long, device=ladder.x.device)
         everyone = torch.arange(len(ladder.x), device=ladder.x.device)
@@ -248,12 +267,13 @@ def reduce_moments(
     return out
 
 
-class _Ladder:
+class Ladder:
     """One block of queries on its way through the chunks: remembers the two largest logits seen."""
 
     def __init__(self, engine: Engine, queries: Queries, thorough: bool = True) -> None:
         self.engine, self.queries, self.thorough = engine, queries, thorough
         d, alpha, var = engine.data.d, queries.alpha, queries.var
+        self.unit = unit_roundoff(queries.x.device)
         self.x = queries.x - alpha[:, None] * engine.center
         norm = self.x.square().sum(-1).sqrt()
         self.offset = -norm.square() / (2 * var)
@@ -264,25 +284,28 @@ class _Ladder:
         if engine.has_weights:
             self.left = torch.cat([self.left, torch.ones_like(self.left[:, :1])], 1)
         y = engine.radius
-        self.delta = rounding(d, norm.device) * (alpha * norm * y + (alpha * y).square() / 2) / var
+        self.size = (alpha * norm * y + (alpha * y).square() / 2) / var
+        self.delta = rounding(d, norm.device) * self.size
+        self.sparse = torch.ones_like(norm, dtype=torch.bool)  # few points so far
 
     def climb(self, start: int, stop: int, columns: Tensor | None, wide: list[Part]) -> Iterator[Piece]:
         """The pieces of one chunk. ``wide`` holds the chunk in float64 once somebody has needed it."""
-        device, n = self.x.device, self.engine.data.n
         if columns is None:
-            yield from self._exact(self._float64(torch.arange(len(self.x), device=device), start, stop, wide))
+            everyone = torch.arange(len(self.x), device=self.x.device)
+            yield from self._exact(self._float64(everyone, start, stop, wide))
             return
         logit = product(self.left, columns.mT)
         self.top = torch.cat([self.top, logit.topk(min(2, logit.shape[1]), dim=1).values], 1).topk(2, dim=1).values
         first, second = self.top.double().unbind(1)
         # A single point has no second: then nothing can be dropped, and nothing need be.
         reference = torch.where(second.isfinite(), second, first) if self.thorough else first
-        significant = (reference - math.log(n) - MARGIN - 2 * self.delta).float()
+        significant = (reference - self.engine.window - 2 * self.delta).float()
         mask = logit > significant[:, None]
         count = mask.sum(1, dtype=torch.int32)
         cap = max(8, (stop - start) // 128)
         finite = first.isfinite() & self.delta.isfinite()
         few = (count <= cap) & finite
+        self.sparse &= few
         if bool((few & (count > 0)).any()):
             yield self._few(mask, few, start)
         many = ~few
@@ -311,7 +334,7 @@ class _Ladder:
             return
         logit = many.logit[far]
         two = logit.topk(min(2, logit.shape[1]), dim=1).values
-        margin = math.log(self.engine.data.n) + MARGIN + 2.0**-28 * self.delta[many.rows[far]]
+        margin = self.engine.window + 2.0**-28 * self.delta[many.rows[far]]
         q, i = (logit > (two[:, -1] - margin)[:, None]).nonzero().unbind(1)
         if len(q):
             q, i = many.rows[far][q], i + many.part.start
@@ -359,10 +382,12 @@ def rounding(d: int, device: torch.device) -> float:
 
     Of the 1.5·10⁷ products of 256 noisy Fashion-MNIST images with all 60,000 (d = 784) none erred by a third of it.
     """
-    unit = 2.0**-24
+    return unit_roundoff(device) * (4 + math.sqrt(d) / 4)
+
+
+def unit_roundoff(device: torch.device) -> float:
+    """The relative error of one float32 number in a product."""
     if torch.get_float32_matmul_precision() != "highest":
         # The user has let the whole process trade accuracy for speed: tf32 on a GPU, bf16 at "medium".
-        unit = 2.0**-9 if torch.get_float32_matmul_precision() == "medium" else 2.0**-11
-    elif device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
-        unit = 2.0**-11
-    return unit * (4 + math.sqrt(d) / 4)
+        return 2.0**-9 if torch.get_float32_matmul_precision() == "medium" else 2.0**-11
+    return 2.0**-11 if device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32 else 2.0**-24

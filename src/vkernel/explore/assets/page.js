@@ -339,6 +339,7 @@ export function render({ model }) {
       window.history.replaceState(null, "", `?${query}`)
       at("preset").value = m.preset
       showKnobs(); showPoint(); showWords(m.words)
+      if (m.stale) showJob({ busy: app.classList.contains("busy"), label: "", share: 0, stale: true })
       if (!playing) { place = placeOf(state.t); at("time").value = Math.round(1000 * place); showTime(state.t) }
       drawParticles()
       app.dataset.ready = "1"
