@@ -499,8 +499,15 @@ def test_a_network_that_breaks_at_little_noise() -> None:
     def broken(x: Tensor, t: Tensor) -> Tensor:
         return good(x, t) + torch.where(torch.as_tensor(t) < 1, math.nan, 0.0).to(x).reshape(-1, 1, 1, 1)
 
-    with pytest.raises(InputError, match="NaN or infinite"):
-        vk.audit(broken, law.sample(60, 1), PROCESS, sizes=TINY)
+    found = vk.audit([broken, law.score(PROCESS)], law.sample(60, 1), PROCESS, sizes=TINY)
+    first, second = found.findings
+    assert "NaN or infinite" in first.failure
+    assert not first.samples
+    words = {v.question: v for v in found.verdicts if v.network == first.name}
+    assert (words["training"].level, words["training"].answer) == ("unknown", "cannot be audited")
+    assert not second.failure
+    assert set(second.samples) == {"ode", "ancestral"}  # the other one is audited as if it were alone
+    assert "cannot be audited" in page(found)
 
 
 @pytest.mark.usefixtures("coarse")

@@ -47,6 +47,7 @@ from vkernel.data import Empirical
 from vkernel.errors import InputError, require
 from vkernel.estimate import Estimate
 from vkernel.process import DDPM
+from vkernel.score import EmpiricalScore
 
 if TYPE_CHECKING:
     import xarray
@@ -107,8 +108,19 @@ class Conventions:
         return xarray.Dataset(curves, {"t": self.t}, {"fits": int(self.fits), "words": self.words})
 
 
-def check(checkpoint: Checkpoint, data: Empirical, *, levels: int = 6, images: int = 64, seed: int = 0) -> Conventions:
-    """Whether the network denoises ``data`` under its stated conventions, and which would fit better."""
+def check(
+    checkpoint: Checkpoint,
+    data: Empirical,
+    *,
+    levels: int = 6,
+    images: int = 64,
+    seed: int = 0,
+    exact: EmpiricalScore | None = None,
+) -> Conventions:
+    """Whether the network denoises ``data`` under its stated conventions, and which would fit better.
+
+    ``exact`` is the score of the data in the network's pixel units, if it was made already.
+    """
     require(levels >= 2 and images >= 4, f"A check needs 2 levels and 4 images or more; got {levels} and {images}.")
     require(
         checkpoint.shape in (None, data.shape),
@@ -123,7 +135,7 @@ def check(checkpoint: Checkpoint, data: Empirical, *, levels: int = 6, images: i
         bool(errors.isfinite().all()),
         f"{checkpoint.name} returned NaN or infinite values on noisy images; no convention can make a score of that.",
     )
-    ideal = trials.ideal(data, trial)
+    ideal = trials.ideal(exact or EmpiricalScore(data, checkpoint.process), trial)
     loss = _Tried.of(errors, trivial).loss
     good = _beats(loss) or bool(errors[:-1].mean() <= NEAR * ideal[:-1].mean())
     found = _search(checkpoint, stated, trial.fewer(FEWER), good)

@@ -74,6 +74,7 @@ def levels(
     draws: int = 2,
     seed: int = 0,
     batch: int = 64,
+    exact: EmpiricalScore | None = None,
     step: Reporter | None = None,
 ) -> xarray.Dataset:
     """Errors of a model and of the ideal score at each noise level, along ``t``; little noise first.
@@ -82,8 +83,8 @@ def levels(
     what it was trained on and ``test`` what it was not, both in its pixel range. At most ``images`` of each are used.
     Each of ``train``, ``ideal_train``, ``distance``, ``rayleigh``, and with ``test`` also ``test``, ``ideal_test``,
     ``gap``, comes with ``…_se``, ``…_low`` and ``…_high``. Several models of one process see the same noisy images
-    and share one ideal score, which is most of the work: the result then has a first axis ``model``. ``step`` is told
-    of each level that is done.
+    and share one ideal score, which is most of the work: the result then has a first axis ``model``. ``exact`` is that
+    ideal score, if it was made already; ``step`` is told of each level that is done.
     """
     import xarray
 
@@ -97,7 +98,7 @@ def levels(
             f"Models that are compared need one process; got {process!r} and {other.process!r}.",  # type: ignore[attr-defined]
         )
     whole(images=(images, 2), draws=(draws, 1), batch=(batch, 1))
-    t, exact = times_of(models[0], data, times), EmpiricalScore(data, process)
+    t, exact = times_of(models[0], data, times), exact or EmpiricalScore(data, process)
     sets: dict[str, Noised] = {}
     for name, points in {"train": data, **({} if held is None else {"test": held})}.items():
         g = rng.stream(seed, f"audit of levels, {name}")

@@ -106,14 +106,15 @@ def agreement(
     seed: int = 0,
     draws: int = 1,
     batch: int = 128,
+    exact: EmpiricalScore | None = None,
     step: Reporter | None = None,
 ) -> Agreement:
     """How much the members disagree at each noise level, and whether they do where C is large.
 
     ``data`` is what they were trained on, in their pixel units. ``images`` places of each kind; noise is drawn
     ``draws`` times for each image (a path has one), and averaged over before anything else. ``samples (M, n,
-    *shape)``, each member's from the same n starts, are handed to :func:`same_noise`. ``step`` is told of each of
-    3 × levels units of work.
+    *shape)``, each member's from the same n starts, are handed to :func:`same_noise`. ``exact`` is the ideal
+    score, if it was made already; ``step`` is told of each of 3 × levels units of work.
     """
     import xarray
 
@@ -121,7 +122,7 @@ def agreement(
     process, data, _ = opened(nets, data, None)
     require(nets.shape in (None, data.shape), f"The data have shape {data.shape}, the checkpoints take {nets.shape}.")
     whole(images=(images, FEWEST), draws=(draws, 1), batch=(batch, 1))
-    t, exact = times_of(nets, data, times), EmpiricalScore(data, process)
+    t, exact = times_of(nets, data, times), exact or EmpiricalScore(data, process)
     same = None if samples is None else same_noise(samples, data)
     require(samples is None or len(samples) == len(nets), f"There must be samples of each of {len(nets)} members.")
     found: dict[str, list[Level]] = {place: [] for place in PLACES}

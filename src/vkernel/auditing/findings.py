@@ -96,6 +96,7 @@ class Finding:
     membership: Membership | None = None
     blind: Blind | None = None
     samples: dict[str, Sampled] = field(default_factory=dict)
+    failure: str = ""  # why it could not be asked more
 
     @property
     def name(self) -> str:

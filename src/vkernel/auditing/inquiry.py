@@ -36,6 +36,7 @@ from vkernel.errors import InputError, require
 from vkernel.process import Process
 from vkernel.progress import Reporter
 from vkernel.progress import progress as report_progress
+from vkernel.score import EmpiricalScore
 
 if TYPE_CHECKING:
     import xarray
@@ -182,30 +183,52 @@ class _Asked:
     seed: int
     step: Reporter
     references: dict[Any, Reference] = dataclasses.field(default_factory=dict)
+    scores: list[tuple[EmpiricalScore, tuple[float, float]]] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def conventions(self, net: Checkpoint) -> Conventions:
-        found = check(net, self.data, images=self.sizes.check, seed=self.seed)
+        found = check(net, self.data, images=self.sizes.check, seed=self.seed, exact=self._exact(net))
         self.step(f"{net.name}: conventions", _CHECK)
         return found
 
-    def levels(self, nets: list[Checkpoint]) -> dict[str, xarray.Dataset]:
-        """The curves of each network by name; networks that see the same noisy images are asked together."""
-        curves: dict[str, xarray.Dataset] = {}
+    def levels(self, nets: list[Checkpoint]) -> dict[str, xarray.Dataset | str]:
+        """The curves of each network by name; networks that see the same noisy images are asked together.
+
+        Of one that returns no numbers there is the sentence that says so, and the others are asked without it.
+        """
+        curves: dict[str, xarray.Dataset | str] = {}
         while nets:
             same = [net for net in nets if alike(net.process, nets[0].process) and _same(net, nets[0])]
             nets = [net for net in nets if net not in same]
-            data, test = self._scaled(same[0])
-            t = times_of(same[0], data)[:: self.sizes.every]
-            part = self._part("errors by noise level", _LEVELS * len(same), len(t))
-            sizes = {"images": self.sizes.images, "draws": self.sizes.draws}
-            found = levels(same, data, test, times=t, seed=self.seed, step=part, **sizes)
-            curves |= {net.name: found.isel(model=m) for m, net in enumerate(same)}
+            try:
+                curves |= self._levels(same)
+            except InputError as error:
+                each = [[net] for net in same] if len(same) > 1 else []
+                curves |= {name: curve for one in each for name, curve in self.levels(one).items()}
+                curves |= {} if each else {same[0].name: str(error)}
         return curves
 
-    def finding(self, net: Checkpoint, read: Conventions, curves: dict[str, xarray.Dataset]) -> Finding:
+    def _levels(self, same: list[Checkpoint]) -> dict[str, xarray.Dataset]:
+        data, test = self._scaled(same[0])
+        t = times_of(same[0], data)[:: self.sizes.every]
+        part = self._part("errors by noise level", _LEVELS * len(same), len(t))
+        sizes: dict[str, Any] = {"images": self.sizes.images, "draws": self.sizes.draws, "exact": self._exact(same[0])}
+        found = levels(same, data, test, times=t, seed=self.seed, step=part, **sizes)
+        return {net.name: found.isel(model=m) for m, net in enumerate(same)}
+
+    def finding(self, net: Checkpoint, read: Conventions, curves: dict[str, xarray.Dataset | str]) -> Finding:
+        """The answers of one network; one that fails at a question is asked no more."""
         if not read.fits:
             return Finding(net, read)
+        curve = curves[net.name]
+        if isinstance(curve, str):
+            return Finding(net, read, failure=curve)
+        try:
+            return self._finding(net, read, curve)
+        except InputError as error:
+            return Finding(net, read, failure=str(error))
+
+    def _finding(self, net: Checkpoint, read: Conventions, curve: xarray.Dataset) -> Finding:
         data, test = self._scaled(net)
         skilled = skill(net, data, images=self.sizes.check, seed=self.seed)
         member = None
@@ -216,7 +239,7 @@ class _Asked:
         seen = blind(net, data, images=self.sizes.blind, seed=self.seed, budget=self.sizes.budget)
         self.step(f"{net.name}: blind directions", _BLIND)
         samples = {kind: self._sampled(net, kind, data, test) for kind in sampling.KINDS}
-        return Finding(net, read, skilled, curves[net.name], member, seen, samples)
+        return Finding(net, read, skilled, curve, member, seen, samples)
 
     def _sampled(self, net: Checkpoint, kind: str, data: Empirical, test: Empirical | None) -> Sampled:
         x_T = sampling.start(net, self.sizes.samples, self.seed, data.shape)
@@ -243,7 +266,7 @@ class _Asked:
 
     def together(self, findings: Sequence[Finding], groups: Sequence[str | int] | None) -> Agreement | None:
         """How far networks of one convention agree; those that were read, if there are two."""
-        kept = [k for k, f in enumerate(findings) if f.conventions.fits]
+        kept = [k for k, f in enumerate(findings) if f.samples]
         if len(kept) < 2:
             return None
         first = findings[kept[0]].net
@@ -259,7 +282,8 @@ class _Asked:
         shared = None if groups is None else [groups[k] for k in kept]
         try:
             nets = Checkpoints([findings[k].net for k in kept], shared)
-            return agreement(nets, data, times=t, images=self.sizes.places, samples=samples, seed=self.seed, step=part)
+            told: dict[str, Any] = {"times": t, "samples": samples, "seed": self.seed, "exact": self._exact(first)}
+            return agreement(nets, data, images=self.sizes.places, step=part, **told)
         except InputError as error:  # what was found of each network stands
             self.notes.append(f"How far the networks agree could not be measured: {error}")
             return None
@@ -271,6 +295,14 @@ class _Asked:
         found = Ground.of(self._scaled(nets[0])[0], nets[0].process, self.sizes.queries, self.seed) if nets else None
         self.step("training set", _GROUND)
         return found
+
+    def _exact(self, net: Checkpoint) -> EmpiricalScore:
+        """The ideal score in the network's units, made once for networks of one process and range."""
+        for score, pixels in self.scores:
+            if alike(score.process, net.process) and pixels == net.range:
+                return score
+        self.scores.append((EmpiricalScore(net.scaled(self.data), net.process), net.range))
+        return self.scores[-1][0]
 
     def _scaled(self, net: Checkpoint) -> tuple[Empirical, Empirical | None]:
         return net.scaled(self.data), None if self.test is None else net.scaled(self.test)

@@ -112,9 +112,8 @@ def _as_noise(outputs: Iterable[Tensor], kind: str, net: Checkpoint, trial: Tria
     return [read(sign * out, kind, "noise", x, t, trial.process) for out, (x, t) in pairs]
 
 
-def ideal(data: Empirical, trial: Trial) -> Tensor:
+def ideal(score: EmpiricalScore, trial: Trial) -> Tensor:
     """Errors ``(levels, images)`` of the data's own score."""
-    score = EmpiricalScore(data, trial.process)
     noises = [-trial.process.sigma(t) * score(x, t) for x, t in trial.queries()]
     return _square(torch.stack(noises) - trial.noise)
 

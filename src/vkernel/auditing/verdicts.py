@@ -70,7 +70,10 @@ def _of_one(f: Finding) -> list[Verdict]:
         if read.untrained:
             out.append(Verdict(name, "training", "alarm", "untrained", read.words))
         return out
-    out = [Verdict(name, "conventions", "good", "yes", read.words), _training(f), _copies(f)]
+    out = [Verdict(name, "conventions", "good", "yes", read.words)]
+    if f.failure:
+        return [*out, Verdict(name, "training", "unknown", "cannot be audited", f.failure)]
+    out += [_training(f), _copies(f)]
     if f.membership is not None:
         out.append(_membership(name, f.membership, f))
     return [*out, *_blind(f), _drift(f), _likeness(f), _deviation(f)]

@@ -51,7 +51,7 @@ ALONE = 2048  # samples where there are no members
 PARTICLES = 240
 SHOWN, SHOWN_EACH = 6, {"linear": 1024, "ntk": 64, "mlp": 1024}  # members shown singly, and their samples
 BINS = {1: 120, 2: 48}
-COARSE = {"linear": 64, "effective": 50, "ntk": 32, "mlp": 64}  # cells of the map of V, along each axis of the plane
+COARSE = {"linear": 64, "effective": 50, "ntk": 24, "mlp": 64}  # cells of the map of V, along each axis of the plane
 NETWORK: dict[str, Any] = {
     "width": 48,
     "depth": 3,

@@ -49,6 +49,8 @@ def _percent(e: Estimate) -> str:
         return "less than 0.1 %"
     if e.se <= 0:
         return f"{100 * e.value:.0f} %"
+    if 100 * e.se < 0.05:
+        return f"{100 * e.value:.1f} %"
     places = 1 if 100 * e.se < 0.95 else 0
     return f"{100 * e.value:.{places}f} ± {100 * e.se:.{places}f} %"
 

@@ -13,7 +13,7 @@ fill the rest. By the inequality of Cauchy and Schwarz in each subspace,
 .. math::
 
    \tilde x \cdot \tilde y \le a \cdot b, \qquad
-   a = (v_1 \cdot \tilde x, \dots, v_k \cdot \tilde x, |Q_1 \tilde x|, \dots, |Q_G \tilde x|), \quad b \text{ likewise} .
+   a = (v_1 \cdot \tilde x, \dots, v_k \cdot \tilde x, |Q_1 \tilde x|, \dots, |Q_G \tilde x|), \quad b \text{ alike} .
 
 In terms of distances: :math:`|x - \alpha y|^2 \ge |P (x - \alpha y)|^2 + \sum_g (|Q_g \tilde x| - \alpha |Q_g
 \tilde y|)^2`, the distance of the prefixes plus the gaps of the residual norms. So a product of length :math:`k + G
@@ -50,7 +50,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -70,21 +70,21 @@ FEWEST, NARROWEST = 4096, 128  # points and dimensions below which a dense query
 AXES = 64, 256, 384  # of the short bounds, of the long ones, and in all: at most 1/8, 1/3 and 1/2 of all dimensions
 GROUPS = 7, 3  # of principal components beyond those axes; one more holds the rest
 SAMPLE, GRAM = 4096, 1024  # points whose principal components are taken; fewer where they have more coordinates
-LEAF = 64  # points in a leaf of the tree, at most
-BOUNDS = 1 << 22  # held at once, 16 MB: queries × points
-CHUNK = 1 << 17  # points whose bounds are looked at together
-CANDIDATES = 32  # leaves, or points, with the best bounds: they are evaluated for a large L
 SLACK = 2.0**-40  # of |y|²: more than float64 loses where a residual is what components leave of it
-CROWD = 8  # a query that keeps more than 1/CROWD of the points costs no less than a dense one
+LEAF = 64  # points whose largest bound is known; a power of two makes that ten times cheaper
+SPLIT = 16  # axes along which the tree is split
+CHUNK, BOUNDS = 1 << 17, 1 << 22  # points, and queries × points (16 MB), whose bounds are held at once
 TILE = 64  # leaves whose bounds are computed at once: they stay in the caches until the largest is known
-LIGHT = -1e29  # a logit that is no point's with weight
+CANDIDATES = 16  # points with the best bounds, which are evaluated for a large L
+CROWD = 8  # a query that keeps more than 1/CROWD of the points costs no less than a dense one
 TYPICAL = 16  # queries of each kind that are tried at a noise level
 VAST = 1e6  # an error of bounds that makes them useless; far below it, float32 does not overflow
+LIGHT = -1e29  # a logit that is no point's with weight
 
 
 @dataclass
 class Short:
-    r"""Right factors ``[b, |y|²/2, log w]`` of a short product; ``b`` has ``edges[0]`` axes and ``len(edges)`` groups."""
+    """Right factors ``[b, |y|²/2, log w]`` of a short product, where ``b`` is ``shorten``'s."""
 
     edges: list[int]
     rows: Tensor
@@ -93,28 +93,28 @@ class Short:
         """The left factors of the same product, ``(B, width)``."""
         alpha, var = ladder.queries.alpha, ladder.queries.var
         a = shorten(components, ladder.x.square().sum(-1), self.edges) * (alpha / var)[:, None]
-        ends = [-(alpha.square() / var), torch.ones_like(var)][: self.rows.shape[1] - a.shape[1]]
+        ends = [-alpha.square() / var, torch.ones_like(var)][: self.rows.shape[1] - a.shape[1]]
         return torch.cat([a, torch.stack(ends, 1)], 1).float()
 
 
 def shorten(components: Tensor, square: Tensor, edges: list[int]) -> Tensor:
-    """Axes before ``edges[0]``, the norms of the groups between edges, and the norm of what no axis was computed for."""
+    """Axes before ``edges[0]``, the norms of the groups between edges, and the norm of what is beyond all axes."""
     groups = [components[:, i:j].norm(dim=1, keepdim=True) for i, j in pairwise(edges)]
     rest = (square - components.square().sum(1)).clamp_min(0.0) + SLACK * square
     return torch.cat([components[:, : edges[0]], *groups, rest.sqrt()[:, None]], 1)
 
 
-def tree(coordinates: Tensor, most: int) -> tuple[Tensor, int]:
-    """An order of the rows whose runs are the leaves of a k-d tree, split at medians; a leaf's size, at most ``most``."""
+def tree(coordinates: Tensor) -> Tensor:
+    """An order of the rows in which those of a leaf of a k-d tree, split at medians, follow one another."""
     n, axes = coordinates.shape
-    depth = max(0, math.ceil(math.log2(n / most)))
+    depth = max(0, math.ceil(math.log2(n / LEAF)))
     short = (-n) % (1 << depth)
-    key = torch.nn.functional.pad(coordinates, (0, 0, 0, short), value=torch.inf)  # what pads sorts last everywhere
+    key = torch.nn.functional.pad(coordinates, (0, 0, 0, short), value=torch.inf)  # padding sorts last everywhere
     order = torch.arange(n + short, device=key.device)
     for level in range(depth):
         cells = order.view(1 << level, -1)
         order = cells.gather(1, key[cells, level % axes].argsort(1)).flatten()
-    return order[:n], (n + short) >> depth
+    return order[:n]
 
 
 class Pruned:
@@ -122,6 +122,7 @@ class Pruned:
 
     def __init__(self, engine: Engine, price: float | None = None) -> None:
         n, d = engine.data.n, engine.data.d
+        self.device = engine.data.device
         self.sample = min(n, SAMPLE if d <= GRAM else GRAM)
         rank = min(d, self.sample)
         short, long, self.axes = (min(a, max(1, rank // part)) for a, part in zip(AXES, (8, 3, 2), strict=True))
@@ -131,52 +132,56 @@ class Pruned:
         ]
         work = 2 * n * d * self.axes + 2 * self.sample * d * rank + 20 * rank**3
         self.price, self.paid = work / (n * d) if price is None else price, 0
-        self.device = engine.data.device
-        self.tables: list[Short] | None = None
+        self.tables: list[Short] = []
         self.reach: dict[bool, float] = {}
+        self.spare: list[Tensor] = []
 
     @classmethod
     def where_it_pays(cls, engine: Engine) -> Pruned | None:
-        """For sets on a CPU that are large enough, in a memory that holds a row of bounds and the short table twice."""
-        n, d = engine.data.n, engine.data.d
-        if engine.data.device.type != "cpu" or n < FEWEST or d < NARROWEST:
+        """For sets on a CPU that are large enough, in a memory that holds their short bounds."""
+        if engine.data.device.type != "cpu" or engine.data.n < FEWEST or engine.data.d < NARROWEST:
             return None
         pruned = cls(engine)
-        return pruned if 8 * n * pruned.width(engine, 0) + 4 * BOUNDS <= engine.memory // 4 else None
+        return pruned if pruned.bytes(engine, 1) <= engine.memory // 4 else None
 
     def width(self, engine: Engine, table: int) -> int:
         edges = self.edges[table]
         return edges[0] + len(edges) + 1 + engine.has_weights
 
+    def bytes(self, engine: Engine, tables: int) -> int:
+        """What is held, with one table or with two: they, the tree with its coordinates, and a block of bounds."""
+        return engine.data.n * (4 * sum(self.width(engine, k) for k in range(tables)) + 8 * SPLIT) + 4 * BOUNDS
+
     def ready(self, engine: Engine) -> bool:
         """Whether there are bounds; they are prepared as soon as they have been paid for."""
-        if self.tables is None and self.paid >= self.price:
+        if not self.tables and self.paid >= self.price:
             self._prepare(engine)
-        return self.tables is not None
+        return bool(self.tables)
 
     def _prepare(self, engine: Engine) -> None:
-        n = engine.data.n
-        widths = [self.width(engine, table) for table in range(2)]
-        if 4 * n * (widths[0] + widths[1]) + 4 * BOUNDS > engine.memory // 4:
-            widths.pop()
-        self.basis = self._principal(engine)
+        n, count = engine.data.n, 2 if self.bytes(engine, 2) <= engine.memory // 4 else 1
         live = engine.log_w[engine.data.weights > 0]
         self.log_weight = float(live.abs().max()) if engine.has_weights and len(live) else 0.0
-        tables = [
-            Short(e, torch.empty(n, w, dtype=torch.float32, device=self.device))
-            for e, w in zip(self.edges, widths, strict=False)
-        ]
-        for start in range(0, n, engine.chunk):
-            part = slice(start, min(start + engine.chunk, n))
-            components = (engine.data.rows(part.start, part.stop).double() - engine.center) @ self.basis
-            half_square, log_w = engine.half_square[part, None], engine.log_w[part, None]
+        self.basis = self._principal(engine)
+        self.order = tree(torch.cat([y @ self.basis[:, :SPLIT] for _, y in self._points(engine)]))
+        place = torch.empty_like(self.order)
+        place[self.order] = torch.arange(n, device=self.device)
+        tables = []
+        for k, edges in enumerate(self.edges[:count]):
+            tables.append(Short(edges, torch.empty(n, self.width(engine, k), dtype=torch.float32, device=self.device)))
+        for part, y in self._points(engine):
+            components, half_square = y @ self.basis, engine.half_square[part]
             for table in tables:
-                b = shorten(components, 2 * half_square[:, 0], table.edges)
-                ends = [half_square, log_w][: table.rows.shape[1] - b.shape[1]]
-                table.rows[part] = torch.cat([b, *ends], 1)
-        self.order, self.leaf = tree(tables[0].rows[:, : self.edges[0][0]], LEAF)
-        tables[0].rows = tables[0].rows[self.order]
+                b = shorten(components, 2 * half_square, table.edges)
+                ends = [half_square[:, None], engine.log_w[part, None]][: table.rows.shape[1] - b.shape[1]]
+                table.rows[place[part]] = torch.cat([b, *ends], 1).float()
         self.tables = tables
+
+    def _points(self, engine: Engine) -> Iterator[tuple[slice, Tensor]]:
+        """All points, centred, in float64, by chunks."""
+        for start in range(0, engine.data.n, engine.chunk):
+            part = slice(start, min(start + engine.chunk, engine.data.n))
+            yield part, engine.data.rows(part.start, part.stop).double() - engine.center
 
     def _principal(self, engine: Engine) -> Tensor:
         """The leading principal components of a sample, ``(d, axes)``, orthonormal in float64."""
@@ -192,36 +197,32 @@ class Pruned:
 
     def pieces(self, engine: Engine, queries: Queries, thorough: bool) -> Generator[tuple[slice, Piece], None, Tensor]:
         """The weights of the queries for which few points matter; returns the numbers of the others."""
-        everyone, left = slice(0, len(queries)), torch.ones(len(queries), dtype=torch.bool)
+        everyone, left = slice(0, len(queries)), torch.ones(len(queries), dtype=torch.bool, device=self.device)
         if thorough not in self.reach:
             self.reach[thorough] = self._reach(engine, thorough)
         near = (queries.var.sqrt() <= self.reach[thorough] * queries.alpha).nonzero().squeeze(-1)
         for rows in near.split(max(1, BOUNDS // min(engine.data.n, CHUNK))) if len(near) else ():
-            ladder = engine.ladder(queries[rows], thorough)
-            q, i, served = self.survivors(ladder)
-            left[rows[served]] = False
+            q, i, served = self.survivors(engine.ladder(queries[rows], thorough))
+            left[rows[served]], q = False, rows[q]
             if len(q):
-                yield (
-                    everyone,
-                    Few(engine.data, rows[q], i, queries.exact_logits(engine.data, engine.log_w, rows[q], i)),
-                )
+                yield everyone, Few(engine.data, q, i, queries.exact_logits(engine.data, engine.log_w, q, i))
         return left.nonzero().squeeze(-1)
 
     def _reach(self, engine: Engine, thorough: bool) -> float:
         """The noise level up to which three quarters of typical queries are served, by bisection; 0 for none."""
         stream = rng.stream(0, "typical queries")
-        index = torch.randint(0, engine.data.n, (3 * TYPICAL,), generator=stream)
+        index = torch.randint(0, engine.data.n, (3 * TYPICAL,), generator=stream, device=stream.device)
         a, b, c = engine.data.take(index).double().chunk(3)
-        noise = torch.randn(a.shape, generator=stream, dtype=torch.float64)
-        one = torch.ones(2 * TYPICAL, dtype=torch.float64)
+        noise = rng.randn(tuple(a.shape), stream, self.device, torch.float64)
+        one = a.new_ones(2 * TYPICAL)
 
         def served(level: float) -> bool:
             x = torch.cat([a + level * noise, (b + c) / 2])
             ok = self.survivors(engine.ladder(Queries(x, one, level**2 * one), thorough))[2]
-            return bool(ok[:TYPICAL].double().mean() >= 0.75) and bool(ok[TYPICAL:].double().mean() >= 0.75)
+            return all(4 * int(kind.sum()) >= 3 * TYPICAL for kind in ok.chunk(2))
 
         low, high = (engine.radius * factor / math.sqrt(engine.data.d) for factor in (1e-4, 10.0))
-        if engine.radius == 0 or not served(low):
+        if not low > 0 or not served(low):
             return 0.0
         while high > 1.1 * low:
             middle = math.sqrt(low * high)
@@ -230,41 +231,40 @@ class Pruned:
 
     def errors(self, ladder: Ladder) -> list[Tensor]:
         r""":math:`\delta_m` of each table, ``(B,)``."""
-        assert self.tables is not None
         size = ladder.size + self.log_weight
         gammas = [(table.rows.shape[1] + 4) * ladder.unit for table in self.tables]
-        return [size * gamma / (1 - gamma) if gamma < 0.5 else torch.full_like(size, torch.inf) for gamma in gammas]
+        return [size * (gamma / (1 - gamma) if gamma < 1 else torch.inf) for gamma in gammas]
 
     @torch.autocast("cpu", enabled=False)
     def survivors(self, ladder: Ladder) -> tuple[Tensor, Tensor, Tensor]:
         """Pairs (query, point) that may matter, both ascending, and which queries are served; the others have none."""
-        assert self.tables is not None
         n, count = ladder.engine.data.n, len(ladder.x)
         components = ladder.x @ self.basis
         lefts, errors = [table.left(ladder, components) for table in self.tables], self.errors(ladder)
         served = errors[0] < VAST
         top = torch.full((count, 2), -torch.inf, dtype=torch.float64, device=self.device)
-        chunk = CHUNK // self.leaf * self.leaf
-        buffer = torch.empty(count * min(n + self.leaf, chunk), dtype=torch.float32, device=self.device)
+        # Fresh memory would cost as much as the product that fills it; a list, as other threads may be here too.
+        buffer = self.spare.pop() if self.spare else torch.empty(0, dtype=torch.float32, device=self.device)
         pairs = []
-        for start in range(0, n, chunk):
-            bound, peaks = self._bounds(lefts[0], slice(start, start + chunk), buffer)
+        for start in range(0, n, CHUNK):
+            bound, peaks = self._bounds(lefts[0], slice(start, start + CHUNK), buffer)
             here = self._two_largest(ladder, *self._candidates(bound, peaks, start))
             least = (self._least(ladder, top, here) - errors[0]).float()
             q, leaf = (peaks > least[:, None]).nonzero().unbind(1)
             hit = bound.flatten(0, 1).index_select(0, q * bound.shape[1] + leaf)
-            place, inside = (hit > least[q, None]).nonzero().unbind(1)
-            q, i = q[place], self.order[start + leaf[place] * self.leaf + inside]
-            served &= torch.bincount(q, minlength=count) <= min(n, chunk) // CROWD
-            q, i = q[served[q]], i[served[q]]
+            row, inside = (hit > least[q, None]).nonzero().unbind(1)
+            q, p = q[row], start + leaf[row] * LEAF + inside
+            served &= torch.bincount(q, minlength=count) <= min(n, CHUNK) // CROWD
+            q, p = q[served[q]], p[served[q]]
             if len(self.tables) > 1:
-                second = _sampled(lefts[1], self.tables[1].rows, q, i)
-                best = _leading(second, q, count)
-                here = torch.maximum(here, self._two_largest(ladder, q[best], i[best]))
-                keep = second > (self._least(ladder, top, here) - errors[1]).float()[q]
-                q, i = q[keep], i[keep]
+                long = _sampled(lefts[1], self.tables[1].rows, q, p)
+                best = _leading(long, q, count)
+                here = torch.maximum(here, self._two_largest(ladder, q[best], p[best]))
+                keep = long > (self._least(ladder, top, here) - errors[1]).float()[q]
+                q, p = q[keep], p[keep]
             top = torch.cat([top, here], 1).topk(2, dim=1).values
-            pairs.append(q * n + i)
+            pairs.append(q * n + self.order[p])
+        self.spare.append(buffer)
         served &= self._least(ladder, top) > LIGHT
         pair = torch.cat(pairs).sort().values
         q, i = pair // n, pair % n
@@ -274,25 +274,24 @@ class Pruned:
         return q[keep], i[keep], served
 
     def _bounds(self, left: Tensor, part: slice, buffer: Tensor) -> tuple[Tensor, Tensor]:
-        """Short bounds of the points of ``part``, ``(B, leaves, points)``, -inf for none, and the largest of each leaf."""
-        assert self.tables is not None
+        """Short bounds of the points at ``part``, ``(B, leaves, LEAF)``, -inf for none, and the largest of a leaf."""
         right = self.tables[0].rows[part]
-        leaves = math.ceil(len(right) / self.leaf)
-        bound = buffer[: len(left) * leaves * self.leaf].view(len(left), leaves, self.leaf)
+        leaves = math.ceil(len(right) / LEAF)
+        size = len(left) * leaves * LEAF
+        bound = buffer.resize_(max(len(buffer), size))[:size].view(len(left), leaves, LEAF)
         flat, peaks = bound.flatten(1), bound.new_empty(len(left), leaves)
         for first in range(0, leaves, TILE):
-            start, stop = first * self.leaf, min((first + TILE) * self.leaf, len(right))
+            start, stop = first * LEAF, min((first + TILE) * LEAF, len(right))
             torch.mm(left, right[start:stop].mT, out=flat[:, start:stop])
-            flat[:, stop : (first + TILE) * self.leaf] = -torch.inf
-            torch.amax(bound[:, first : first + TILE], 2, out=peaks[:, first : first + TILE])
+            flat[:, stop : (first + TILE) * LEAF] = -torch.inf
+            peaks[:, first : first + TILE] = bound[:, first : first + TILE].amax(2)
         return bound, peaks
 
     def _candidates(self, bound: Tensor, peaks: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        """Pairs of every query and the points with the best bounds in the best leaves."""
+        """Pairs of every query and the places of the points with the best bounds in the best leaves."""
         leaf = peaks.topk(min(CANDIDATES, peaks.shape[1]), dim=1).indices
         q = torch.arange(len(leaf), device=self.device)[:, None].expand_as(leaf)
-        i = self.order[start + leaf * self.leaf + bound[q, leaf].argmax(2)]
-        return q.flatten(), i.flatten()
+        return q.flatten(), (start + leaf * LEAF + bound[q, leaf].argmax(2)).flatten()
 
     def _logits(self, ladder: Ladder, q: Tensor, i: Tensor) -> tuple[Tensor, Tensor]:
         """Logits less the ladder's offset, and their errors: coarse where the points are kept, else exact."""
@@ -302,9 +301,9 @@ class Pruned:
         exact = ladder.queries.exact_logits(engine.data, engine.log_w, q, i)
         return exact - ladder.offset[q], torch.zeros_like(exact)
 
-    def _two_largest(self, ladder: Ladder, q: Tensor, i: Tensor) -> Tensor:
-        """Lower bounds of the two largest logits of every query, ``(B, 2)``, from some of its points."""
-        logit, error = self._logits(ladder, q, i)
+    def _two_largest(self, ladder: Ladder, q: Tensor, p: Tensor) -> Tensor:
+        """Lower bounds of the two largest logits of every query, ``(B, 2)``, from points at the places ``p``."""
+        logit, error = self._logits(ladder, q, self.order[p])
         table, _ = _padded(logit - error, q, len(ladder.x))
         return torch.nn.functional.pad(table, (0, 2), value=-torch.inf).topk(2, dim=1).values
 
@@ -316,12 +315,11 @@ class Pruned:
 
 def _sampled(left: Tensor, right: Tensor, q: Tensor, i: Tensor) -> Tensor:
     """``left[q] · right[i]`` for ascending ``q``: those entries alone of a product of matrices."""
-    ends = torch.bincount(q, minlength=len(left)).cumsum(0)
+    ends = torch.nn.functional.pad(torch.bincount(q, minlength=len(left)).cumsum(0), (1, 0))
+    shape, zero = (len(left), len(right)), left.new_zeros(len(q))
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*Sparse.*beta")  # torch says so of all such tensors
-        where = torch.sparse_csr_tensor(
-            torch.nn.functional.pad(ends, (1, 0)), i, left.new_zeros(len(q)), (len(left), len(right)), check_invariants=False
-        )
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        where = torch.sparse_csr_tensor(ends, i, zero, shape, check_invariants=False)
         return torch.sparse.sampled_addmm(where, left, right.mT, beta=0.0).values()
 
 

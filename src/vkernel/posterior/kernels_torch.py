@@ -1,0 +1,165 @@
+r"""The steps of the GPU path in plain torch; :mod:`~vkernel.posterior.kernels_triton` has the same, each in one kernel.
+
+A block of logits is never stored as such: it is what the products left, with a factor for each query and a term for
+each point,
+
+.. math:: l_{qi} = g_q \sum_p P_{p,qi} - a_q\, \tfrac12 |y_i - c|^2 + \log w_i ,
+
+and every step reads it once, on the fly. Points that are chosen are listed in tables ``index (B, cap)``, ascending, of
+which the first ``count (B,)`` entries of a row hold; a row with ``count > cap`` has no list, and is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vkernel.posterior.pieces import Points, Queries
+
+__all__ = ["Left", "Logits", "Stored", "combine", "exact", "mean", "peaks", "select", "split", "strike", "weights"]
+
+WIDE = torch.float64
+FULL = 2.0**14  # half-precision numbers reach 2^16: vectors are scaled to this norm, weights to at most this
+TINY = 1e-200  # a norm that may be divided by
+LIGHTEST = 40.0  # weights below exp(-LIGHTEST) of the heaviest are not added to a mean in float64
+
+
+@dataclass
+class Left:
+    r"""Queries as half-precision numbers: :math:`u x'_q = g_q (X_{0,q} + X_{1,q}) + \ldots`, ``factors (2, B, width)``.
+
+    :math:`x' = (\alpha/\sigma^2)(x - \alpha c)`; ``norm``, ``rest`` and ``rest_low (B,)``, float64, are
+    :math:`|x - \alpha c|` and, times :math:`\sigma^2/\alpha`, what the first factor and what both leave of it.
+    """
+
+    factors: Tensor
+    gain: Tensor
+    norm: Tensor
+    rest: Tensor
+    rest_low: Tensor
+
+
+@dataclass
+class Logits:
+    """A block of logits as above: ``planes (P, B, N)``, ``gain`` and ``slope (B,)``, ``half`` and ``log_w (N,)``.
+
+    All float32; the first ``n`` of N columns are points.
+    """
+
+    planes: Tensor
+    gain: Tensor
+    slope: Tensor
+    half: Tensor
+    log_w: Tensor | None
+    n: int
+
+    def whole(self) -> Tensor:
+        """The logits themselves, ``(B, n)``."""
+        raw = self.planes[0, :, : self.n]
+        for plane in self.planes[1:]:
+            raw = raw + plane[:, : self.n]
+        out = raw * self.gain[:, None] - self.slope[:, None] * self.half[: self.n]
+        return out if self.log_w is None else out + self.log_w[: self.n]
+
+    def combined(self) -> Logits:
+        """The same after :func:`combine`, which leaves the logits in the first plane."""
+        return Logits(
+            self.planes[:1], torch.ones_like(self.gain), torch.zeros_like(self.slope), self.half, None, self.n
+        )
+
+
+@dataclass
+class Stored:
+    """Points as they are stored: ``values (n, d)``, of 8-bit integers the numbers in ``table (256,)``, from ``first``.
+
+    ``values`` is ``None`` where they cannot be read in place; ``data`` gives them in any case.
+    """
+
+    data: Points
+    log_w: Tensor
+    values: Tensor | None = None
+    table: Tensor | None = None
+    first: int = 0
+
+
+def split(queries: Queries, center: Tensor, unit: float, width: int) -> Left:
+    """Queries as two half-precision numbers for each coordinate, and what that leaves."""
+    gap = queries.x - queries.alpha[:, None] * center
+    norm = gap.square().sum(-1).sqrt()
+    scale = norm.clamp_min(TINY) / FULL
+    scaled = gap / scale[:, None]
+    high = scaled.half()
+    rest = scaled - high.to(WIDE)
+    low = rest.half()
+    factors = torch.stack([high, low])
+    factors = torch.nn.functional.pad(factors, (0, width - factors.shape[-1]))
+    left = [scale * r.square().sum(-1).sqrt() for r in (rest, rest - low.to(WIDE))]
+    return Left(factors, (scale * unit * queries.alpha / queries.var).float(), norm, left[0], left[1])
+
+
+def peaks(logits: Logits, second: bool) -> tuple[Tensor, Tensor]:
+    """The largest and, where it is asked for, the second largest logit of every query (-inf: there is none)."""
+    two = logits.whole().topk(min(2, logits.n), dim=1).values
+    last = two[:, 1] if logits.n > 1 else torch.full_like(two[:, 0], -torch.inf)
+    return two[:, 0], last if second else torch.full_like(last, -torch.inf)
+
+
+def select(logits: Logits, threshold: Tensor, cap: int) -> tuple[Tensor, Tensor]:
+    """Points whose logit is at least ``threshold (B,)``: ``count (B,)`` of them, and ``index (B, cap)``."""
+    mask = logits.whole() >= threshold[:, None]
+    count = mask.sum(1, dtype=torch.int32)
+    q, i = (mask & (count <= cap)[:, None]).nonzero().unbind(1)
+    first = torch.where(count <= cap, count, 0).cumsum(0) - torch.where(count <= cap, count, 0)
+    index = torch.zeros((len(count), cap), dtype=torch.int32, device=mask.device)
+    index[q, torch.arange(len(q), device=q.device) - first[q]] = i.int()
+    return count, index
+
+
+def listed(count: Tensor, cap: int) -> Tensor:
+    """Which entries of a table hold, ``(B, cap)``."""
+    return torch.arange(cap, device=count.device) < torch.where(count <= cap, count, 0)[:, None]
+
+
+def exact(queries: Queries, points: Stored, count: Tensor, index: Tensor) -> Tensor:
+    """Logits of the chosen points in float64, by differences, ``(B, cap)``; -inf where there is none."""
+    q, k = listed(count, index.shape[1]).nonzero().unbind(1)
+    out = torch.full(index.shape, -torch.inf, dtype=WIDE, device=index.device)
+    out[q, k] = queries.exact_logits(points.data, points.log_w, q, index[q, k].long())
+    return out
+
+
+def mean(points: Stored, count: Tensor, index: Tensor, logit: Tensor) -> tuple[Tensor, Tensor]:
+    """``log z (B,)`` and the mean ``(B, d)`` over the chosen points; -inf and 0 where there are none."""
+    log_z = logit.logsumexp(1)
+    top = logit.amax(1, keepdim=True)
+    out = torch.zeros((len(count), points.data.d), dtype=WIDE, device=logit.device)
+    q, k = (listed(count, index.shape[1]) & (logit > top - LIGHTEST)).nonzero().unbind(1)
+    share = (logit[q, k] - log_z[q]).exp()
+    for s in torch.arange(len(q), device=q.device).split(max(1, (1 << 24) // points.data.d)):
+        out.index_add_(0, q[s], share[s, None] * points.data.take(index[q[s], k[s]].long()).to(WIDE))
+    return log_z, out
+
+
+def combine(logits: Logits) -> Tensor:
+    """Leave the logits in the first plane; the logarithm of the sum of their exponentials, ``(B,)`` float64."""
+    whole = logits.whole()
+    logits.planes[0, :, : logits.n] = whole
+    return whole.logsumexp(1).to(WIDE)
+
+
+def strike(logits: Logits, count: Tensor, index: Tensor) -> None:
+    """Take the chosen points out of combined logits."""
+    q, k = listed(count, index.shape[1]).nonzero().unbind(1)
+    logits.planes[0][q, index[q, k].long()] = -torch.inf
+
+
+def weights(logits: Logits, shift: Tensor) -> tuple[Tensor, Tensor]:
+    r"""The weights :math:`2^{14} e^{l - \mathrm{shift}}` as two half-precision numbers ``(2, B, N)``; their sums."""
+    e = FULL * (logits.whole() - shift[:, None]).exp()
+    high = e.half()
+    low = (e - high.float()).half()
+    out = torch.zeros((2, *logits.planes.shape[1:]), dtype=torch.float16, device=e.device)
+    out[0, :, : logits.n], out[1, :, : logits.n] = high, low
+    return out, out.to(WIDE).sum((0, 2))

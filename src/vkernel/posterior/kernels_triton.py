@@ -1,0 +1,343 @@
+r"""The steps of :mod:`~vkernel.posterior.kernels_torch`, each in one kernel that reads its block once.
+
+Blocks of logits are cut into tiles of ROWS queries × COLS points. A tile leaves one number for each of its queries (its
+largest logit, a count, a sum), and the few numbers of a query are then reduced by torch: no atomics, so that equal
+inputs give equal outputs, bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vkernel.posterior import kernels_torch
+from vkernel.posterior.kernels_torch import FULL, LIGHTEST, TINY, WIDE, Left, Logits, Stored
+from vkernel.posterior.pieces import Queries
+
+__all__ = ["combine", "exact", "mean", "peaks", "select", "split", "strike", "weights"]
+
+ROWS, COLS = 4, 2048
+SLOTS, COORDINATES = 4, 512  # pairs and coordinates that are read at once
+PROGRAMS = 8192  # enough to fill a card
+
+
+@triton.jit
+def _tile(planes, gain, slope, half, log_w, n, queries, columns, PLANES: tl.constexpr, WEIGHTED: tl.constexpr,
+          ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+    """One tile of logits, -inf outside; its rows, columns, and where its first plane lies."""
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    col = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    good = (row < queries)[:, None] & (col < n)[None, :]
+    place = row.to(tl.int64)[:, None] * columns + col[None, :]
+    raw = tl.load(planes + place, mask=good, other=0.0)
+    for p in tl.static_range(1, PLANES):
+        other = (row + p * queries).to(tl.int64)[:, None] * columns + col[None, :]
+        raw += tl.load(planes + other, mask=good, other=0.0)
+    g = tl.load(gain + row, mask=row < queries, other=0.0)
+    a = tl.load(slope + row, mask=row < queries, other=0.0)
+    h = tl.load(half + col, mask=col < n, other=0.0)
+    term = -a[:, None] * h[None, :]
+    if WEIGHTED:
+        term += tl.load(log_w + col, mask=col < n, other=0.0)[None, :]
+    # fma by name: two kernels that see the same tile must see the same bits
+    logit = tl.where(good, tl.fma(raw, tl.broadcast_to(g[:, None], (ROWS, COLS)), term), -float("inf"))
+    return logit, row, col, place
+
+
+@triton.jit
+def _peaks(planes, gain, slope, half, log_w, n, queries, columns, first, second, tiles, PLANES: tl.constexpr,
+           WEIGHTED: tl.constexpr, SECOND: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+    logit, row, col, _ = _tile(
+        planes, gain, slope, half, log_w, n, queries, columns, PLANES, WEIGHTED, ROWS, COLS
+    )
+    to = row * tiles + tl.program_id(0)
+    top = tl.max(logit, 1)
+    tl.store(first + to, top, mask=row < queries)
+    if SECOND:
+        at = tl.min(tl.where(logit == top[:, None], col[None, :], 2147483647), 1)
+        rest = tl.where(col[None, :] == at[:, None], -float("inf"), logit)
+        tl.store(second + to, tl.max(rest, 1), mask=row < queries)
+
+
+@triton.jit
+def _count(planes, gain, slope, half, log_w, n, queries, columns, threshold, counts, tiles, PLANES: tl.constexpr,
+           WEIGHTED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+    logit, row, col, _ = _tile(
+        planes, gain, slope, half, log_w, n, queries, columns, PLANES, WEIGHTED, ROWS, COLS
+    )
+    least = tl.load(threshold + row, mask=row < queries, other=float("inf"))
+    chosen = (logit >= least[:, None]) & (col < n)[None, :]
+    tl.store(counts + row * tiles + tl.program_id(0), tl.sum(chosen.to(tl.int32), 1), mask=row < queries)
+
+
+@triton.jit
+def _list(planes, gain, slope, half, log_w, n, queries, columns, threshold, counts, starts, totals, index, tiles, cap,
+          PLANES: tl.constexpr, WEIGHTED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    fits = (row < queries) & (tl.load(totals + row, mask=row < queries, other=0) <= cap)
+    here = tl.load(counts + row * tiles + tl.program_id(0), mask=fits, other=0)
+    if tl.max(here, 0) > 0:  # most tiles hold nothing, and are not read again
+        logit, row, col, _ = _tile(
+            planes, gain, slope, half, log_w, n, queries, columns, PLANES, WEIGHTED, ROWS, COLS
+        )
+        least = tl.load(threshold + row, mask=row < queries, other=float("inf"))
+        chosen = (logit >= least[:, None]) & (col < n)[None, :] & fits[:, None]
+        start = tl.load(starts + row * tiles + tl.program_id(0), mask=fits, other=0)
+        slot = start[:, None] + tl.cumsum(chosen.to(tl.int32), 1) - 1
+        to = index + row.to(tl.int64)[:, None] * cap + slot
+        tl.store(to, tl.broadcast_to(col[None, :], (ROWS, COLS)), mask=chosen & (slot < cap))
+
+
+@triton.jit
+def _combine(planes, gain, slope, half, log_w, n, queries, columns, first, total, tiles, PLANES: tl.constexpr,
+             WEIGHTED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+    logit, row, col, place = _tile(
+        planes, gain, slope, half, log_w, n, queries, columns, PLANES, WEIGHTED, ROWS, COLS
+    )
+    top = tl.max(logit, 1)
+    to = row * tiles + tl.program_id(0)
+    tl.store(planes + place, logit, mask=(row < queries)[:, None] & (col < n)[None, :])
+    tl.store(first + to, top, mask=row < queries)
+    tl.store(total + to, tl.sum(tl.exp(logit - top[:, None]), 1), mask=row < queries)
+
+
+@triton.jit
+def _weights(planes, shift, n, queries, columns, out, total, tiles, FULL: tl.constexpr, ROWS: tl.constexpr,
+             COLS: tl.constexpr):  # fmt: skip
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    col = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    inside = (row < queries)[:, None] & (col < columns)[None, :]
+    place = row.to(tl.int64)[:, None] * columns + col[None, :]
+    logit = tl.load(planes + place, mask=inside & (col < n)[None, :], other=-float("inf"))
+    e = FULL * tl.exp(logit - tl.load(shift + row, mask=row < queries, other=0.0)[:, None])
+    high = e.to(tl.float16)
+    low = (e - high.to(tl.float32)).to(tl.float16)
+    tl.store(out + place, high, mask=inside)
+    other = (row + queries).to(tl.int64)[:, None] * columns + col[None, :]
+    tl.store(out + other, low, mask=inside)
+    tl.store(
+        total + row * tiles + tl.program_id(0),
+        tl.sum(high.to(tl.float32) + low.to(tl.float32), 1),
+        mask=row < queries,
+    )
+
+
+@triton.jit
+def _values(values, table, first, place, good, TABLE: tl.constexpr):
+    """Stored values in float64."""
+    v = tl.load(values + place, mask=good, other=0)
+    if TABLE:
+        v = tl.load(table + (v.to(tl.int32) - first), mask=good, other=0.0)
+    return v.to(tl.float64)
+
+
+@triton.jit
+def _exact(x, alpha, var, log_w, values, table, first, stride, d, counts, index, out, cap, TABLE: tl.constexpr,
+           SLOTS: tl.constexpr, COORDINATES: tl.constexpr):  # fmt: skip
+    q = tl.program_id(0).to(tl.int64)
+    count = tl.load(counts + q)
+    count = tl.where(count <= cap, count, 0)
+    a = tl.load(alpha + q)
+    twice = 2 * tl.load(var + q)
+    for s in range(tl.program_id(1) * SLOTS, count, tl.num_programs(1) * SLOTS):
+        slot = s + tl.arange(0, SLOTS)
+        held = slot < count
+        i = tl.load(index + q * cap + slot, mask=held, other=0).to(tl.int64)
+        square = tl.zeros((SLOTS, COORDINATES), tl.float64)
+        for k in range(0, d, COORDINATES):
+            col = k + tl.arange(0, COORDINATES)
+            good = held[:, None] & (col < d)[None, :]
+            y = _values(values, table, first, i[:, None] * stride + col[None, :], good, TABLE)
+            gap = tl.load(x + q * d + col, mask=col < d, other=0.0)[None, :] - a * y
+            square += tl.where(good, gap * gap, 0.0)
+        logit = tl.load(log_w + i, mask=held, other=0.0) - tl.sum(square, 1) / twice
+        tl.store(out + q * cap + slot, logit, mask=held)
+
+
+@triton.jit
+def _mean(values, table, first, stride, d, counts, index, logit, log_z, out, cap, TABLE: tl.constexpr,
+          CAP: tl.constexpr, SLOTS: tl.constexpr, COORDINATES: tl.constexpr, LIGHTEST: tl.constexpr):  # fmt: skip
+    q = tl.program_id(0).to(tl.int64)
+    count = tl.load(counts + q)
+    count = tl.where(count <= cap, count, 0)
+    col = tl.program_id(1) * COORDINATES + tl.arange(0, COORDINATES)
+    if count == 0:
+        tl.store(out + q * d + col, tl.zeros((COORDINATES,), tl.float64), mask=col < d)
+        tl.store(log_z + q, -float("inf"))
+    else:
+        every = tl.arange(0, CAP)
+        lot = tl.load(logit + q * cap + every, mask=every < count, other=-float("inf"))
+        top = tl.max(lot, 0)
+        total = tl.sum(tl.exp(lot - top), 0)
+        sums = tl.zeros((SLOTS, COORDINATES), tl.float64)
+        for s in range(0, count, SLOTS):
+            slot = s + tl.arange(0, SLOTS)
+            some = tl.load(logit + q * cap + slot, mask=slot < count, other=-float("inf")) - top
+            if tl.max(some, 0) > -LIGHTEST:
+                heavy = some > -LIGHTEST
+                i = tl.load(index + q * cap + slot, mask=heavy, other=0).to(tl.int64)
+                good = heavy[:, None] & (col < d)[None, :]
+                y = _values(values, table, first, i[:, None] * stride + col[None, :], good, TABLE)
+                sums += tl.where(good, tl.exp(some)[:, None] * y, 0.0)
+        tl.store(out + q * d + col, tl.sum(sums, 0) / total, mask=col < d)
+        tl.store(log_z + q, top + tl.log(total))
+
+
+@triton.jit
+def _strike(planes, counts, index, columns, cap, CAP: tl.constexpr):
+    q = tl.program_id(0).to(tl.int64)
+    count = tl.load(counts + q)
+    slot = tl.arange(0, CAP)
+    held = (slot < count) & (count <= cap)
+    i = tl.load(index + q * cap + slot, mask=held, other=0).to(tl.int64)
+    tl.store(planes + q * columns + i, tl.full((CAP,), -float("inf"), tl.float32), mask=held)
+
+
+@triton.jit
+def _split(x, alpha, center, factors, scales, norms, rests, lows, d, width, queries, FULL: tl.constexpr,
+           TINY: tl.constexpr, COORDINATES: tl.constexpr):  # fmt: skip
+    q = tl.program_id(0).to(tl.int64)
+    a = tl.load(alpha + q)
+    square = tl.zeros((COORDINATES,), tl.float64)
+    for k in range(0, d, COORDINATES):
+        col = k + tl.arange(0, COORDINATES)
+        gap = tl.load(x + q * d + col, mask=col < d, other=0.0) - a * tl.load(center + col, mask=col < d, other=0.0)
+        square += gap * gap
+    norm = tl.sqrt(tl.sum(square, 0))
+    scale = tl.maximum(norm, TINY) / FULL
+    rest = tl.zeros((COORDINATES,), tl.float64)
+    last = tl.zeros((COORDINATES,), tl.float64)
+    for k in range(0, width, COORDINATES):
+        col = k + tl.arange(0, COORDINATES)
+        gap = tl.load(x + q * d + col, mask=col < d, other=0.0) - a * tl.load(center + col, mask=col < d, other=0.0)
+        scaled = gap / scale
+        high = scaled.to(tl.float16)
+        left = scaled - high.to(tl.float64)
+        low = left.to(tl.float16)
+        rest += left * left
+        left -= low.to(tl.float64)
+        last += left * left
+        tl.store(factors + q * width + col, high, mask=col < width)
+        tl.store(factors + (q + queries) * width + col, low, mask=col < width)
+    tl.store(scales + q, scale)
+    tl.store(norms + q, norm)
+    tl.store(rests + q, scale * tl.sqrt(tl.sum(rest, 0)))
+    tl.store(lows + q, scale * tl.sqrt(tl.sum(last, 0)))
+
+
+def _on(a: Tensor) -> Any:
+    """Kernels start on the device that is current: make it that of ``a``."""
+    return torch.cuda.device(a.device) if a.is_cuda else contextlib.nullcontext()
+
+
+def _block(logits: Logits) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, Any]]:
+    """Grid, first arguments and constants of a kernel over all tiles."""
+    _, queries, columns = logits.planes.shape
+    tiles = triton.cdiv(logits.n, COLS), triton.cdiv(queries, ROWS)
+    log_w = logits.half if logits.log_w is None else logits.log_w
+    first = (logits.planes, logits.gain, logits.slope, logits.half, log_w, logits.n, queries, columns)
+    constants = {"PLANES": len(logits.planes), "WEIGHTED": logits.log_w is not None, "ROWS": ROWS, "COLS": COLS}
+    return tiles, first, {**constants, "num_warps": 8}
+
+
+def split(queries: Queries, center: Tensor, unit: float, width: int) -> Left:
+    x, count = queries.x.contiguous(), len(queries)
+    factors = torch.empty((2, count, width), dtype=torch.float16, device=x.device)
+    scale, norm, rest, low = torch.empty((4, count), dtype=WIDE, device=x.device).unbind()
+    alpha = queries.alpha.contiguous()
+    with _on(x):
+        _split[(count,)](
+            x, alpha, center, factors, scale, norm, rest, low, x.shape[1], width, count, FULL=FULL,
+            TINY=TINY, COORDINATES=1024, num_warps=4,
+        )  # fmt: skip
+    return Left(factors, (scale * unit * queries.alpha / queries.var).float(), norm, rest, low)
+
+
+def peaks(logits: Logits, second: bool) -> tuple[Tensor, Tensor]:
+    grid, first, constants = _block(logits)
+    found = logits.planes.new_full((2, logits.planes.shape[1], grid[0]), -torch.inf)
+    with _on(found):
+        _peaks[grid](*first, found[0], found[1], grid[0], SECOND=second, **constants)
+    if not second:
+        return found[0].amax(1), found[1, :, 0]
+    two = found.movedim(0, 1).flatten(1).topk(2, dim=1).values
+    return two[:, 0], two[:, 1]
+
+
+def select(logits: Logits, threshold: Tensor, cap: int) -> tuple[Tensor, Tensor]:
+    grid, first, constants = _block(logits)
+    counts = torch.empty((logits.planes.shape[1], grid[0]), dtype=torch.int32, device=threshold.device)
+    index = torch.empty((len(counts), cap), dtype=torch.int32, device=threshold.device)
+    threshold = threshold.contiguous()
+    with _on(counts):
+        _count[grid](*first, threshold, counts, grid[0], **constants)
+        through = counts.cumsum(1, dtype=torch.int32)
+        total = through[:, -1].contiguous()
+        _list[grid](*first, threshold, counts, through - counts, total, index, grid[0], cap, **constants)
+    return total, index
+
+
+def exact(queries: Queries, points: Stored, count: Tensor, index: Tensor) -> Tensor:
+    if points.values is None:
+        return kernels_torch.exact(queries, points, count, index)
+    x, cap = queries.x.contiguous(), index.shape[1]
+    out = torch.full(index.shape, -torch.inf, dtype=WIDE, device=x.device)
+    grid = len(x), max(1, min(triton.cdiv(cap, SLOTS), PROGRAMS // len(x)))
+    table = x if points.table is None else points.table
+    with _on(x):
+        _exact[grid](
+            x, queries.alpha.contiguous(), queries.var.contiguous(), points.log_w, points.values, table, points.first,
+            points.values.stride(0), x.shape[1], count, index, out, cap, TABLE=points.table is not None, SLOTS=SLOTS,
+            COORDINATES=COORDINATES, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+def mean(points: Stored, count: Tensor, index: Tensor, logit: Tensor) -> tuple[Tensor, Tensor]:
+    if points.values is None:
+        return kernels_torch.mean(points, count, index, logit)
+    d, cap = points.data.d, index.shape[1]
+    out = torch.empty((len(count), d), dtype=WIDE, device=logit.device)
+    log_z = torch.empty(len(count), dtype=WIDE, device=logit.device)
+    table = logit if points.table is None else points.table
+    with _on(out):
+        _mean[(len(count), triton.cdiv(d, COORDINATES))](
+            points.values, table, points.first, points.values.stride(0), d, count, index, logit, log_z, out, cap,
+            TABLE=points.table is not None, CAP=triton.next_power_of_2(cap), SLOTS=SLOTS, COORDINATES=COORDINATES,
+            LIGHTEST=LIGHTEST, num_warps=4,
+        )  # fmt: skip
+    return log_z, out
+
+
+def combine(logits: Logits) -> Tensor:
+    grid, first, constants = _block(logits)
+    top, total = logits.planes.new_empty((2, logits.planes.shape[1], grid[0])).unbind()
+    with _on(top):
+        _combine[grid](*first, top, total, grid[0], **constants)
+    return (top.to(WIDE) + total.to(WIDE).log()).logsumexp(1)
+
+
+def strike(logits: Logits, count: Tensor, index: Tensor) -> None:
+    cap = index.shape[1]
+    with _on(count):
+        _strike[(len(count),)](
+            logits.planes, count, index, logits.planes.shape[2], cap, CAP=triton.next_power_of_2(cap), num_warps=4
+        )
+
+
+def weights(logits: Logits, shift: Tensor) -> tuple[Tensor, Tensor]:
+    _, queries, columns = logits.planes.shape
+    grid = triton.cdiv(columns, COLS), triton.cdiv(queries, ROWS)
+    out = torch.empty((2, queries, columns), dtype=torch.float16, device=shift.device)
+    total = logits.planes.new_empty((queries, grid[0]))
+    with _on(out):
+        _weights[grid](
+            logits.planes, shift.contiguous(), logits.n, queries, columns, out, total, grid[0], FULL=FULL, ROWS=ROWS,
+            COLS=COLS, num_warps=8,
+        )  # fmt: skip
+    return out, total.to(WIDE).sum(1)
