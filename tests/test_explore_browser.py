@@ -28,7 +28,9 @@ pytest.importorskip("panel", reason="the page needs Panel: pip install 'vkernel[
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="the browser tests need Debian's chromium")
-LAPTOP, SMALL = {"width": 1280, "height": 720}, {"width": 1024, "height": 768}
+LAPTOP, *SMALLER = ({"width": w, "height": h} for w, h in ((1280, 720), (1024, 768), (800, 600), (390, 844)))
+SQUARE = State(points=preset("square"), ratio=4.0, steps=10)  # with these the ensembles take a second
+LINE = State(points=preset("triple"), ratio=4.0, steps=10)
 IDLE = "() => document.getElementById('job-label').textContent === 'samples are up to date'"
 HELP = """
 window.bokeh = (name) => Bokeh.documents[0].get_model_by_name(name)
@@ -66,7 +68,7 @@ def server() -> Iterator[tuple[str, int]]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as p:
-        made = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        made = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         context = made.new_context(accept_downloads=True)  # one for all: scripts are fetched once
         context.grant_permissions(["clipboard-read", "clipboard-write"])
         yield context
@@ -119,29 +121,44 @@ def saved(page: Watched, name: str) -> None:
 def wide(tab: Any) -> list[str]:
     """Parts of the page that stick out on either side."""
     return tab.evaluate(
-        """() => [...document.querySelectorAll('header *, main > *, .card, .card *, .layers *, .transport *, .job *')]
+        """() => [...document.querySelectorAll('header *, main > *, .card, .card *, .stage > * > *, .right *')]
         .filter((e) => e.getClientRects().length && !e.closest('.hidden') && !e.classList.contains('hidden'))
         .filter((e) => {
-          const b = e.getBoundingClientRect(), card = e.closest('.card')?.getBoundingClientRect()
+          const b = e.getBoundingClientRect(), card = e.closest('.card, .stage')?.getBoundingClientRect()
           return b.left < -1 || b.right > (card?.right ?? innerWidth) + 1
         })
         .map((e) => e.id || e.className || e.tagName)"""
     )
 
 
-@pytest.mark.parametrize("size", [LAPTOP, SMALL], ids=["1280", "1024"])
+def over(tab: Any) -> list[str]:
+    """Controls that lie upon one another."""
+    return tab.evaluate(
+        """() => {
+          const seen = [...document.querySelectorAll('button, select, input, output, h1, h2, .end, #plane, #laws')]
+            .filter((e) => e.getClientRects().length && !e.closest('.hidden, #say') && !e.matches('.hidden'))
+            .map((e) => [e.id || e.textContent, e, e.getBoundingClientRect(), e.closest('.left, .right, .stage, header')])
+          const meet = ([, e, a, p], [, f, b, q]) => p === q && !e.contains(f) && !f.contains(e)
+            && Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2
+            && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2
+          return seen.flatMap((one, k) => seen.slice(k + 1).filter((other) => meet(one, other)).map((o) => one[0] + ' / ' + o[0]))
+        }"""
+    )
+
+
+@pytest.mark.parametrize("size", [LAPTOP, *SMALLER], ids=lambda size: str(size["width"]))
 def test_it_loads_fits_the_screen_and_asks_nobody_else(
     browser: Any, server: tuple[str, int], size: dict[str, int]
 ) -> None:
     page = Watched(browser, size)
-    for name, dark in (("hexagon", size is LAPTOP), ("triple", size is SMALL)):
-        state = State(points=preset(name), sampler="linear", dark=dark, t=0.1).but(
-            layers=("noise", "particles", "law", "members", "exact")
-        )
+    both = (("plane", SQUARE, size is LAPTOP), ("line", LINE, size is not LAPTOP))
+    for name, start, dark in both if size in (LAPTOP, SMALLER[0]) else both[size is SMALLER[1] :][:1]:
+        state = start.but(sampler="linear", dark=dark, layers=("noise", "particles", "law", "members", "exact"))
         tab = page.open(f"{server[0]}?{state.to_query()}")
         assert page.state() == state
         assert "explore" in tab.title()
         assert wide(tab) == []
+        assert over(tab) == []
         assert tab.evaluate("document.documentElement.scrollWidth") <= size["width"]
         assert tab.inner_text("#words-number") not in ("", "…")
         assert tab.evaluate("document.documentElement.dataset.theme") == ("dark" if dark else "light")
@@ -206,18 +223,18 @@ def test_clicking_adds_and_backspace_removes(page: Watched, server: tuple[str, i
 
 
 def test_particles_play_pause_and_scrub(page: Watched, server: tuple[str, int]) -> None:
-    tab = page.open(f"{server[0]}?{State(t=0.9).to_query()}")
+    tab = page.open(f"{server[0]}?{State(t=0.2).to_query()}")
     where = "Array.from(bokeh('moving').data.x)"
     tab.wait_for_function("() => bokeh('moving').data.x.length === 240")
-    start, map_before = tab.evaluate(where), tab.evaluate("total()")
+    start, map_before, at = tab.evaluate(f"[{where}, total(), Number(document.getElementById('time').value)]")
     tab.click("#play")
-    tab.wait_for_function("() => Number(document.getElementById('time').value) > 300")
+    tab.wait_for_function("u => Number(document.getElementById('time').value) > u + 50", arg=at)
     tab.click("#play")
     half = tab.evaluate(where)
     assert half != start
     tab.wait_for_function("old => total() !== old", arg=map_before)  # the map keeps up with the time
     shown = float(tab.inner_text("#time-value").removeprefix("t = "))
-    assert shown < 0.9
+    assert shown < 0.2
     tab.wait_for_function("t => Math.abs(Number(new URLSearchParams(location.search).get('t')) - t) < .01", arg=shown)
     tab.evaluate(
         "() => { const s = document.getElementById('time'); s.value = 1000; s.oninput({target: s}); s.onchange() }"
@@ -228,7 +245,7 @@ def test_particles_play_pause_and_scrub(page: Watched, server: tuple[str, int]) 
 
 
 def test_the_model_is_switched_and_says_so(page: Watched, server: tuple[str, int]) -> None:
-    tab = page.open(server[0])
+    tab = page.open(f"{server[0]}?{SQUARE.to_query()}")
     assert not tab.is_visible("#knob-ratio")
     tab.select_option("#knob-sampler", label="linear models, trained")
     tab.wait_for_function("() => document.getElementById('words-text').textContent.includes('48 linear models')")
@@ -245,7 +262,7 @@ def test_the_model_is_switched_and_says_so(page: Watched, server: tuple[str, int
     tab.click("[data-layer=variance]")
     tab.wait_for_function("old => total() !== old", arg=sum(noise))
     assert "noise" not in page.state().layers  # one map at a time
-    for words in ("infinitely wide networks", "the effective SDE (theory)", "the naive estimator"):
+    for words in ("infinitely wide networks", "effective SDE (theory)", "the naive estimator"):
         tab.select_option("#knob-sampler", label=words)
         tab.wait_for_function("w => document.getElementById('knob-sampler').selectedOptions[0].text === w", arg=words)
         assert wide(tab) == []
@@ -263,8 +280,8 @@ def test_an_ensemble_runs_is_cancelled_and_never_freezes_the_page(page: Watched,
     assert time.monotonic() - begun < 6
     tab.click("#job-cancel")
     tab.wait_for_function("() => document.getElementById('job-label').textContent === 'stopped'")
-    tab.wait_for_timeout(500)
     assert not tab.evaluate("document.getElementById('app').classList.contains('busy')")
+    assert tab.inner_text("#old") == "of an earlier state: particles"
     tab.click("#job-run")
     tab.wait_for_function("() => document.getElementById('app').classList.contains('busy')")
     tab.select_option("#knob-sampler", label="the exact score")  # the latest wins
@@ -293,13 +310,13 @@ def test_an_address_gives_the_same_picture(page: Watched, server: tuple[str, int
     assert tab.locator("#plane").screenshot() == picture
 
 
-def test_ten_tabs_at_once_do_not_disturb_one_another(browser: Any, server: tuple[str, int]) -> None:
+@pytest.mark.parametrize("count", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_tabs_at_once_do_not_disturb_one_another(browser: Any, server: tuple[str, int], count: int) -> None:
     import psutil
 
-    tabs = [Watched(browser) for _ in range(10)]
-    state = State(points=preset("triple"), sampler="linear", ratio=4.0, steps=10)
+    tabs = [Watched(browser) for _ in range(count)]
     for k, tab in enumerate(tabs):
-        tab.open(f"{server[0]}?{state.but(seed=k).to_query()}", idle=False)
+        tab.open(f"{server[0]}?{LINE.but(sampler='linear', seed=k).to_query()}", idle=False)
     for k, tab in enumerate(tabs):
         tab.tab.wait_for_function(IDLE, timeout=60_000)
         assert tab.errors == []
@@ -392,7 +409,8 @@ def test_the_copied_script_the_saved_numbers_and_the_picture_are_the_page_s(
         assert len(set(picture.convert("L").resize((60, 60)).tobytes())) > 20
 
 
-def test_the_tour_goes_through_its_five_steps(page: Watched, server: tuple[str, int]) -> None:
+@pytest.mark.parametrize("patient", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_tour_goes_through_its_five_steps(page: Watched, server: tuple[str, int], patient: bool) -> None:
     from vkernel.explore.tour import STEPS
 
     tab = page.open(server[0])
@@ -400,9 +418,10 @@ def test_the_tour_goes_through_its_five_steps(page: Watched, server: tuple[str, 
     for k, step in enumerate(STEPS):
         tab.wait_for_function("title => document.getElementById('guide-title').textContent === title", arg=step.title)
         tab.wait_for_function("query => location.search === query", arg="?" + step.state.to_query())
-        tab.wait_for_function(IDLE)
+        if patient or step.state.sampler == "exact":  # who is not goes on, and the latest wins
+            tab.wait_for_function(IDLE)
+            saved(page, f"tour-{k + 1}")
         assert wide(tab) == []
-        saved(page, f"tour-{k + 1}")
         tab.click("#guide-next")
     assert not tab.is_visible("#guide")
 
@@ -425,6 +444,38 @@ def test_all_is_reached_by_keyboard(page: Watched, server: tuple[str, int]) -> N
     tab.keyboard.press("Enter")
     tab.wait_for_function("() => document.documentElement.dataset.theme === 'dark'")
     tab.wait_for_function("() => bokeh('plane picture').background_fill_color === '#171b21'")
+
+
+def test_points_move_by_arrow_keys_and_what_is_old_says_so(page: Watched, server: tuple[str, int]) -> None:
+    state = SQUARE.but(sampler="linear", layers=("variance", "arrows", "particles", "law"))
+    tab = page.open(f"{server[0]}?{state.to_query()}")
+    tab.wait_for_function("() => map().length && document.getElementById('old').hidden")
+    alpha = "bokeh('plane picture').renderers.find((r) => r.glyph.type === 'Image').glyph.global_alpha.value"
+    assert tab.evaluate(alpha) == 1
+    tab.focus("#plane")
+    for key in ("PageDown", "ArrowUp", "ArrowUp", "Shift+ArrowLeft"):
+        tab.keyboard.press(key)
+    tab.wait_for_function("() => document.getElementById('old').textContent === 'of an earlier state: V, particles'")
+    tab.wait_for_function(f"() => {alpha} < 0.5")
+    assert tab.is_visible("#laws-old")
+    tab.wait_for_function("old => location.search !== old", arg="?" + state.to_query())
+    x, y = state.points[1]
+    assert page.state().points[1] == pytest.approx((x - 0.2, y + 0.1))
+    assert page.state().points[2:] == state.points[2:]
+    tab.wait_for_function(IDLE)
+    tab.wait_for_function("() => document.getElementById('old').hidden")
+    assert tab.evaluate(alpha) == 1
+    assert not tab.is_visible("#laws-old")
+    tab.keyboard.press("Delete")
+    tab.wait_for_function("() => document.getElementById('point-name').textContent.endsWith('of 3')")
+    tab.keyboard.press("Insert")
+    tab.wait_for_function("() => document.getElementById('point-name').textContent === 'point 4 of 4'")
+    tab.keyboard.press("Space")
+    tab.wait_for_function("() => document.getElementById('play').getAttribute('aria-label') === 'Pause'")
+    nameless = """() => [...document.querySelectorAll('button, select, input:not([hidden]), [tabindex], output')]
+      .filter((e) => !(e.innerText || e.ariaLabel || e.labels?.length || e.htmlFor?.length || e.id.startsWith('point')))
+      .filter((e) => e.closest('#app') && !e.closest('.bk-panel-models')).map((e) => e.id || e.outerHTML)"""
+    assert tab.evaluate(nameless) in ([], ["code-text"])
 
 
 def test_pages_from_elsewhere_may_not_talk_to_the_server(server: tuple[str, int]) -> None:

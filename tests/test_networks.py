@@ -67,7 +67,7 @@ def test_blocks_of_members_and_of_draws_change_nothing(monkeypatch):
     for draws in (40, None):
         whole = MLP(**SMALL).fit(training(draws), range(5), quiet)
         with monkeypatch.context() as patch:
-            patch.setattr(network, "DRAWN", 7 * 2 * 2)
+            patch.setitem(network.DRAWN, "cpu", 7 * 2 * 2)
             close(MLP(**SMALL, chunk=2).fit(training(draws), range(5), quiet), whole, 1e-9)
 
 

@@ -265,7 +265,8 @@ def _changes(audit: Audit, f: Finding) -> list[Picture]:
 def _moments(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     rows = images.detach().double().flatten(1).cpu()
     rows = rows[rows.isfinite().all(1)]
-    return rows.mean(1), rows.var(1, correction=0)
+    mean = rows.mean(1)
+    return mean, (rows - mean[:, None]).square().mean(1)
 
 
 def _together(audit: Audit) -> list[Picture]:

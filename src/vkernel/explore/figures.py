@@ -23,13 +23,15 @@ from bokeh.plotting import figure
 
 from vkernel.explore.compute import Exact, axis
 from vkernel.explore.simulate import Result
-from vkernel.explore.state import LIMIT, State
+from vkernel.explore.state import LIMIT, Point, State
 from vkernel.plots import base
 
-__all__ = ["Pictures", "tiles"]
+__all__ = ["Pictures", "tiles", "timeline"]
 
 BELOW = 0.34  # of the line's picture: the strip under the axis in which particles move
 DRAGGED = "#f0683c"  # the points: the one warm colour on viridis, on white and on black
+FAR = 10.0  # sigma/alpha beyond which nothing is seen to move
+FADED = 0.4  # opacity of what belongs to an earlier state
 MOST_TILES = 6
 CROWD = 200  # points above which they are drawn small
 GAP = 0.06  # between two tiles, in units of a small one
@@ -58,7 +60,9 @@ class Pictures:
         self._share = LinearColorMapper(palette=Viridis256, low=0, high=1)
         self._mass = LinearColorMapper(palette=Viridis256, low=0, high=1)
         self._inked: list[GlyphRenderer] = []
+        self._drawn: list[GlyphRenderer] = []
         self._dots: list[GlyphRenderer] = []
+        self._full: dict[tuple[str, str], float] = {}  # opacities of what is not faded
         self._top = 1.0  # the largest density that the line shows
         self._heights, self._rows = Range1d(start=-BELOW, end=1.05), Range1d(start=0, end=3)
         self.plane, self.line, self.laws = self._plane(), self._line(), self._laws()
@@ -88,14 +92,15 @@ class Pictures:
         p.yaxis.ticker = FixedTicker(ticks=[-2, -1, 0, 1, 2])
         p.grid.visible = False
         shown: Any = p.image  # Bokeh leaves the mapper out of its types
-        shown("image", x="x", y="y", dw="size", dh="size", color_mapper=self._share, source=self._map, level="image")
-        p.multi_line("xs", "ys", source=self._lines, line_color="white", line_width=1.4, line_dash=[5, 3])
-        p.segment("x0", "y0", "x1", "y1", source=self._arrows, line_color="white", line_alpha=0.85, line_width=1.2)
-        p.scatter(
-            "x1", "y1", angle="angle", marker="triangle", size=5, source=self._arrows, fill_color="white",
-            line_color=None, fill_alpha=0.9,
-        )  # fmt: skip
-        p.scatter(
+        self._ground = shown(
+            "image", x="x", y="y", dw="size", dh="size", color_mapper=self._share, source=self._map, level="image"
+        )
+        self._drawn = [
+            p.multi_line("xs", "ys", source=self._lines, line_width=1.4, line_dash=[5, 3]),
+            p.segment("x0", "y0", "x1", "y1", source=self._arrows, line_alpha=0.85, line_width=1.2),
+            p.scatter("x1", "y1", angle="angle", marker="triangle", size=5, source=self._arrows, fill_alpha=0.9),
+        ]
+        self._flock = p.scatter(
             "x", "y", source=self.moving, size=5, fill_color="white", fill_alpha=0.9, line_color="#1c2430",
             line_alpha=0.8, line_width=0.7,
         )  # fmt: skip
@@ -169,7 +174,27 @@ class Pictures:
         for renderer in (*self._inked, self.density_line):
             renderer.glyph.line_color = ink
         self._heads.glyph.fill_color, self._heads.glyph.line_color = ink, None
-        self._grains.glyph.fill_color = ink
+        self._grains.glyph.fill_color = self._ink = ink
+        self._contrast()
+
+    def _contrast(self) -> None:
+        """Lines and arrows of the plane: white on a map, ink on bare paper and on what is faded."""
+        bare = not len(self._map.data["image"]) or self._ground.glyph.global_alpha < 1
+        for renderer in self._drawn:
+            renderer.glyph.line_color = self._ink if bare else "white"
+        self._drawn[-1].glyph.fill_color = self._ink if bare else "white"
+
+    def fade(self, samples: bool, variance: bool) -> None:
+        """Lower the opacity of what belongs to an earlier state: of all that was sampled, of the map of V."""
+        of_run = (self._flock, self._grains, self.law_line, self.law_area, self.exact_line, self.singles)
+        for renderers, old in ((of_run, samples), ((self._ground, self.variance_area), variance)):
+            for renderer in renderers:
+                glyph = renderer.glyph
+                for name in ("fill_alpha", "line_alpha", "global_alpha"):
+                    if name in glyph.properties():
+                        full = self._full.setdefault((glyph.id, name), getattr(glyph, name))
+                        setattr(glyph, name, FADED * full if old else full)
+        self._contrast()
 
     # Data
 
@@ -194,6 +219,7 @@ class Pictures:
         if state.d == 2:
             values = share if state.has("variance") else found.fraction if state.has("noise") else None
             self._map.data = _image(values)
+            self._contrast()
             return
         noise = found.fraction * top if state.has("noise") else None
         self._curve("noise", noise)
@@ -229,7 +255,7 @@ class Pictures:
         if state.d == 1:
             self._show_curves(result, state)
         else:
-            self._show_tiles(named, state)
+            self._show_tiles(named, state, result.state.points)
 
     def _show_curves(self, result: Result, state: State) -> None:
         top = max(float(np.quantile(result.law, 0.995)), 0.5)
@@ -240,7 +266,7 @@ class Pictures:
         rows = [np.minimum(law, top) for law in result.members] if state.has("members") else []
         self._singles.data = {"xs": [_centres(len(row)) for row in rows], "ys": rows}
 
-    def _show_tiles(self, named: list[tuple[str, np.ndarray]], state: State) -> None:
+    def _show_tiles(self, named: list[tuple[str, np.ndarray]], state: State, points: tuple[Point, ...]) -> None:
         places = tiles(len(named))
         self._rows.start = min((y for _, y, _ in places), default=0.0)
         first = named[0][1] if named else np.ones((1, 1))
@@ -249,10 +275,10 @@ class Pictures:
         self._tiles.data = {"image": [np.sqrt(law) for _, law in named], "x": xs, "y": ys, "size": sizes}
         tops = [y + size for _, y, size in places]
         self._titles.data = {"x": xs, "y": tops, "text": [name for name, _ in named]}
-        if len(state.points) > CROWD:
+        if len(points) > CROWD:
             self._rings.data = _none("x", "y")
             return
-        spots = np.array(state.points) / (2 * LIMIT) + 0.5
+        spots = np.array(points) / (2 * LIMIT) + 0.5
         rings = [spots * size + (x, y) for x, y, size in places[: 2 if state.has("law") else 1]]
         every = np.concatenate(rings) if rings else np.zeros((0, 2))
         self._rings.data = {"x": every[:, 0], "y": every[:, 1]}
@@ -266,6 +292,17 @@ class Pictures:
         else:
             y = frames[..., 1]
         self.frames.data = {"x": frames[..., 0].ravel(), "y": np.ascontiguousarray(y).ravel()}
+
+
+def timeline(result: Result) -> tuple[list[float], list[float]]:
+    """The times of a run's frames and their places in [0, 1] on the slider: even steps, but a tenth for what is far."""
+    process, times = result.state.make_process(), result.times.tolist()
+    ratios = [float(process.sigma(t) / process.alpha(t)) for t in times]
+    near = next((k for k, r in enumerate(ratios) if r <= FAR), 0)
+    last = len(times) - 1
+    far = 0.1 if 0 < near < last else 0.0
+    rest = max(last - near, 1)
+    return times, [far * k / near if k < near else far + (1 - far) * (k - near) / rest for k in range(last + 1)]
 
 
 def tiles(count: int) -> list[tuple[float, float, float]]:

@@ -1,8 +1,8 @@
 """Long work beside the page: one job for each tab, the latest wins, and few at once for all tabs together.
 
-A job is a thread. It stops where the work next calls ``tell``, which raises :class:`Stopped` once the job has been
-cancelled; what it found after that is dropped. :class:`Workers` belongs to a server and bounds how many jobs run at
-once; a :class:`Desk` belongs to a tab.
+A job is a thread. It stops before its next operation of torch, or where the work next calls ``tell``: either raises
+:class:`Stopped` once the job has been cancelled; what it found after that is dropped. :class:`Workers` belongs to a
+server and bounds how many jobs run at once; a :class:`Desk` belongs to a tab.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import time
 import weakref
 from collections.abc import Callable
 from typing import Any
+
+from torch.overrides import TorchFunctionMode
 
 from vkernel.errors import require
 
@@ -25,6 +27,18 @@ Work = Callable[[Tell], Any]
 
 class Stopped(Exception):
     """The job was cancelled."""
+
+
+class _Watch(TorchFunctionMode):
+    """Calls ``check`` before every operation of torch in this thread: no piece of work is long enough to wait for."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        super().__init__()
+        self._check = check
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._check()
+        return func(*args, **(kwargs or {}))
 
 
 class Workers:
@@ -108,7 +122,8 @@ class Job:
         except Stopped:
             return
         try:
-            result = self._work(self._tell)
+            with _Watch(self.check):
+                result = self._work(self._tell)
             self.check()
         except Stopped:
             return

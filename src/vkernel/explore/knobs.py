@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["GROUPS", "LAYER_WORDS", "Knob", "Layer"]
+__all__ = ["GROUPS", "LAYER_WORDS", "Knob", "Layer", "layers_for"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ _SAMPLER = Knob(
     (
         ("exact", "the exact score"),
         ("naive", "the naive estimator"),
-        ("effective", "the effective SDE (theory)"),
+        ("effective", "effective SDE (theory)"),
         ("linear", "linear models, trained"),
         ("ntk", "infinitely wide networks"),
         ("mlp", "small networks, trained"),
@@ -152,3 +152,14 @@ LAYER_WORDS = (
     Layer("members", "Models", "q", "Single models: where the samples of each of a few trained models end.", TRAINED),
     Layer("exact", "Exact", "p", "The exact law: where samples of the exact score end, for contrast."),
 )
+
+
+def layers_for(sampler: str, layers: tuple[str, ...]) -> tuple[str, ...]:
+    """The layers that a sampler has; models that are trained come with single ones beside their average."""
+    having = {layer.name for layer in LAYER_WORDS if not layer.only or sampler in layer.only}
+    kept = [name for name in layers if name in having]
+    if "variance" in layers and "variance" not in kept and "noise" not in kept:
+        kept.append("noise")
+    if "members" in having and "law" in kept and "members" not in kept:
+        kept.append("members")
+    return tuple(kept)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +20,23 @@ from panel.custom import JSComponent
 
 from vkernel.errors import InputError, require
 from vkernel.explore import compute
-from vkernel.explore.figures import Pictures
+from vkernel.explore.figures import Pictures, timeline
 from vkernel.explore.jobs import Desk, Workers
-from vkernel.explore.knobs import GROUPS, LAYER_WORDS
-from vkernel.explore.presets import PRESETS, preset
+from vkernel.explore.knobs import GROUPS, LAYER_WORDS, layers_for
+from vkernel.explore.presets import PRESETS, known_as, preset
 from vkernel.explore.report import report
 from vkernel.explore.simulate import Result, concerns, simulate, variance
 from vkernel.explore.snippet import snippet
-from vkernel.explore.state import LIMIT, MOST_BYTES, SAMPLERS, State, clamped, from_csv, from_query
+from vkernel.explore.state import LIMIT, MOST_BYTES, SAMPLERS, State, clamped, from_csv, from_query, weights_after
 from vkernel.explore.tour import STEPS
-from vkernel.explore.words import said
+from vkernel.explore.words import earlier, said
 from vkernel.version import __version__
 
 __all__ = ["Tab", "page"]
 
 ASSETS = Path(__file__).parent / "assets"
 FIELDS = ("sampler", "kappa", "features", "ratio", "tau", "K", "process", "eps", "steps", "seed", "t", "dark", "layers")
-FAR = 10.0  # sigma/alpha beyond which nothing is seen to move: a tenth of the time slider
+SPREAD = (0.618034, 0.754878)  # steps that spread new points over the window, along each axis
 
 
 class Bridge(JSComponent):
@@ -53,6 +54,8 @@ class Tab:
         self.desk, self.sketches = Desk(workers), Desk(workers)
         self._share: np.ndarray | None = None  # the map of V, and of which result and time it is
         self._share_of: tuple[Result, float] | None = None
+        self._drawing: Result | None = None  # whose map of V is under way
+        self._marks: dict[str, Any] = {}
         self.result: Result | None = None
         self._asked: State | None = None
         self._document: Document | None = None
@@ -113,9 +116,12 @@ class Tab:
         if dark:  # what the browser prefers, where the address does not say
             self.state = self.state.but(dark=True)
             self.pictures.recolour(True)
-        self._send({"kind": "knobs", "options": {k.field: [_word(v) for v, _ in k.options] for k in _all_knobs()}})
+        knobs = [knob for _, group in GROUPS for knob in group]
+        self._send({"kind": "knobs", "options": {k.field: [_word(v) for v, _ in k.options] for k in knobs}})
         self._send({"kind": "tour", "steps": [{"title": s.title, "text": s.text} for s in STEPS]})
         self._send_state()
+        self._marks = {}
+        self._mark(self.state)
         if self._message:
             self._say(self._message)
         if self.result is None:
@@ -131,7 +137,7 @@ class Tab:
             changes["layers"] = tuple(changes["layers"])
         if "sampler" in changes:
             require(changes["sampler"] in SAMPLERS, f"Nothing samples by {changes['sampler']!r}.")
-            changes["layers"] = _layers_for(changes["sampler"], self.state.layers)
+            changes["layers"] = layers_for(changes["sampler"], self.state.layers)
         self.commit(self.state.but(**changes))
 
     def _on_preset(self, name: str) -> None:
@@ -145,12 +151,15 @@ class Tab:
         self.commit(self.state.but(points=tuple(points), weights=tuple(weights)))
 
     def _on_add(self) -> None:
-        place = (0.0,) * self.state.d
-        while place in self.state.points:  # beside what is there
-            place = tuple(round(v + 0.2, 3) if v < LIMIT - 0.2 else -LIMIT for v in place)
+        places = (
+            tuple(round(LIMIT * (2 * ((0.5 + k * step) % 1) - 1), 3) for step in SPREAD[: self.state.d])
+            for k in count()
+        )
+        place = next(p for p in places if p not in self.state.points)
         self.commit(self.state.but(points=(*self.state.points, place), weights=(*self.state.weights, 1)))
 
     def _on_remove(self, index: int) -> None:
+        require(0 <= int(index) < len(self.state.points), f"There is no point {index}.")
         keep = [k for k in range(len(self.state.points)) if k != index]
         require(keep, "This is the last training point; a model needs one.")
         self.commit(
@@ -203,9 +212,10 @@ class Tab:
         x, y = list(data["x"]), list(data["y"])
         try:
             points = self._placed(x, y)
-            if [p[:1] for p in points] == [p[:1] for p in self.state.points] and points == self.state.points:
+            if points == self.state.points:
+                self._show_exact(self.state)  # a drag that came back
                 return
-            self.commit(self.state.but(points=points, weights=_weights(self.state, points)))
+            self.commit(self.state.but(points=points, weights=weights_after(self.state, points)))
         except (InputError, TypeError, ValueError) as error:
             self._say(str(error))
             self.pictures.show_points(self.state)
@@ -218,10 +228,9 @@ class Tab:
 
     def commit(self, state: State) -> None:
         """Show another state; a new run begins where this one's samples are not those of the last."""
-        turned = state.dark != self.state.dark
-        self.state = state
-        if turned:
+        if state.dark != self.state.dark:
             self.pictures.recolour(state.dark)
+        self.state = state
         self._show_all()
         self._send_state()
         self._run()
@@ -237,19 +246,46 @@ class Tab:
         result = self.result
         if not state.has("variance") or result is None or result.learned is None or result.state.d != state.d:
             self._share = None
-        elif self._document is not None and self._share_of != (result, state.t):
-            self.sketches.submit(
-                lambda tell: variance(result, state.t),
-                lambda share: self._later(partial(self._sketched, result, state.t, share)),
-                lambda error: self._later(partial(self._say, str(error))),
-                lambda label, share: None,
-            )
+        else:
+            self._sketch(result, state.t)
         self.pictures.show_exact(self._seen[1], self._share, state)
+        self._mark(state)
+
+    def _sketch(self, result: Result, t: float) -> None:
+        """Begin the map of V, unless it is there; one that is under way is let finish, and the latest time follows."""
+        if self._document is None or self._share_of == (result, t) or self._drawing is result:
+            return
+        self._drawing = result
+        self.sketches.submit(
+            lambda tell: variance(result, t),
+            lambda share: self._later(partial(self._sketched, result, t, share)),
+            lambda error: self._later(partial(self._unsketched, result, error)),
+            lambda label, share: None,
+        )
 
     def _sketched(self, result: Result, t: float, share: np.ndarray | None) -> None:
-        if self.result is result and self._seen[0].has("variance"):
+        if self._drawing is result:
+            self._drawing = None
+        state, found = self._seen
+        if self.result is result and state.has("variance") and state.d == result.state.d:
             self._share, self._share_of = share, (result, t)
-            self.pictures.show_exact(self._seen[1], share, self._seen[0])
+            self.pictures.show_exact(found, share, state)
+            self._mark(state)
+            self._sketch(result, state.t)
+
+    def _unsketched(self, result: Result, error: Exception) -> None:
+        if self._drawing is result:
+            self._drawing = None
+        self._say(f"The map of V failed: {error}")
+
+    def _mark(self, state: State) -> None:
+        """Fade and name what belongs to another state than the one that is seen."""
+        samples, share, sentence = earlier(state, self.result, None if self._share is None else self._share_of)
+        marks = {"kind": "marks", "samples": samples, "text": sentence}
+        if marks != self._marks:
+            self._marks = marks
+            self.pictures.fade(samples, share)
+            self._send(marks)
 
     def _stale(self) -> bool:
         return self.result is None or concerns(self.result.state) != concerns(self.state)
@@ -293,7 +329,8 @@ class Tab:
         if not self._current(state):
             return
         self.result = result
-        self._show_all()
+        self.pictures.show_laws(result, self.state)
+        self._show_exact(self._seen[0])  # points stay where they are: one may be on its way
         self.pictures.show_paths(result, result.state)
         self._later(partial(self._shown, state))  # what was drawn above is sent before what is said
 
@@ -315,16 +352,9 @@ class Tab:
         result = self.result
         if result is None:
             return
-        process, times = result.state.make_process(), result.times
-        ratios = [float(process.sigma(t) / process.alpha(t)) for t in times.tolist()]
-        near = next((k for k, r in enumerate(ratios) if r <= FAR), 0)
-        last = len(times) - 1
-        far = 0.1 if 0 < near < last else 0.0
-        place = [
-            far * k / near if k < near else far + (1 - far) * (k - near) / max(last - near, 1) for k in range(last + 1)
-        ]
+        times, places = timeline(result)
         count = result.frames.shape[1]
-        self._send({"kind": "frames", "times": times.tolist(), "places": place, "count": count, "d": result.state.d})
+        self._send({"kind": "frames", "times": times, "places": places, "count": count, "d": result.state.d})
 
     def _send_state(self) -> None:
         state = self.state
@@ -335,7 +365,7 @@ class Tab:
                 "state": state.to_dict(),
                 "query": state.to_query(),
                 "range": [state.make_process().eps, state.make_process().T],
-                "preset": next((k for k in PRESETS if _same(preset(k), state)), ""),
+                "preset": known_as(state.points),
                 "words": {"number": words.number, "caption": words.caption, "sentences": list(words.sentences)},
                 "stale": self._stale(),
                 "most": MOST_BYTES,
@@ -364,34 +394,5 @@ def page(workers: Workers) -> pn.Template:
     return tab.template()
 
 
-def _all_knobs() -> list[Any]:
-    return [knob for _, knobs in GROUPS for knob in knobs]
-
-
 def _word(value: Any) -> Any:
     return "inf" if value == float("inf") else value
-
-
-def _same(points: tuple[tuple[float, ...], ...], state: State) -> bool:
-    return len(points) == len(state.points) and State(points=points).points == state.points
-
-
-def _weights(state: State, points: tuple[tuple[float, ...], ...]) -> tuple[int, ...]:
-    """Weights after points were moved, added at the end or removed."""
-    if len(points) == len(state.points):
-        return state.weights
-    if len(points) > len(state.points):
-        return state.weights + (1,) * (len(points) - len(state.points))
-    known = dict(zip(state.points, state.weights, strict=True))
-    return tuple(known.get(p, 1) for p in points)
-
-
-def _layers_for(sampler: str, layers: tuple[str, ...]) -> tuple[str, ...]:
-    """The layers that a sampler has; models that are trained come with single ones beside their average."""
-    having = {layer.name for layer in LAYER_WORDS if not layer.only or sampler in layer.only}
-    kept = [name for name in layers if name in having]
-    if "variance" in layers and "variance" not in kept and "noise" not in kept:
-        kept.append("noise")
-    if "members" in having and "law" in kept and "members" not in kept:
-        kept.append("members")
-    return tuple(kept)

@@ -10,7 +10,7 @@ from vkernel.data import toy
 from vkernel.errors import require
 from vkernel.explore.state import Point
 
-__all__ = ["PRESETS", "preset"]
+__all__ = ["PRESETS", "known_as", "preset"]
 
 
 def _paper(name: str) -> Callable[[], np.ndarray]:
@@ -74,3 +74,9 @@ def preset(name: str) -> tuple[Point, ...]:
     """The points of a set by its name."""
     require(name in PRESETS, f"There is no set {name!r}; there are {', '.join(PRESETS)}.")
     return tuple(tuple(float(v) for v in row) for row in PRESETS[name][1]())
+
+
+def known_as(points: tuple[Point, ...]) -> str:
+    """The name of the set that these points are, to a thousandth; "" if none."""
+    same = (k for k in PRESETS if tuple(tuple(round(v, 3) + 0.0 for v in p) for p in preset(k)) == points)
+    return next(same, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import warnings
@@ -34,6 +35,7 @@ def server(port: int = PORT, address: str = LOOPBACK, workers: Workers | None = 
     require(":" not in address, f"The page listens on IPv4 addresses such as {LOOPBACK}; got {address!r}.")
     require(0 <= port <= 65535, f"A port is a number from 0 to 65535; got {port}.")
     warnings.simplefilter("ignore", ValidityWarning)  # the page says it in words
+    logging.getLogger("bokeh.server.views.ws").setLevel(logging.ERROR)  # a tab that closes is no news
     os.environ["BOKEH_RESOURCES"] = "server"  # scripts and styles from here, not from the net
     port = port or _free(address)
     _refuse_taken(port, address)

@@ -103,7 +103,7 @@ def concerns(state: State) -> State:
 
 
 def simulate(state: State, tell: Tell = lambda label, share: None) -> Result:
-    """Run the state's sampler; ``tell`` is called between pieces of work, and may raise to stop it."""
+    """Run the state's sampler; ``tell`` is called between pieces of work."""
     data, process = empirical(state), state.make_process()
     score = EmpiricalScore(data, process)
     tell("the exact score", 0.0)

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlencode
 from vkernel.errors import InputError, require
 from vkernel.process import PROCESSES, Process
 
-__all__ = ["LAYERS", "LIMIT", "SAMPLERS", "State", "from_csv", "from_query"]
+__all__ = ["LAYERS", "LIMIT", "SAMPLERS", "State", "from_csv", "from_query", "weights_after"]
 
 VERSION = "1"
 LIMIT = 2.0  # points, and the window, lie in [-LIMIT, LIMIT]
@@ -280,3 +280,13 @@ def _whole(name: str, value: Any, low: int, high: int) -> int:
 def clamped(points: Iterable[Iterable[float]]) -> tuple[Point, ...]:
     """Points brought back to the window's edge: a drag may end outside it."""
     return tuple(tuple(min(max(float(v), -LIMIT), LIMIT) for v in p) for p in points)
+
+
+def weights_after(state: State, points: Sequence[Point]) -> tuple[int, ...]:
+    """Weights after points were moved, added at the end or removed."""
+    if len(points) == len(state.points):
+        return state.weights
+    if len(points) > len(state.points):
+        return state.weights + (1,) * (len(points) - len(state.points))
+    known = dict(zip(state.points, state.weights, strict=True))
+    return tuple(known.get(p, 1) for p in points)

@@ -29,16 +29,16 @@ STEPS = (
     ),
     Step(
         "But the target is noisy",
-        "A model never sees the score. It sees one training point at a time, and the covariance of that target is C. "
-        "The map shows which share of the target is noise: near a training point none, on the boundaries between "
-        "points nearly all. Drag a point and watch the boundaries follow; move t.",
-        State(t=0.15, layers=("noise", "boundaries", "particles")),
+        "A model never sees the score. Its target points at one training point at a time, and the covariance of that "
+        "target is C. The map shows which share of the target is noise: far outside hardly any, between the points "
+        "nearly all. Dashed lines hold the boundaries. Drag a point and watch them follow; move t.",
+        State(t=0.1, layers=("noise", "boundaries", "particles")),
     ),
     Step(
         "Trainings disagree: V",
         "Now 48 linear models are trained on noisy targets. Each learns another score, and the map shows where they "
-        "disagree: the covariance V over trainings, relative to their mean. The noise of the target has become a "
-        "difference between models. Each panel on the right is what one of them samples.",
+        "disagree: the covariance V over trainings, relative to their mean. The noise of their targets, and their "
+        "different inputs, have become difference between models. Each panel on the right is what one of them samples.",
         State(sampler="linear", t=0.15, layers=("variance", "particles", "law", "members")),
     ),
     Step(

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 from vkernel.estimate import Estimate
-from vkernel.explore.simulate import Result, draws, members
+from vkernel.explore.simulate import Result, concerns, draws, members
 from vkernel.explore.state import State
 
-__all__ = ["Words", "said", "short", "tells"]
+__all__ = ["Words", "earlier", "said", "short", "tells"]
 
 
 CLOSE = 0.1  # gap mass of the exact score above which training points are too close for the cutoff
@@ -92,7 +92,7 @@ def _against(gap: Estimate, twin: Estimate) -> str:
     """By how much two gap masses differ, in words that their errors allow."""
     apart = math.hypot(gap.se, twin.se)
     if gap.low <= twin.high and twin.low <= gap.high and abs(gap.value - twin.value) < 2 * max(apart, 1e-12):
-        return "not to be told from"
+        return "within errors of"
     if twin.value <= 0:
         return "more than"
     ratio = gap.value / twin.value
@@ -116,3 +116,21 @@ def _who(state: State) -> tuple[str, ...]:
     if state.sampler == "mlp":
         return (f"{members(state)} small networks, fresh draws at every step, {goal}.",)
     return ()
+
+
+def earlier(state: State, result: Result | None, shown: tuple[Result, float] | None) -> tuple[bool, bool, str]:
+    """Whether the samples and the map of V belong to another state than the one that is seen, and a word on it.
+
+    ``shown`` is the run and the time of the map of V, ``None`` where there is none.
+    """
+    samples = result is not None and result.state.d == state.d and concerns(result.state) != concerns(state)
+    share = shown is not None and (samples or shown != (result, state.t))
+    named = {
+        "V": share,
+        "particles": samples and state.has("particles"),
+        "curves": samples and state.d == 1 and any(state.has(name) for name in ("law", "members", "exact")),
+    }
+    old = ", ".join(name for name, true in named.items() if true)
+    if state.has("variance") and shown is None:
+        return samples, False, "V follows once the run has ended"
+    return samples, share, f"of an earlier state: {old}" if old else ""

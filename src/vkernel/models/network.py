@@ -42,6 +42,7 @@ from vkernel import rng
 from vkernel.covariance import over_event
 from vkernel.errors import require
 from vkernel.models.base import Model, State, Tell, time_input
+from vkernel.models.graphs import MEMBERS, Recorded
 from vkernel.models.parametrisation import Weight
 from vkernel.objective import Training
 from vkernel.process import Process
@@ -51,7 +52,7 @@ __all__ = ["Network"]
 Shape = tuple[int, ...]
 Draws = tuple[Tensor, ...]  # z, e, y and ω, each (M, B, …)
 
-DRAWN = 1 << 20  # numbers of x made at once, in float64
+DRAWN = {"cpu": 1 << 20, "cuda": 1 << 24}  # numbers of x made at once, in float64
 HELD = 1 << 25  # numbers of one layer held at once by `output`
 OPTIMISERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -129,8 +130,10 @@ class Network(Model):
 
     def fit(self, training: Training, members: Sequence[int], tell: Tell) -> State:
         self._check(training)
-        blocks = _blocks(members, self.chunk)
-        found = [self._train(training, some, tell, len(some) / len(members)) for some in blocks]
+        recorded = self._recorded(training)
+        blocks = _blocks(members, MEMBERS if recorded else self.chunk)
+        train = self._replay if recorded else self._train
+        found = [train(training, some, tell, len(some) / len(members)) for some in blocks]
         return {name: torch.cat([state[name] for state in found]) for name in found[0]}
 
     def output(self, state: State, x: Tensor, t: Tensor, process: Process) -> Tensor:
@@ -180,8 +183,7 @@ class Network(Model):
                 slopes = gradient(state, *draws)
             for name, p in state.items():
                 p.grad = slopes[name]
-            if self.decay:
-                optimiser.param_groups[0]["lr"] = self.lr * (1 + math.cos(math.pi * (k - 1) / self.steps)) / 2
+            optimiser.param_groups[0]["lr"] = self._rate(k)
             optimiser.step()
             if self.ema:
                 torch._foreach_lerp_(average, parameters, (1 - self.ema) / (1 - self.ema**k))
@@ -189,6 +191,38 @@ class Network(Model):
                 tell(share * (k - told) / self.steps)
                 told = k
         return dict(zip(state, average or [p.detach() for p in parameters], strict=True))
+
+    def _recorded(self, training: Training) -> bool:
+        """Whether steps are replayed from a graph: one by one, on a GPU, by an optimiser that can be recorded."""
+        return training.data.device.type == "cuda" and self.chunk == 1 and self.optimiser == "adam"
+
+    def _replay(self, training: Training, members: Sequence[int], tell: Tell, share: float) -> State:
+        """The same as :meth:`_train`, member beside member, each step replayed from a graph."""
+        state = self.initial(training, members)
+        parameters, lr = list(state.values()), torch.tensor(self.lr, device=training.data.device)
+        average = [p.clone() for p in parameters] if self.ema else []
+        optimiser = torch.optim.Adam(parameters, lr=lr, fused=True, capturable=True)
+        plain = self.loss(training.data.shape)
+
+        def loss(*given: Any) -> Tensor:
+            with self._precision(training.data.device):
+                return plain(*given)
+
+        step: Recorded | None = None
+        every, told = max(1, self.steps // 100), 0
+        for k, draws in enumerate(self._minibatches(training, members), 1):
+            step = step or Recorded(loss, state, optimiser, draws, lr)
+            step(draws, self._rate(k))
+            if self.ema:
+                torch._foreach_lerp_(average, parameters, (1 - self.ema) / (1 - self.ema**k))
+            if k % every == 0 or k == self.steps:
+                tell(share * (k - told) / self.steps)
+                told = k
+        return dict(zip(state, average or [p.detach() for p in parameters], strict=True))
+
+    def _rate(self, k: int) -> float:
+        """The learning rate of step k = 1, 2, …"""
+        return self.lr * ((1 + math.cos(math.pi * (k - 1) / self.steps)) / 2 if self.decay else 1.0)
 
     def _minibatches(self, training: Training, members: Sequence[int]) -> Iterator[Draws]:
         """The draws of every step."""
@@ -199,7 +233,7 @@ class Network(Model):
 
     def _fresh(self, training: Training, members: Sequence[int]) -> Iterator[Draws]:
         B = self.batch or 1
-        at_once = max(1, DRAWN // (len(members) * B * training.data.d))
+        at_once = max(1, _drawn(training) // (len(members) * B * training.data.d))
         for first in range(0, self.steps, at_once):
             count = min(at_once, self.steps - first)
             drawn = self._draws(training, members, first * B, count * B)
@@ -218,7 +252,7 @@ class Network(Model):
 
     def _pool(self, training: Training, members: Sequence[int], P: int) -> Draws:
         """All P draws, made a piece at a time, and kept."""
-        piece = max(1, DRAWN // (len(members) * training.data.d))
+        piece = max(1, _drawn(training) // (len(members) * training.data.d))
         made = [self._draws(training, members, first, min(piece, P - first)) for first in range(0, P, piece)]
         return tuple(torch.cat(parts, 1) for parts in zip(*made, strict=True))
 
@@ -252,6 +286,10 @@ class Network(Model):
     def __repr__(self) -> str:
         told = ", ".join(f"{name}={value!r}" for name, value in self.spec.items() if name != "kind")
         return f"{type(self).__name__}({told})"
+
+
+def _drawn(training: Training) -> int:
+    return DRAWN.get(training.data.device.type, DRAWN["cpu"])
 
 
 def whole(value: Any, least: int) -> bool:

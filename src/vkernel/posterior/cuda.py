@@ -1,4 +1,4 @@
-r"""The engine's path on a GPU: half-precision products that screen, exact values where they matter (docs/theory.md, §2.5).
+r"""The engine's path on a GPU: half-precision products screen, exact values decide (docs/theory.md, §2.5).
 
 Tensor cores multiply half-precision numbers sixteen times faster than float32 ones. So the data are kept as
 
@@ -30,9 +30,10 @@ and the first term shrinks to :math:`|x' - x'_H - x'_L|\, Y`. Each query takes t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -41,6 +42,7 @@ from vkernel.posterior import kernels_torch
 from vkernel.posterior.kernels_torch import FULL, WIDE, Left, Logits, Stored
 from vkernel.posterior.moments import Moments, merge
 from vkernel.posterior.pieces import Few, Piece, Points, Queries
+from vkernel.posterior.recorded import Places
 
 if TYPE_CHECKING:
     from vkernel.posterior.engine import Engine
@@ -48,13 +50,15 @@ if TYPE_CHECKING:
 __all__ = ["Fast", "accumulation"]
 
 MARGIN = 16.0  # dropped points hold less than exp(-MARGIN) of the weight
-TOLERANCE = 1e-5  # of the mean, in units of the data's spread, for what the dense rung leaves in the logits
-HEAVY = 2.0**-9  # points with a larger share are always evaluated exactly
+TOLERANCE = 2e-5  # of the mean, in units of the data's spread, for what the dense rung leaves in the logits
+HEAVY = 2.0**-9  # points with a larger share are always evaluated exactly, if the list is long enough for all
 EXACT = 2.0**-20  # a residue of the data, relative to their radius, that needs no second half
 FLAT = 96  # batches up to this size wait for the data to be read, not for the tensor cores
 SLICE = 8192  # points that one accumulator sums over
 MOST = 8192  # points of one query that are ever listed
+LISTED = 1024  # heavy points of one query that are taken out of the dense rung, at least
 BALANCE = 190.0  # half-precision operations in the time that one byte is read
+NARROW = 32  # below this dimension the engine's own way, in float64, is as fast
 FAR = 1e30  # logits beyond this are left to float64
 
 
@@ -70,6 +74,33 @@ def accumulation(d: int, device: torch.device) -> float:
     return (d / terms + 2) * ((terms + 1) * 2.0 ** -(23 + bits) + 2.0**-23)
 
 
+@dataclass
+class Screened:
+    """Split queries, their logits, and lists of points; ``near``: who is within reach of half precision.
+
+    Others have no list.
+    """
+
+    left: Left
+    logits: Logits
+    count: Tensor
+    index: Tensor
+    near: Tensor
+
+
+@dataclass
+class Short:
+    """What rung 1 leaves: its answers, who goes on to rung 2 (``many``) or 3 (``wide``), and whether anybody does."""
+
+    left: Left
+    logits: Logits
+    log_z: Tensor
+    mean: Tensor
+    many: Tensor
+    wide: Tensor
+    flags: Tensor
+
+
 class Fast:
     """The data of ``engine`` in half precision, and the rungs above.
 
@@ -80,10 +111,13 @@ class Fast:
     def __init__(self, engine: Engine, kernels: ModuleType = kernels_torch) -> None:
         self.engine, self.kernels, data = engine, kernels, engine.data
         self.points = stored(data, engine.log_w)
+        self.lasting = kernels is not kernels_torch and data.device.type == "cuda" and self.points.values is not None
+        self.places = Places()
         self.slices = max(1, math.ceil(data.n / SLICE))
         self.slice = 64 * math.ceil(data.n / self.slices / 64)
         self.rows, self.width = self.slices * self.slice, 64 * math.ceil(data.d / 64)
         self.center, self.unit = self._grid()
+        self.epsilon = accumulation(self.width, data.device)
         self.half = torch.zeros(self.rows, dtype=torch.float32, device=data.device)
         self.log_w = torch.nn.functional.pad(engine.log_w.float(), (0, self.rows - data.n))
         self.high, self.radius, self.residue = self._halves(None)
@@ -98,7 +132,7 @@ class Fast:
         """For an engine on a GPU with room for the data; ``None`` where its own way is the only one."""
         data = engine.data
         room = 2 * (data.n + SLICE) * (data.d + 64) <= engine.memory // 2
-        if data.device.type != "cuda" or data.n == 0 or not data.in_memory or not room:
+        if data.device.type != "cuda" or data.n == 0 or data.d < NARROW or not data.in_memory or not room:
             return None
         try:
             square = torch.ones((8, 8), dtype=torch.float16, device=data.device)
@@ -159,10 +193,13 @@ class Fast:
         few = 2 * queries * d * (8 if values is None else values.itemsize)
         return int(2 ** math.floor(math.log2(min(max(dense / few / 2, 64), MOST))))
 
+    def _each(self) -> int:
+        """Bytes that one query takes: logits, weights and sums."""
+        return 16 * self.rows + 16 * self.slices * self.width + 32 * self.width
+
     def _blocks(self, count: int) -> Iterator[slice]:
-        """Blocks of queries whose logits, weights and sums fit into an eighth of the memory."""
-        each = 16 * self.rows + 16 * self.slices * self.width
-        step = max(1, self.engine.memory // 8 // each)
+        """Blocks of queries that fit into an eighth of the memory."""
+        step = max(1, self.engine.memory // 8 // self._each())
         return (slice(s, min(s + step, count)) for s in range(0, count, step))
 
     # --- rung 1 ---------------------------------------------------------------------------------------------------
@@ -179,21 +216,17 @@ class Fast:
     def logits(self, queries: Queries, left: Left) -> Logits:
         """All logits but for the centre's, from one product."""
         planes = 2 if len(queries) <= FLAT else 1
-        factors = left.factors[:planes].reshape(-1, self.width)
-        out = product(factors, self.high.mT).reshape(planes, len(queries), self.rows)
+        room = self.half.new_empty((2 if self.low is None else 3, len(queries), self.rows))
+        product(left.factors[:planes].flatten(0, 1), self.high.mT, out=room[:planes].flatten(0, 1))
         slope = (queries.alpha.square() / queries.var).float()
-        return Logits(
-            out, left.gain, slope, self.half, self.log_w if self.engine.has_weights else None, self.engine.data.n
-        )
+        log_w = self.log_w if self.engine.has_weights else None
+        return Logits(room, planes, left.gain, slope, self.half, log_w, self.engine.data.n)
 
-    def _screen(self, queries: Queries, thorough: bool) -> tuple[Left, Logits, Tensor, Tensor, Tensor]:
-        """The split queries, their logits, and the points that may matter: a table of ``count`` and ``index``.
-
-        Also which queries are within reach of half precision; others have no list.
-        """
+    def screen(self, queries: Queries, thorough: bool) -> Screened:
+        """The logits of all points from one product, and lists of those that may matter."""
         left = self.kernels.split(queries, self.center, self.unit, self.width)
         logits = self.logits(queries, left)
-        delta = self.bound(queries, left, len(logits.planes))
+        delta = self.bound(queries, left, logits.made)
         first, second = self.kernels.peaks(logits, thorough)
         # A single point has no second: then nothing can be dropped, and nothing need be.
         reference = torch.where(second.isfinite(), second, first) if thorough else first
@@ -201,52 +234,71 @@ class Fast:
         threshold = reference.to(WIDE) - math.log(self.engine.data.n) - MARGIN - 2 * delta
         cap = self.cap(len(queries))
         count, index = self.kernels.select(logits, threshold.float(), cap)
-        return left, logits, count.masked_fill(~near, cap + 1), index, near
+        return Screened(left, logits, count.masked_fill(~near, cap + 1), index, near)
 
     def moments(self, queries: Queries) -> Moments:
         """log z and the mean of every query."""
-        parts = [self._block(queries[rows]) for rows in self._blocks(len(queries))]
-        return Moments(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        out = Moments.empty(len(queries), self.engine.data.d, frozenset(), None, queries.x.device)
+        for rows in self._blocks(len(queries)):
+            log_z, mean = self._block(queries[rows])
+            if len(log_z) == len(queries):
+                return Moments(log_z, mean)
+            out.log_z[rows], out.mean[rows] = log_z, mean
+        return out
 
     def _block(self, queries: Queries) -> tuple[Tensor, Tensor]:
-        left, logits, count, index, near = self._screen(queries, False)
-        exact = self.kernels.exact(queries, self.points, count, index)
-        log_z, mean = self.kernels.mean(self.points, count, index, exact)
-        long = count > index.shape[1]
-        wide = (long if not self.dense else long & ~near).nonzero().squeeze(-1)  # the first to wait for the device
-        rows = (long & near if self.dense else torch.zeros_like(long)).nonzero().squeeze(-1)
-        if len(rows):
-            part, missed = self._dense(queries, left, logits, rows)
-            log_z[rows], mean[rows] = part.log_z, part.mean
-            wide = torch.cat([wide, rows[missed]])
-        if len(wide):
-            again = self._own(queries[wide])
-            log_z[wide], mean[wide] = again.log_z, again.mean
+        if not self.lasting or self._each() * len(queries) > self.engine.memory // 16:
+            return self._climb(queries, lambda name, step: step())
+        with self.places.lock, torch.cuda.device(queries.x.device):
+            place = self.places(queries)
+            log_z, mean = self._climb(place.fill(queries), place.take)
+            log_z, mean = log_z.clone(), mean.clone()
+            place.free.record()
         return log_z, mean
+
+    def _climb(self, queries: Queries, take: Callable[[str, Callable[[], Any]], Any]) -> tuple[Tensor, Tensor]:
+        """log z and the mean of every query; ``take`` takes a step, or repeats it from a record."""
+        short = take("few", lambda: self._few(queries))
+        log_z, mean, wide = short.log_z, short.mean, short.wide
+        many, some = short.flags.tolist()  # the first to wait for the device
+        if many:
+            log_z, mean, wide, flag = take("many", lambda: self._many(queries, short))
+            some = bool(flag)
+        if some:
+            rows = wide.nonzero().squeeze(-1)
+            again = self._own(queries[rows])
+            log_z[rows], mean[rows] = again.log_z, again.mean
+        return log_z, mean
+
+    def _few(self, queries: Queries) -> Short:
+        """Rung 1."""
+        seen = self.screen(queries, False)
+        exact = self.kernels.exact(queries, self.points, seen.count, seen.index)
+        log_z, mean = self.kernels.mean(self.points, seen.count, seen.index, exact)
+        long = seen.count > seen.index.shape[1]
+        many = long & seen.near if self.dense else torch.zeros_like(long)
+        wide = long & ~many
+        return Short(seen.left, seen.logits, log_z, mean, many, wide, torch.stack([many.any(), wide.any()]))
 
     def _own(self, queries: Queries) -> Moments:
         """The engine's own way."""
         out = Moments.empty(len(queries), self.engine.data.d, frozenset(), None, queries.x.device)
-        for block, piece in self.engine.ladders(queries, False):
+        for block, piece in self.engine._dense(queries, False):
             out.absorb(block.start + piece.rows, piece.moments(frozenset(), None))
         return out
 
-    def pieces(self, queries: Queries, thorough: bool) -> Iterator[tuple[slice, Piece]]:
-        """All weights of all queries: lists where they are short, else pieces of the engine's own."""
-        everyone, rest = slice(0, len(queries)), []
+    def pieces(self, queries: Queries, thorough: bool) -> Generator[tuple[slice, Piece], None, Tensor]:
+        """All weights of the queries whose lists are short; returns which are not."""
+        rest = [torch.zeros(0, dtype=torch.long, device=queries.x.device)]
         for block in self._blocks(len(queries)):
-            _, _, count, index, _ = self._screen(queries[block], thorough)
+            seen = self.screen(queries[block], thorough)
+            count, index = seen.count, seen.index
             q, k = kernels_torch.listed(count, index.shape[1]).nonzero().unbind(1)
             if len(q):
-                i = index[q, k].long()
                 exact = self.kernels.exact(queries[block], self.points, count, index)
-                yield everyone, Few(self.engine.data, q + block.start, i, exact[q, k])
+                yield slice(0, len(queries)), Few(self.engine.data, q + block.start, index[q, k].long(), exact[q, k])
             rest.append((count > index.shape[1]).nonzero().squeeze(-1) + block.start)
-        rows = torch.cat(rest)
-        if len(rows):
-            for block, piece in self.engine.ladders(queries[rows], thorough):
-                piece.rows = rows[block][piece.rows]
-                yield everyone, piece
+        return torch.cat(rest)
 
     # --- rung 2 ---------------------------------------------------------------------------------------------------
 
@@ -254,23 +306,19 @@ class Fast:
         """The root mean square error of a logit from all products, an estimate as the engine's ``rounding`` is."""
         y, factor = self.radius, queries.alpha / queries.var
         split = (left.rest_low * y + left.norm * self.last + left.rest * self.residue) / 8
-        sums = 2.0**-25 * (8 + self.width / 64) * left.norm * y
+        sums = 2.0**-24 * (8 + self.width / 512) * left.norm * y
         return factor * (split + sums) + 2.0**-26 * queries.alpha.square() / queries.var * y * y
 
-    def _dense(self, queries: Queries, left: Left, logits: Logits, rows: Tensor) -> tuple[Moments, Tensor]:
-        """The moments of the queries ``rows``, and which of them have too many heavy points for that."""
-        if len(rows) < len(queries):
-            queries = queries[rows]
-            left = Left(left.factors[:, rows], *(a[rows] for a in (left.gain, left.norm, left.rest, left.rest_low)))
-            logits = Logits(
-                logits.planes[:, rows], left.gain, logits.slope[rows], logits.half, logits.log_w, logits.n
-            )
-        logits = self._refined(left, logits)
+    def _many(self, queries: Queries, short: Short) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Rung 2 for all, since most of its cost is shared: log z, the mean, who needs rung 3, and whether anybody."""
+        left, logits = short.left, short.logits
+        logits = replace(logits)
+        self._refine(left, logits)
         log_sum = self.kernels.combine(logits)
         logits = logits.combined()
         share = 2 * (math.log(TOLERANCE) - self.typical(queries, left).log())
-        heavy = (log_sum + share.clamp_max(math.log(HEAVY))).float()
-        cap = self.cap(len(queries))
+        cap = min(MOST, max(LISTED, self.cap(len(queries))))
+        heavy = (log_sum + share.clamp_max(math.log(max(HEAVY, 1 / cap)))).float()
         count, index = self.kernels.select(logits, heavy, cap)
         exact = self.kernels.exact(queries, self.points, count, index)
         some = Moments(*self.kernels.mean(self.points, count, index, exact))
@@ -281,16 +329,18 @@ class Fast:
             offset += self.engine.log_w[0]
         log_z = offset + heavy.to(WIDE) + (total / FULL).log()
         mean = self.center + self._sums(weights) * (self.unit / total.clamp_min(1e-300))[:, None]
-        return merge(some, Moments(log_z, mean)), count > cap
+        both = merge(some, Moments(log_z, mean))
+        wide = short.wide | (short.many & (count > cap))
+        log_z = torch.where(short.many, both.log_z, short.log_z)
+        return log_z, torch.where(short.many[:, None], both.mean, short.mean), wide, wide.any()
 
-    def _refined(self, left: Left, logits: Logits) -> Logits:
-        """The products that the screen did without."""
-        planes = [logits.planes]
-        if len(logits.planes) == 1:
-            planes.append(product(left.factors[1], self.high.mT)[None])
+    def _refine(self, left: Left, logits: Logits) -> None:
+        """Add the products that the screen did without."""
+        if logits.made == 1:
+            product(left.factors[1], self.high.mT, out=logits.room[1])
         if self.low is not None:
-            planes.append(product(left.factors[0], self.low.mT)[None])
-        return Logits(torch.cat(planes), *(getattr(logits, a) for a in ("gain", "slope", "half", "log_w", "n")))
+            product(left.factors[0], self.low.mT, out=logits.room[2])
+        logits.made = len(logits.room)
 
     def _sums(self, weights: Tensor) -> Tensor:
         """Sums of H + L with the weights ``(2, B, N)``, in float64."""
@@ -298,9 +348,9 @@ class Fast:
 
         def over(w: Tensor, y: Tensor) -> Tensor:
             slices = w.reshape(-1, self.slices, self.slice).transpose(0, 1)
-            return product(slices, y.view(self.slices, self.slice, self.width)).sum(0, dtype=WIDE)
+            return product(slices, y.view(self.slices, self.slice, self.width)).sum(0)
 
-        out = over(weights, self.high).view(2, queries, self.width).sum(0)
+        out = over(weights, self.high).view(2, queries, self.width).sum(0, dtype=WIDE)
         if self.low is not None:
             out += over(weights[0], self.low)
         return out[:, : self.engine.data.d]
@@ -319,10 +369,10 @@ def stored(data: Points, log_w: Tensor) -> Stored:
     return Stored(data, log_w, values if values.dtype in floats else None)
 
 
-
-def product(a: Tensor, b: Tensor) -> Tensor:
+def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """``a @ b`` of half-precision factors, of which there may be a batch, summed and returned in float32."""
+    multiply = torch.mm if a.ndim == 2 else torch.bmm
     with torch.autocast(a.device.type, enabled=False):
-        if a.device.type != "cuda":
-            return a.float() @ b.float()
-        return (torch.mm if a.ndim == 2 else torch.bmm)(a, b, out_dtype=torch.float32)
+        if a.device.type == "cuda":
+            return multiply(a, b, out_dtype=torch.float32, out=out)
+        return multiply(a.float(), b.float(), out=out)

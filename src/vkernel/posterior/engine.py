@@ -34,6 +34,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vkernel.posterior.cuda import Fast
 from vkernel.posterior.moments import Moments
 from vkernel.posterior.pieces import Few, Many, Part, Piece, Points, Queries, product
 from vkernel.posterior.pruned import Pruned
@@ -88,7 +89,7 @@ class Alone:
 
 
 class Engine:
-    """Posterior weights over ``data`` within ``memory`` bytes (default: a quarter of what is free).
+    """Posterior weights over ``data`` within ``memory`` bytes (default: a quarter of what is free, of a GPU three).
 
     ``data`` is what this process holds: all of it, or the part of ``whole`` that begins at its point ``first``, and
     then ``ranks`` are those that hold the rest. Everything below is about the part; what leaves the engine, by
@@ -105,7 +106,8 @@ class Engine:
     ) -> None:
         self.data, self.whole, self.first = data, data if whole is None else whole, first
         self.ranks = Alone() if ranks is None else ranks
-        self.memory = free_memory(data.device) // (4 * self.ranks.sharing) if memory is None else int(memory)
+        part = 3 if data.device.type == "cuda" else 1  # of four: on a GPU nobody else is waiting for the rest
+        self.memory = part * free_memory(data.device) // (4 * self.ranks.sharing) if memory is None else int(memory)
         self.center = data.center
         self.log_w = data.weights.log().clamp_min(LIGHT)
         self.has_weights = bool((self.whole.weights != self.whole.weights[0]).any())
@@ -118,6 +120,7 @@ class Engine:
         self.window = math.log(max(data.n, 1)) + MARGIN
         self._prepare()
         self.pruned = Pruned.where_it_pays(self)  # None: never
+        self.fast = Fast.over(self)  # None: not on a GPU
 
     def _prepare(self) -> None:
         """One pass for the norms; centred float32 data is kept where it fits into half the budget."""
@@ -166,10 +169,13 @@ class Engine:
         """
         if self.data.n == 0:
             return
-        if self.pruned is None or not self.pruned.ready(self):
+        if self.fast is not None and self.fast.usable:
+            rest = yield from self.fast.pieces(queries, thorough)
+        elif self.pruned is not None and self.pruned.ready(self):
+            rest = yield from self.pruned.pieces(self, queries, thorough)
+        else:
             yield from self._dense(queries, thorough)
             return
-        rest = yield from self.pruned.pieces(self, queries, thorough)
         for block, piece in self._dense(queries[rest], thorough):
             piece.rows = rest[block][piece.rows]
             yield slice(0, len(queries)), piece
@@ -245,6 +251,8 @@ class Engine:
     def moments(self, queries: Queries, want: frozenset[str] = frozenset(), vector: Tensor | None = None) -> Moments:
         """The moments of the posterior of every query; ``want`` ⊂ {"trace", "diag", "weights"}."""
         thorough = bool(want) or vector is not None
+        if self.fast is not None and self.fast.usable and not thorough:
+            return self.ranks.merge(self.fast.moments(queries))
         return self.ranks.merge(reduce_moments(self.pieces(queries, thorough), len(queries), self.data, want, vector))
 
 

@@ -43,17 +43,23 @@ class Left:
 
 @dataclass
 class Logits:
-    """A block of logits as above: ``planes (P, B, N)``, ``gain`` and ``slope (B,)``, ``half`` and ``log_w (N,)``.
+    """A block of logits as above: products in the first ``made`` planes of ``room (P, B, N)``.
 
-    All float32; the first ``n`` of N columns are points.
+    ``gain`` and ``slope (B,)``, ``half`` and ``log_w (N,)``; all float32. The first ``n`` of N columns are points.
     """
 
-    planes: Tensor
+    room: Tensor
+    made: int
     gain: Tensor
     slope: Tensor
     half: Tensor
     log_w: Tensor | None
     n: int
+
+    @property
+    def planes(self) -> Tensor:
+        """What is there of the products, ``(made, B, N)``."""
+        return self.room[: self.made]
 
     def whole(self) -> Tensor:
         """The logits themselves, ``(B, n)``."""
@@ -65,9 +71,8 @@ class Logits:
 
     def combined(self) -> Logits:
         """The same after :func:`combine`, which leaves the logits in the first plane."""
-        return Logits(
-            self.planes[:1], torch.ones_like(self.gain), torch.zeros_like(self.slope), self.half, None, self.n
-        )
+        ones, zeros = torch.ones_like(self.gain), torch.zeros_like(self.slope)
+        return Logits(self.room, 1, ones, zeros, self.half, None, self.n)
 
 
 @dataclass

@@ -5,6 +5,8 @@ largest logit, a count, a sum), and the few numbers of a query are then reduced 
 inputs give equal outputs, bit for bit.
 """
 
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,import-not-found,import-untyped,untyped-decorator"
+
 from __future__ import annotations
 
 import contextlib
@@ -52,9 +54,7 @@ def _tile(planes, gain, slope, half, log_w, n, queries, columns, PLANES: tl.cons
 @triton.jit
 def _peaks(planes, gain, slope, half, log_w, n, queries, columns, first, second, tiles, PLANES: tl.constexpr,
            WEIGHTED: tl.constexpr, SECOND: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    logit, row, col, _ = _tile(
-        planes, gain, slope, half, log_w, n, queries, columns, PLANES, WEIGHTED, ROWS, COLS
-    )
+    logit, row, col, _ = _tile(planes, gain, slope, half, log_w, n, queries, columns, PLANES, WEIGHTED, ROWS, COLS)
     to = row * tiles + tl.program_id(0)
     top = tl.max(logit, 1)
     tl.store(first + to, top, mask=row < queries)
@@ -67,9 +67,7 @@ def _peaks(planes, gain, slope, half, log_w, n, queries, columns, first, second,
 @triton.jit
 def _count(planes, gain, slope, half, log_w, n, queries, columns, threshold, counts, tiles, PLANES: tl.constexpr,
            WEIGHTED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    logit, row, col, _ = _tile(
-        planes, gain, slope, half, log_w, n, queries, columns, PLANES, WEIGHTED, ROWS, COLS
-    )
+    logit, row, col, _ = _tile(planes, gain, slope, half, log_w, n, queries, columns, PLANES, WEIGHTED, ROWS, COLS)
     least = tl.load(threshold + row, mask=row < queries, other=float("inf"))
     chosen = (logit >= least[:, None]) & (col < n)[None, :]
     tl.store(counts + row * tiles + tl.program_id(0), tl.sum(chosen.to(tl.int32), 1), mask=row < queries)
@@ -82,9 +80,7 @@ def _list(planes, gain, slope, half, log_w, n, queries, columns, threshold, coun
     fits = (row < queries) & (tl.load(totals + row, mask=row < queries, other=0) <= cap)
     here = tl.load(counts + row * tiles + tl.program_id(0), mask=fits, other=0)
     if tl.max(here, 0) > 0:  # most tiles hold nothing, and are not read again
-        logit, row, col, _ = _tile(
-            planes, gain, slope, half, log_w, n, queries, columns, PLANES, WEIGHTED, ROWS, COLS
-        )
+        logit, row, col, _ = _tile(planes, gain, slope, half, log_w, n, queries, columns, PLANES, WEIGHTED, ROWS, COLS)
         least = tl.load(threshold + row, mask=row < queries, other=float("inf"))
         chosen = (logit >= least[:, None]) & (col < n)[None, :] & fits[:, None]
         start = tl.load(starts + row * tiles + tl.program_id(0), mask=fits, other=0)
@@ -96,9 +92,7 @@ def _list(planes, gain, slope, half, log_w, n, queries, columns, threshold, coun
 @triton.jit
 def _combine(planes, gain, slope, half, log_w, n, queries, columns, first, total, tiles, PLANES: tl.constexpr,
              WEIGHTED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    logit, row, col, place = _tile(
-        planes, gain, slope, half, log_w, n, queries, columns, PLANES, WEIGHTED, ROWS, COLS
-    )
+    logit, row, col, place = _tile(planes, gain, slope, half, log_w, n, queries, columns, PLANES, WEIGHTED, ROWS, COLS)
     top = tl.max(logit, 1)
     to = row * tiles + tl.program_id(0)
     tl.store(planes + place, logit, mask=(row < queries)[:, None] & (col < n)[None, :])
@@ -278,7 +272,11 @@ def select(logits: Logits, threshold: Tensor, cap: int) -> tuple[Tensor, Tensor]
         _count[grid](*first, threshold, counts, grid[0], **constants)
         through = counts.cumsum(1, dtype=torch.int32)
         total = through[:, -1].contiguous()
-        _list[grid](*first, threshold, counts, through - counts, total, index, grid[0], cap, **constants)
+        # one row at a time: few tiles hold anything, and fewer hold something of four queries
+        constants.update(ROWS=1, num_warps=4)
+        _list[(grid[0], len(counts))](
+            *first, threshold, counts, through - counts, total, index, grid[0], cap, **constants
+        )
     return total, index
 
 
@@ -286,7 +284,7 @@ def exact(queries: Queries, points: Stored, count: Tensor, index: Tensor) -> Ten
     if points.values is None:
         return kernels_torch.exact(queries, points, count, index)
     x, cap = queries.x.contiguous(), index.shape[1]
-    out = torch.full(index.shape, -torch.inf, dtype=WIDE, device=x.device)
+    out = torch.empty(index.shape, dtype=WIDE, device=x.device)
     grid = len(x), max(1, min(triton.cdiv(cap, SLOTS), PROGRAMS // len(x)))
     table = x if points.table is None else points.table
     with _on(x):

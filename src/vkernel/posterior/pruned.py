@@ -76,7 +76,8 @@ SPLIT = 16  # axes along which the tree is split
 CHUNK, BOUNDS = 1 << 17, 1 << 22  # points, and queries × points (16 MB), whose bounds are held at once
 TILE = 64  # leaves whose bounds are computed at once: they stay in the caches until the largest is known
 CANDIDATES = 16  # points with the best bounds, which are evaluated for a large L
-CROWD = 8  # a query that keeps more than 1/CROWD of the points costs no less than a dense one
+CROWD = 8  # a query that keeps more than 1/CROWD of the points costs no less than one of many dense ones
+STRAGGLERS = 16  # so few dense queries cost as much as many, for all points are read: they may keep half the points
 TYPICAL = 16  # queries of each kind that are tried at a noise level
 VAST = 1e6  # an error of bounds that makes them useless; far below it, float32 does not overflow
 LIGHT = -1e29  # a logit that is no point's with weight
@@ -150,7 +151,10 @@ class Pruned:
 
     def bytes(self, engine: Engine, tables: int) -> int:
         """What is held, with one table or with two: they, the tree with its coordinates, and a block of bounds."""
-        return engine.data.n * (4 * sum(self.width(engine, k) for k in range(tables)) + 8 * SPLIT) + 4 * BOUNDS
+        return (
+            engine.data.n * (4 * sum(self.width(engine, k) for k in range(len(self.edges[:tables]))) + 8 * SPLIT)
+            + 4 * BOUNDS
+        )
 
     def ready(self, engine: Engine) -> bool:
         """Whether there are bounds; they are prepared as soon as they have been paid for."""
@@ -163,7 +167,10 @@ class Pruned:
         live = engine.log_w[engine.data.weights > 0]
         self.log_weight = float(live.abs().max()) if engine.has_weights and len(live) else 0.0
         self.basis = self._principal(engine)
-        self.order = tree(torch.cat([y @ self.basis[:, :SPLIT] for _, y in self._points(engine)]))
+        split = torch.empty(n, min(SPLIT, self.axes), dtype=torch.float64, device=self.device)
+        for part, y in self._points(engine):
+            split[part] = y @ self.basis[:, :SPLIT]
+        self.order = tree(split)
         place = torch.empty_like(self.order)
         place[self.order] = torch.arange(n, device=self.device)
         tables = []
@@ -218,7 +225,7 @@ class Pruned:
 
         def served(level: float) -> bool:
             x = torch.cat([a + level * noise, (b + c) / 2])
-            ok = self.survivors(engine.ladder(Queries(x, one, level**2 * one), thorough))[2]
+            ok = self.survivors(engine.ladder(Queries(x, one, level**2 * one), thorough), stragglers=0)[2]
             return all(4 * int(kind.sum()) >= 3 * TYPICAL for kind in ok.chunk(2))
 
         low, high = (engine.radius * factor / math.sqrt(engine.data.d) for factor in (1e-4, 10.0))
@@ -236,26 +243,28 @@ class Pruned:
         return [size * (gamma / (1 - gamma) if gamma < 1 else torch.inf) for gamma in gammas]
 
     @torch.autocast("cpu", enabled=False)
-    def survivors(self, ladder: Ladder) -> tuple[Tensor, Tensor, Tensor]:
+    def survivors(self, ladder: Ladder, stragglers: int = STRAGGLERS) -> tuple[Tensor, Tensor, Tensor]:
         """Pairs (query, point) that may matter, both ascending, and which queries are served; the others have none."""
         n, count = ladder.engine.data.n, len(ladder.x)
         components = ladder.x @ self.basis
         lefts, errors = [table.left(ladder, components) for table in self.tables], self.errors(ladder)
         served = errors[0] < VAST
         top = torch.full((count, 2), -torch.inf, dtype=torch.float64, device=self.device)
-        # Fresh memory would cost as much as the product that fills it; a list, as other threads may be here too.
-        buffer = self.spare.pop() if self.spare else torch.empty(0, dtype=torch.float32, device=self.device)
+        buffer = self._buffer(count * (min(n, CHUNK) + LEAF))
         pairs = []
         for start in range(0, n, CHUNK):
             bound, peaks = self._bounds(lefts[0], slice(start, start + CHUNK), buffer)
             here = self._two_largest(ladder, *self._candidates(bound, peaks, start))
             least = (self._least(ladder, top, here) - errors[0]).float()
             q, leaf = (peaks > least[:, None]).nonzero().unbind(1)
-            hit = bound.flatten(0, 1).index_select(0, q * bound.shape[1] + leaf)
-            row, inside = (hit > least[q, None]).nonzero().unbind(1)
+            above = bound.flatten(0, 1).index_select(0, q * bound.shape[1] + leaf) > least[q, None]
+            size = torch.zeros_like(served, dtype=torch.long).index_add_(0, q, above.sum(1))
+            crowded = size > min(n, CHUNK) // CROWD
+            served &= ~crowded if int(crowded.sum()) > stragglers else size <= min(n, CHUNK) // 2
+            if not bool(served.all()):
+                q, leaf, above = (a[served[q]] for a in (q, leaf, above))
+            row, inside = above.nonzero().unbind(1)
             q, p = q[row], start + leaf[row] * LEAF + inside
-            served &= torch.bincount(q, minlength=count) <= min(n, CHUNK) // CROWD
-            q, p = q[served[q]], p[served[q]]
             if len(self.tables) > 1:
                 long = _sampled(lefts[1], self.tables[1].rows, q, p)
                 best = _leading(long, q, count)
@@ -273,12 +282,20 @@ class Pruned:
         keep = logit + error > self._least(ladder, top)[q]
         return q[keep], i[keep], served
 
+    def _buffer(self, size: int) -> Tensor:
+        """Room for bounds: fresh memory would cost as much as the product that fills it. Threads get one each."""
+        buffer = self.spare.pop() if self.spare else None
+        if buffer is None or len(buffer) < size:
+            with torch.inference_mode(False):  # to be written to in later calls, of whatever mode
+                buffer = torch.empty(size, dtype=torch.float32, device=self.device)
+        return buffer
+
     def _bounds(self, left: Tensor, part: slice, buffer: Tensor) -> tuple[Tensor, Tensor]:
         """Short bounds of the points at ``part``, ``(B, leaves, LEAF)``, -inf for none, and the largest of a leaf."""
         right = self.tables[0].rows[part]
         leaves = math.ceil(len(right) / LEAF)
         size = len(left) * leaves * LEAF
-        bound = buffer.resize_(max(len(buffer), size))[:size].view(len(left), leaves, LEAF)
+        bound = buffer[:size].view(len(left), leaves, LEAF)
         flat, peaks = bound.flatten(1), bound.new_empty(len(left), leaves)
         for first in range(0, leaves, TILE):
             start, stop = first * LEAF, min((first + TILE) * LEAF, len(right))

@@ -62,7 +62,10 @@ export function render({ model }) {
     moving.setv({ data: { x, y } }, { sync: false })
   }
   frames.connect(frames.properties.data.change, drawParticles)
-  const showTime = (t) => { at("time-value").textContent = `t = ${Number(t.toPrecision(3))}` }
+  const showTime = (t) => {
+    at("time-value").textContent = `t = ${Number(t.toPrecision(3))}`
+    at("time").setAttribute("aria-valuetext", at("time-value").textContent)
+  }
   const goTo = (u, tell = true) => {
     place = clamp(u, 0, 1)
     at("time").value = Math.round(1000 * place)
@@ -124,6 +127,43 @@ export function render({ model }) {
     selected = (selected + by + n) % n
     points.selected.indices = [selected]
     showPoint()
+  }
+  // From the keyboard a point moves as by a drag: shown on the way, kept soon after the last key
+  let moved = null, soon = 0
+  const limit = Number(at("point-x").max)
+  const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowDown: [0, -1], ArrowUp: [0, 1] }
+  const keep = () => {
+    clearTimeout(soon)
+    if (!moved) return
+    const [x, y] = moved
+    state.points[selected] = moved.slice(0, state.d)
+    moved = waiting = null
+    send("point", { index: selected, x, y, weight: state.weights[selected] })
+    at("point-where").textContent = `point ${selected + 1} at ${state.d === 2 ? `${x}, ${y}` : x}`
+  }
+  for (const id of ["plane", "line"]) {
+    at(id).addEventListener("keydown", (e) => {
+      const move = moves[e.key], turn = { PageUp: -1, PageDown: 1 }[e.key]
+      if (!state || !(move || turn || e.key === "Insert" || e.key === "Delete")) return
+      e.preventDefault()
+      if (!move) keep()
+      if (turn) pick(turn)
+      else if (e.key === "Insert") at("point-add").click()
+      else if (e.key === "Delete") at("point-remove").click()
+      else {
+        clearTimeout(soon)
+        const far = e.shiftKey ? 0.2 : 0.05, [x, y = 0] = moved ?? state.points[selected]
+        const to = (v) => Number(clamp(v, -limit, limit).toFixed(3))
+        moved = [to(x + far * move[0]), state.d === 2 ? to(y + far * move[1]) : 0]
+        points.data.x[selected] = moved[0]
+        points.data.y[selected] = moved[1]
+        points.selected.indices = [selected]
+        points.change.emit()
+        live("drag", { x: Array.from(points.get_array("x")), y: Array.from(points.get_array("y")) })
+      }
+    })
+    at(id).addEventListener("keyup", (e) => { if (moves[e.key]) { clearTimeout(soon); soon = setTimeout(keep, 250) } })
+    at(id).addEventListener("focusout", keep)
   }
   at("point-before").onclick = () => pick(-1)
   at("point-after").onclick = () => pick(1)
@@ -259,7 +299,8 @@ export function render({ model }) {
     for (const c of parts) { pen.drawImage(c, x, pad); x += c.width + pad }
     pen.fillStyle = style.getPropertyValue("--ink")
     pen.font = `${15 * scale}px system-ui, sans-serif`
-    const said = `gap mass ${at("words-number").textContent} · ${at("knob-sampler").selectedOptions[0].textContent} · ${at("time-value").textContent}`
+    const old = at("old").hidden ? "" : ` · ${at("old").textContent}`
+    const said = `gap mass ${at("words-number").textContent} · ${at("knob-sampler").selectedOptions[0].textContent} · ${at("time-value").textContent}${old}`
     pen.fillText(said, pad, sheet.height - pad - 8 * scale)
     sheet.toBlob((blob) => save(blob, "vkernel-explore.png"), "image/png")
   }
@@ -350,6 +391,14 @@ export function render({ model }) {
       drawParticles()
     },
     job: showJob,
+    marks: (m) => {
+      app.classList.toggle("earlier", m.samples)
+      at("laws-old").hidden = !m.samples || at("laws").style.visibility === "hidden"
+      const fresh = "samples are up to date", old = "samples are of an earlier state", label = at("job-label")
+      if (!app.classList.contains("busy") && label.textContent === (m.samples ? fresh : old)) label.textContent = m.samples ? old : fresh
+      at("old").textContent = m.text
+      at("old").hidden = !m.text
+    },
     say: (m) => say(m.text),
     ready,
     python: (m) => { at("code-text").textContent = m.text; at("code").showModal() },

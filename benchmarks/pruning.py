@@ -1,0 +1,116 @@
+"""The pruned path against the dense one, in one run, as ratios, with the accuracy of both beside them.
+
+``python -m benchmarks.pruning [--repeats 5] [--batch 64 256]``. Queries of two kinds, near a training
+point (with noise) and midway between two; ``score(x, t)`` needs the mean, ``score.with_covariance(x, t)`` what also
+covariances need. The two paths take turns, and the ratio is that of their medians; the error is that of the worst
+query, |m - m_ref| / rms|y - ȳ|, against float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import vkernel as vk
+from benchmarks.__main__ import images, reference
+from vkernel.posterior.pruned import Pruned
+
+SIGMAS = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0)
+
+
+def near(y: Tensor, count: int, sigma: float) -> Tensor:
+    """Training points with noise."""
+    g = torch.Generator().manual_seed(1)
+    return y[torch.randint(0, len(y), (count,), generator=g)] + sigma * torch.randn(count, y.shape[1], generator=g)
+
+
+def midway(y: Tensor, count: int, sigma: float) -> Tensor:
+    """Places midway between two training points; the same at every noise level."""
+    i, j = torch.randint(0, len(y), (2, count), generator=torch.Generator().manual_seed(2))
+    return (y[i] + y[j]) / 2
+
+
+def medians(runs: list[Callable[[], object]], repeats: int) -> list[float]:
+    """Median seconds of each, by turns, after one turn to warm up."""
+    times: list[list[float]] = [[] for _ in runs]
+    for repeat in range(repeats + 1):
+        for run, seconds in zip(runs, times, strict=True):
+            start = time.perf_counter()
+            run()
+            if repeat:
+                seconds.append(time.perf_counter() - start)
+    return [statistics.median(seconds) for seconds in times]
+
+
+def prepared(score: vk.EmpiricalScore) -> tuple[float, float]:
+    """Prepare the bounds now; seconds for them, and for the noise levels up to which they are tried."""
+    engine = score._engine
+    pruned = engine.pruned = Pruned(engine, price=0)
+    start = time.perf_counter()
+    pruned.ready(engine)
+    middle = time.perf_counter()
+    pruned.reach = {thorough: pruned._reach(engine, thorough) for thorough in (False, True)}
+    return middle - start, time.perf_counter() - middle
+
+
+def compare(batch: int, repeats: int, dense: vk.EmpiricalScore, pruned: vk.EmpiricalScore, y: Tensor) -> Table:
+    """One table: both kinds of query, all noise levels."""
+    engine = pruned._engine
+    assert engine.pruned is not None
+    table = Table(title=f"{batch} queries, median of {repeats}", title_justify="left")
+    for column in ("queries", "sigma", "call", "served", "dense", "pruned", "dense/pruned", "error", "error"):
+        table.add_column(column, justify="right")
+    for kind in (near, midway):
+        for sigma in SIGMAS:
+            x = kind(y, batch, sigma)
+            truth = reference(y, x, sigma)
+            errors = [
+                float((score.posterior(x, sigma).mean.double() - truth).norm(dim=1).max() / score.data.spread)
+                for score in (dense, pruned)
+            ]
+            for name, thorough in (("score", False), ("with_covariance", True)):
+                asked = pruned._queries(x, torch.tensor(sigma))
+                tried = sigma <= engine.pruned.reach[thorough]
+                served = engine.pruned.survivors(engine.ladder(asked, thorough))[2].sum() if tried else 0
+                runs: list[Callable[[], object]] = [
+                    lambda s=score, name=name, x=x, t=sigma: s(x, t) if name == "score" else s.with_covariance(x, t)
+                    for score in (dense, pruned)
+                ]
+                a, b = medians(runs, repeats)
+                row = [kind.__name__, f"{sigma:g}", name, f"{int(served)}", f"{1e3 * a:.0f} ms", f"{1e3 * b:.0f} ms"]
+                table.add_row(*row, f"{a / b:.2f}", *(f"{e:.0e}" for e in errors))
+    return table
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--batch", type=int, nargs="+", default=[64, 256])
+    options = parser.parse_args()
+    name, y = images("fashion")
+    dense, pruned = (vk.EmpiricalScore(vk.Empirical(y), vk.EDM()) for _ in range(2))
+    dense._engine.pruned = None
+    seconds = prepared(pruned)
+    bounds = pruned._engine.pruned
+    assert bounds is not None
+    console = Console(width=120)
+    console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}")
+    console.print(f"{name}, {len(y):,} × {y.shape[1]:,}: prepared in {seconds[0]:.1f} s, tried in {seconds[1]:.1f} s,")
+    console.print(f"after {Pruned(dense._engine).price:.0f} dense queries at low noise; tried up to sigma = ", end="")
+    console.print(f"{bounds.reach[False]:.2g} for means and {bounds.reach[True]:.2g} for covariances")
+    for batch in options.batch:
+        console.print(compare(batch, options.repeats, dense, pruned, y))
+    console.print(f"load at the end {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,305 @@
+"""The GPU's way through the data, run on whatever is here: its bounds, its rungs, and that its answers are the same."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from types import ModuleType
+
+import pytest
+import torch
+from test_accuracy import GEOMETRIES, Truth, queries
+from torch import Tensor
+
+import vkernel as vk
+from vkernel.posterior import cuda, kernels_torch
+from vkernel.posterior.cuda import Fast, accumulation
+
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+TRITON = importlib.util.find_spec("triton") is not None and (GPU or os.environ.get("TRITON_INTERPRET") == "1")
+STORES = [torch.uint8, torch.int8, torch.float16, torch.float32, torch.float64]
+
+
+@pytest.fixture(params=["torch", "triton"])
+def kernels(request) -> ModuleType:
+    if request.param == "torch":
+        return kernels_torch
+    if not TRITON:
+        pytest.skip("Triton's kernels need a GPU, or TRITON_INTERPRET=1")
+    from vkernel.posterior import kernels_triton
+
+    return kernels_triton
+
+
+@pytest.fixture(params=[0, 10**6], ids=["one product at first", "two at once"])
+def flat(request, monkeypatch) -> int:
+    monkeypatch.setattr(cuda, "FLAT", request.param)
+    return request.param
+
+
+def gen(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def smooth(n: int, side: int, seed: int = 0) -> Tensor:
+    """Images with neighbours alike, in [-1, 1], float64, ``(n, side²)``."""
+    waves = torch.fft.rfft2(torch.randn(n, side, side, generator=gen(seed), dtype=torch.float64))
+    k = torch.fft.fftfreq(side).mul(side).square()
+    image = torch.fft.irfft2(waves / (1 + (k[:, None] + k[: side // 2 + 1]).sqrt()), s=(side, side))
+    return (image / (2.5 * image.std())).clamp(-1, 1).flatten(1)
+
+
+def store(points: Tensor, kind: torch.dtype) -> vk.Empirical:
+    if kind.is_floating_point:
+        return vk.Empirical(points.to(kind).to(DEVICE))
+    info = torch.iinfo(kind)
+    levels = ((points + 1) / 2 * 255 + info.min).round().to(kind)
+    return vk.Empirical(levels.to(DEVICE), scale=(-1.0, 1.0))
+
+
+def fast(data: vk.Empirical, kernels: ModuleType = kernels_torch, eps: float = 2e-3, memory: int | None = None):
+    score = vk.EmpiricalScore(data, vk.EDM(eps=eps), memory)
+    score._engine.fast = Fast(score._engine, kernels)
+    return score
+
+
+def own(data: vk.Empirical, eps: float = 2e-3) -> vk.EmpiricalScore:
+    score = vk.EmpiricalScore(data, vk.EDM(eps=eps))
+    score._engine.fast = score._engine.pruned = None
+    return score
+
+
+def rungs(score: vk.EmpiricalScore, monkeypatch) -> list[str]:
+    """A list that fills with the rungs that are taken."""
+    seen: list[str] = []
+    f = score._engine.fast
+    dense, wide = f._many, f._own
+    monkeypatch.setattr(f, "_many", lambda *a: (seen.append("many"), dense(*a))[1])
+    monkeypatch.setattr(f, "_own", lambda *a: (seen.append("own"), wide(*a))[1])
+    return seen
+
+
+# --- bounds ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_the_bound_holds_and_is_not_idle(kind, kernels, flat):
+    data = store(smooth(300, 12), kind)
+    score = fast(data, kernels)
+    f = score._engine.fast
+    for sigma in (0.01, 0.3, 5.0):
+        x = queries(data.rows(0, data.n).double().cpu(), sigma, 8).to(DEVICE)
+        q = score._queries(x, torch.tensor(sigma))
+        left = f.kernels.split(q, f.center, f.unit, f.width)
+        logits = f.logits(q, left)
+        every = (
+            torch.arange(16, device=DEVICE).repeat_interleave(data.n),
+            torch.arange(data.n, device=DEVICE).repeat(16),
+        )
+        exact = q.exact_logits(data, f.engine.log_w, *every).reshape(16, data.n)
+        offset = f.engine.log_w[0] - left.norm.square() / (2 * q.var)
+        error = (logits.whole().double() + offset[:, None] - exact).abs().amax(1)
+        delta = f.bound(q, left, logits.made)
+        assert (error <= delta).all(), (error / delta).max()
+        scale = q.alpha / q.var * left.norm * f.radius
+        assert (delta <= (3e-3 if flat == 0 or not f.dense else 1e-3) * scale + 1e-5).all()
+        if f.dense:
+            f._refine(left, logits)
+            finer = (logits.whole().double() + offset[:, None] - exact).square().mean(1).sqrt()
+            assert (finer <= f.typical(q, left) + 1e-7).all(), finer / f.typical(q, left)
+
+
+@pytest.mark.parametrize("d", [64, 3072])
+def test_accumulation(d):
+    """Half-precision products of all signs and of one sign, summed as the engine sums them."""
+    for sign in (False, True):
+        a, b = (torch.randn(64, d, generator=gen(s)).half() for s in (0, 1))
+        a, b = (a.abs(), b.abs()) if sign else (a, b)
+        got = cuda.product(a.to(DEVICE), b.to(DEVICE).mT).double().cpu()
+        error = (got - a.double() @ b.double().mT).abs() / (a.double().abs() @ b.double().abs().mT)
+        assert error.max() <= accumulation(d, DEVICE)
+
+
+def test_eight_bits_need_one_half():
+    for kind in (torch.uint8, torch.int8):
+        f = fast(store(smooth(100, 8), kind))._engine.fast
+        assert f.low is None
+        assert f.dense
+        assert f.residue < 1e-6 * f.radius
+    f = fast(store(smooth(100, 8), torch.float32))._engine.fast
+    assert f.low is not None
+    assert f.last < 1e-6 * f.radius < f.residue < 1e-3 * f.radius
+
+
+def test_halves_and_the_points_agree():
+    data = store(smooth(130, 9), torch.float64)
+    f = fast(data)._engine.fast
+    both = f.center + f.unit * (f.high.double() + f.low.double())[: data.n, : data.d]
+    assert (both - data.rows(0, data.n)).norm(dim=1).max() <= f.last * (1 + 1e-6)
+    assert f.high[data.n :].abs().max() == 0
+    assert f.high[:, data.d :].abs().max() == 0
+
+
+# --- answers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_means_at_every_noise_level(kind, kernels, flat, monkeypatch):
+    data = store(smooth(700, 12), kind)
+    monkeypatch.setattr(cuda, "MOST", 32)
+    monkeypatch.setattr(cuda, "SLICE", 256)
+    score, truth = fast(data, kernels), Truth(data.rows(0, data.n).cpu())
+    seen = rungs(score, monkeypatch)
+    for sigma in (0.02, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0):
+        x = queries(truth.points, sigma, 8)
+        mean, _, ess = truth(x, sigma)
+        error = (score.denoise(x.to(DEVICE), sigma).cpu() - mean).norm(dim=1) / data.spread
+        assert (error <= torch.where(ess < 50, 1e-6, 2e-5)).all(), (sigma, error, ess)
+    assert "many" in seen
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_hard_geometries(name, flat, monkeypatch):
+    make, sigmas = GEOMETRIES[name]
+    monkeypatch.setattr(cuda, "MOST", 64)
+    data = vk.Empirical(make().float().to(DEVICE))
+    score, truth = fast(data, eps=1e-3), Truth(data.rows(0, data.n).cpu())
+    for sigma in sigmas:
+        x = queries(truth.points, sigma, 3)
+        mean, _, ess = truth(x, sigma)
+        error = (score.denoise(x.to(DEVICE), sigma).cpu() - mean).norm(dim=1) / data.spread
+        slack = 1e-15 * x.norm(dim=1) / data.spread
+        assert (error <= torch.where(ess < 50, 5e-6, 5e-5) + slack).all(), (name, sigma, error, ess)
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+@pytest.mark.parametrize(("n", "d"), [(1, 40), (2, 33), (65, 64), (400, 100)])
+def test_everything_else_agrees(n, d, batch, kernels, flat, monkeypatch):
+    monkeypatch.setattr(cuda, "MOST", 64)
+    points = torch.randn(n, d, generator=gen(0))
+    points[n // 2] = points[0]
+    weights = torch.rand(n, generator=gen(1))
+    weights[-1] = 0 if n > 2 else 1
+    data = vk.Empirical(points.to(DEVICE), weights)
+    t = torch.tensor([0.01, 0.1, 0.5, 1.0, 2.0, 8.0, 60.0])[:batch]
+    x = (points[torch.arange(batch) % n] + t[:, None] * torch.randn(batch, d, generator=gen(2))).to(DEVICE)
+    a, b = fast(data, kernels).posterior(x.double(), t), own(data).posterior(x.double(), t)
+    spread = max(data.spread, 1e-3)
+    assert ((a.mean - b.mean).norm(dim=1) < 2e-5 * spread).all()
+    torch.testing.assert_close(fast(data, kernels)(x.double(), t), own(data)(x.double(), t), rtol=1e-4, atol=1e-3)
+    for name in ("logp", "entropy", "ess"):
+        torch.testing.assert_close(getattr(a, name), getattr(b, name), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(a.cov.trace(), b.cov.trace(), rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(a.cov.diag(), b.cov.diag(), rtol=1e-3, atol=1e-6)
+    v = torch.randn(batch, d, generator=gen(3), dtype=torch.float64).to(DEVICE)
+    torch.testing.assert_close(a.cov @ v, b.cov @ v, rtol=1e-3, atol=1e-5)
+    k = min(n, 3)
+    assert torch.equal(a.top(k)[1][..., :1], b.top(k)[1][..., :1])
+    torch.testing.assert_close(a.top(k)[0], b.top(k)[0], rtol=1e-4, atol=1e-8)
+    assert (a.sample_indices(40, 0) == b.sample_indices(40, 0)).double().mean() > 0.95
+    torch.testing.assert_close(a.cov.draw(0), b.cov.draw(0), rtol=1e-3, atol=1e-4)
+
+
+def test_every_noise_level_in_one_batch(kernels, flat, monkeypatch):
+    """Each query takes its own rung."""
+    monkeypatch.setattr(cuda, "MOST", 64)
+    data = store(smooth(900, 10), torch.uint8)
+    t = torch.tensor([0.002, 0.02, 0.2, 0.6, 1.0, 2.0, 5.0, 20.0, 80.0], dtype=torch.float64)
+    points = data.rows(0, data.n).double().cpu()
+    x = points[:9] + t[:, None] * torch.randn(9, 100, generator=gen(1), dtype=torch.float64)
+    score, truth = fast(data, kernels), Truth(points)
+    seen = rungs(score, monkeypatch)
+    got = score.denoise(x.to(DEVICE), t).cpu()
+    for b, sigma in enumerate(t.tolist()):
+        assert (got[b] - truth(x[b : b + 1], sigma)[0][0]).norm() <= 1e-5 * data.spread
+    assert seen == ["many"]
+
+
+def test_blocks_of_queries_and_an_empty_batch(kernels):
+    data = store(smooth(500, 8), torch.uint8)
+    score = fast(data, kernels)
+    x = queries(data.rows(0, data.n).double().cpu(), 1.0, 9).to(DEVICE)
+    whole = score.denoise(x, 1.0)
+    score._engine.memory = 8 * 3 * (16 * score._engine.fast.rows + 16 * score._engine.fast.width)
+    assert len(list(score._engine.fast._blocks(len(x)))) > 4
+    torch.testing.assert_close(score.denoise(x, 1.0), whole, rtol=1e-5, atol=1e-5)
+    assert score.denoise(x[:0], 1.0).shape == (0, 64)
+    assert score.posterior(x[:0], 1.0).entropy.shape == (0,)
+
+
+def test_far_queries_and_half_precision_sums_go_the_own_way(monkeypatch):
+    data = store(smooth(200, 8), torch.float32)
+    score, truth = fast(data), Truth(data.rows(0, data.n).cpu())
+    x = queries(truth.points, 0.5, 3)
+    x[1] = 1e5
+    mean, _, _ = truth(x, 0.5)
+    assert ((score.denoise(x.to(DEVICE), 0.5).cpu() - mean).norm(dim=1) <= 1e-6 * data.spread).all()
+    assert score._engine.fast.usable
+    matmul = type("matmul", (), {"allow_fp16_accumulation": True})
+    monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
+    assert not score._engine.fast.usable
+
+
+def test_without_room_for_the_second_half(monkeypatch):
+    """Then lists are still made, and long ones go the engine's own way."""
+    data = store(smooth(500, 8), torch.float32)
+    score = fast(data, memory=4 * data.n * 128)
+    assert score._engine.fast.low is None
+    assert not score._engine.fast.dense
+    truth, seen = Truth(data.rows(0, data.n).cpu()), rungs(score, monkeypatch)
+    for sigma in (0.02, 5.0):
+        x = queries(truth.points, sigma, 3)
+        error = (score.denoise(x.to(DEVICE), sigma).cpu() - truth(x, sigma)[0]).norm(dim=1)
+        assert (error <= 1e-5 * data.spread).all()
+    assert "many" not in seen
+
+
+def test_equal_inputs_give_equal_bits(kernels):
+    data = store(smooth(600, 8), torch.uint8)
+    x = queries(data.rows(0, data.n).double().cpu(), 0.7, 9).to(DEVICE)
+    score = fast(data, kernels)
+    assert all(torch.equal(score.denoise(x, 0.7), score.denoise(x, 0.7)) for _ in range(3))
+
+
+@pytest.mark.skipif(TRITON is False, reason="Triton's kernels need a GPU, or TRITON_INTERPRET=1")
+@pytest.mark.parametrize("weighted", [False, True])
+def test_kernels_agree_with_torch(weighted):
+    from vkernel.posterior import kernels_triton
+    from vkernel.posterior.kernels_torch import Logits
+
+    n, columns, count = 4500, 4544, 6
+    room = torch.randn(3, count, columns, generator=gen(0)).to(DEVICE)
+    gain, slope = torch.rand(2, count, generator=gen(1)).to(DEVICE)
+    half, log_w = torch.rand(2, columns, generator=gen(2)).to(DEVICE)
+
+    def block(made: int) -> Logits:
+        return Logits(room.clone(), made, gain, slope, half, log_w if weighted else None, n)
+
+    for made in (1, 3):
+        for a, b in zip(kernels_triton.peaks(block(made), True), kernels_torch.peaks(block(made), True), strict=True):
+            torch.testing.assert_close(a, b)
+        threshold = kernels_torch.peaks(block(made), True)[1] - 1.0
+        threshold[0] = -1e9  # longer than the list
+        (c1, i1), (c2, i2) = (k.select(block(made), threshold, 64) for k in (kernels_triton, kernels_torch))
+        assert torch.equal(c1, c2)
+        held = kernels_torch.listed(c1, 64)
+        assert torch.equal(i1[held], i2[held])
+        one, two = block(made), block(made)
+        torch.testing.assert_close(kernels_triton.combine(one), kernels_torch.combine(two))
+        torch.testing.assert_close(one.room[0], two.room[0])
+        for k, b in ((kernels_triton, one), (kernels_torch, two)):
+            k.strike(b.combined(), c1, i1 if k is kernels_triton else i2)
+        assert torch.equal(one.room[0].isinf(), two.room[0].isinf())
+        threshold = kernels_torch.peaks(two.combined(), True)[0]
+        (w1, s1), (w2, s2) = (
+            k.weights(b.combined(), threshold) for k, b in ((kernels_triton, one), (kernels_torch, two))
+        )
+        torch.testing.assert_close(s1, s2, rtol=1e-5, atol=0)
+        torch.testing.assert_close(w1.float().sum(0), w2.float().sum(0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not GPU, reason="there is no GPU here")
+def test_the_engine_takes_this_way_on_a_gpu():
+    assert vk.EmpiricalScore(store(smooth(100, 8), torch.uint8), vk.EDM())._engine.fast is not None
+    assert vk.EmpiricalScore(vk.Empirical(torch.randn(9, 2).cuda()), vk.EDM())._engine.fast is None

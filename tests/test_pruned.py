@@ -1,0 +1,512 @@
+"""Pruning: its bounds are bounds, what it drops weighs nothing, and its answers are those of the dense path."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import vkernel as vk
+from vkernel.posterior import pruned as module
+from vkernel.posterior.engine import Engine
+from vkernel.posterior.moments import merge
+from vkernel.posterior.pieces import Few, Queries
+from vkernel.posterior.pruned import Pruned, tree
+
+FASHION = Path("/usr/share/datasets/fashion-mnist/t10k-images-idx3-ubyte.gz")
+
+
+def gen(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=gen(seed), dtype=torch.float64)
+
+
+def force(score: vk.EmpiricalScore, level: float = math.inf) -> Pruned:
+    """Prepare at once, and try every query up to the noise level."""
+    pruned = Pruned(score._engine, price=0)
+    pruned.reach = {False: level, True: level}
+    score._engine.pruned = pruned
+    assert pruned.ready(score._engine)
+    return pruned
+
+
+def two(points: Tensor | vk.Empirical, weights: Tensor | None = None) -> tuple[vk.EmpiricalScore, vk.EmpiricalScore]:
+    """The same score, never pruned and pruned wherever it can be."""
+    data = points if isinstance(points, vk.Empirical) else vk.Empirical(points, weights)
+    dense, pruned = (vk.EmpiricalScore(data, vk.EDM(eps=1e-4)) for _ in range(2))
+    dense._engine.pruned = None
+    force(pruned)
+    return dense, pruned
+
+
+def share(score: vk.EmpiricalScore, x: Tensor, t: float | Tensor, thorough: bool = True) -> float:
+    """The share of the queries that are served without the dense path."""
+    x, t = score._door(x, t)
+    queries = score._queries(x, t)
+    assert score._engine.pruned is not None
+    return float(score._engine.pruned.survivors(score._engine.ladder(queries, thorough), 0)[2].double().mean())
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def spectrum(n: int = 1500, d: int = 160, seed: int = 0) -> Tensor:
+    """Like images: most of the variance lies along few axes."""
+    return 3 * normal(n, d, seed=seed) / torch.arange(1, d + 1)
+
+
+def clusters() -> Tensor:
+    centres = 3 * spectrum(30, 128, seed=1)
+    return (centres[torch.randint(0, 30, (1500,), generator=gen(2))] + 0.1 * normal(1500, 128, seed=3)).float()
+
+
+def duplicates() -> Tensor:
+    return spectrum(400, seed=4).repeat(3, 1)[torch.randperm(1200, generator=gen(5))]
+
+
+def unequal(n: int) -> Tensor:
+    """Weights over sixteen decades, a fifth of them zero."""
+    w = 10 ** (16 * torch.rand(n, generator=gen(6), dtype=torch.float64) - 8)
+    w[::5] = 0
+    return w
+
+
+SETS: dict[str, tuple[Callable[[], Tensor | vk.Empirical], float]] = {
+    "digits": (vk.data.digits, 0.2),
+    "spectrum": (spectrum, 0.2),
+    "clusters": (clusters, 0.05),
+    "duplicates": (duplicates, 0.2),
+    "one-hot": (lambda: 3 * torch.eye(600, dtype=torch.float64), 0.1),
+    "lattice": (lambda: torch.cartesian_prod(*[torch.tensor([-1.0, 1.0]).double()] * 10).repeat(1, 8), 0.2),
+    "offset 1e4, float64": (lambda: 1e4 + spectrum(seed=7), 0.2),
+    "offset 100, float32": (lambda: (100 + spectrum(seed=7)).float(), 0.2),
+    "n < d": (lambda: spectrum(500, 900, seed=8).float(), 0.2),
+    "a line": (lambda: torch.linspace(-5, 5, 1500)[:, None] * torch.nn.functional.normalize(torch.ones(1, 200)), 0.002),
+}
+
+
+def queries(points: Tensor, sigma: float, count: int = 6) -> Tensor:
+    """Near points, on points, midway between two, and far away."""
+    y = points.double()
+    pick = torch.randint(0, len(y), (3, count), generator=gen(9))
+    near = y[pick[0]] + sigma * normal(count, y.shape[1], seed=10)
+    far = y[pick[0, :2]] + 50 * normal(2, y.shape[1], seed=11)
+    return torch.cat([near, y[pick[1, :2]], (y[pick[1]] + y[pick[2]]) / 2, far])
+
+
+def agree(dense: vk.EmpiricalScore, pruned: vk.EmpiricalScore, x: Tensor, t: float | Tensor) -> None:
+    """Everything that a posterior answers, by both paths, to what the dense one promises."""
+    a, b = dense.posterior(x, t), pruned.posterior(x, t)
+    spread, d = dense.data.spread, x.shape[1]
+    v = normal(*x.shape, seed=12)
+    assert ((a.mean - b.mean).norm(dim=1) <= 1e-5 * spread).all()
+    var = torch.as_tensor(t, dtype=torch.float64).square().expand(len(x))
+    assert ((dense(x, t) - pruned(x, t)) * var[:, None]).norm(dim=1).max() <= 1e-5 * spread
+    torch.testing.assert_close(a.logp, b.logp, rtol=1e-9, atol=1e-5)
+    torch.testing.assert_close(a.entropy, b.entropy, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(a.ess, b.ess, rtol=1e-4, atol=0)
+    trace = a.cov.trace()
+    slack = 1e-4 * trace + 1e-7 * d * var
+    assert ((trace - b.cov.trace()).abs() <= slack).all()
+    assert ((a.cov.diag() - b.cov.diag()).abs().sum(-1) <= slack).all()
+    assert (((a.cov @ v) - (b.cov @ v)).norm(dim=1) <= slack * v.norm(dim=1)).all()
+    # A draw is a sum with weights sqrt(r_i): the dropped 1e-7 of the weight is 3e-4 of a draw.
+    assert ((a.cov.draw(5) - b.cov.draw(5)).norm(dim=1) <= 1e-3 * trace.sqrt() + (1e-6 * d * var).sqrt()).all()
+    assert ((a.third(v, v) - b.third(v, v)).norm(dim=1) <= slack * spread * v.norm(dim=1) ** 2).all()
+    torch.testing.assert_close(a.top(5)[0], b.top(5)[0], rtol=1e-4, atol=1e-9)
+    assert torch.equal(a.top(5)[1], b.top(5)[1])
+    same = (a.sample_indices(200, 4) == b.sample_indices(200, 4)).double().mean()
+    assert same > 0.998  # a uniform within 1e-5 of a step may fall on either side
+
+
+def right(pruned: vk.EmpiricalScore, x: Tensor, t: float) -> None:
+    """Queries that were served, against float64 by brute force: better than the dense path promises."""
+    engine = pruned._engine
+    asked = pruned._queries(*pruned._door(x, t))
+    assert engine.pruned is not None
+    served = engine.pruned.survivors(engine.ladder(asked))[2]
+    y, posterior = engine.data.rows(0, engine.data.n).double(), pruned.posterior(x, t)
+    for b in served.nonzero().flatten().tolist():
+        logit = exact(engine, asked[b : b + 1])[0]
+        delta = y - y[logit.argmax()]
+        r = logit.softmax(0)
+        first = r @ delta
+        trace = r @ delta.square().sum(-1) - first.square().sum()
+        assert (posterior.mean[b] - y[logit.argmax()] - first).norm() <= 1e-6 * pruned.data.spread
+        assert abs(posterior.cov.trace()[b] - trace) <= 1e-5 * trace + 1e-9 * len(x[b]) * t**2
+        entropy = torch.special.entr(r).sum()
+        assert abs(posterior.entropy[b] - entropy) <= 1e-5 * entropy + 1e-9
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", SETS)
+def test_answers_are_those_of_the_dense_path(name, weighted):
+    make, sigma = SETS[name]
+    points = make()
+    if isinstance(points, vk.Empirical):
+        points = points.rows(0, points.n)
+    dense, pruned = two(points, unequal(len(points)) if weighted else None)
+    x = queries(points, sigma)
+    assert share(pruned, x, sigma) > 0.4 or name == "one-hot"  # which has no few axes along which it is wide
+    agree(dense, pruned, x, sigma)
+    right(pruned, x, sigma)
+
+
+def test_every_noise_level_in_one_batch():
+    points = spectrum()
+    dense, pruned = two(points)
+    t = torch.logspace(-3, 1, 40, dtype=torch.float64)
+    x = points[:40] + t[:, None] * normal(40, points.shape[1], seed=1)
+    assert 0.3 < share(pruned, x, t) < 0.9
+    agree(dense, pruned, x, t)
+
+
+@pytest.mark.parametrize("process", [vk.VP(), vk.FlowMatching(), vk.Anisotropic(vk.VP(), torch.rand(160) + 0.5)])
+def test_other_processes(process):
+    points = spectrum()
+    dense, pruned = (vk.EmpiricalScore(points, process) for _ in range(2))
+    force(pruned)
+    for t in (0.02, 0.1, 0.9):
+        x = process.perturb(points[:20], torch.full((20,), t), generator=3)
+        a, b = dense.posterior(x, t), pruned.posterior(x, t)
+        assert (a.mean - b.mean).norm(dim=1).max() < 1e-5 * dense.data.spread
+        torch.testing.assert_close(a.cov.trace(), b.cov.trace(), rtol=2e-4, atol=1e-280)
+        torch.testing.assert_close(a.logp, b.logp, rtol=1e-9, atol=1e-5)
+
+
+@pytest.mark.parametrize("sigma", [0.05, 0.3])
+def test_fashion(sigma):
+    if not FASHION.exists():
+        pytest.skip("the Debian package dataset-fashion-mnist is not installed")
+    data = vk.load(FASHION).subset(torch.arange(5000))
+    dense, pruned = two(data)
+    y = data.rows(0, data.n).double()
+    x = torch.cat([y[:20] + sigma * normal(20, 784, seed=0), (y[100:120] + y[200:220]) / 2])
+    images = x.reshape(-1, *data.shape)
+    assert share(pruned, images, sigma) > 0.9
+    a, b = (score.posterior(images, sigma) for score in (dense, pruned))
+    torch.testing.assert_close(a.cov.trace(), b.cov.trace(), rtol=1e-6, atol=1e-280)
+    mean = torch.stack([((q - y).square().sum(-1) / (-2 * sigma**2)).softmax(0) @ y for q in x])
+    for posterior in (a, b):
+        assert (posterior.mean.flatten(1) - mean).norm(dim=1).max() < 1e-6 * data.spread
+
+
+# --- the certificate --------------------------------------------------------------------------------------------------
+
+cases = st.fixed_dictionaries(
+    {
+        "n": st.integers(2, 300),
+        "d": st.sampled_from([1, 2, 7, 33, 64, 150]),
+        "decay": st.floats(0, 2),
+        "scale": st.sampled_from([1e-3, 1.0, 1e3]),
+        "offset": st.sampled_from([0.0, 1.0, 1e4]),
+        "level": st.floats(-3, 1),
+        "alpha": st.floats(0.01, 1),
+        "weighted": st.booleans(),
+        "single": st.booleans(),
+        "seed": st.integers(0, 10**6),
+    }
+)
+
+
+def posed(case: dict) -> tuple[Engine, Queries]:
+    n, d, scale = case["n"], case["d"], case["scale"]
+    points = scale * (case["offset"] + spectrum(n, d, case["seed"]) * torch.arange(1, d + 1) ** (0.5 - case["decay"]))
+    points = points.float() if case["single"] else points
+    data = vk.Empirical(points, unequal(n) if case["weighted"] else None)
+    sigma = scale * 10 ** case["level"]
+    noise = sigma * normal(8, d, seed=case["seed"] + 1)
+    pick = torch.randint(0, n, (2, 8), generator=gen(case["seed"]))
+    y = points.double()
+    x = case["alpha"] * torch.cat([y[pick[0]], (y[pick[0, :4]] + y[pick[1, :4]]) / 2])
+    x[:8] += noise
+    one = torch.ones(12, dtype=torch.float64)
+    engine = Engine(data)
+    engine.pruned = Pruned(engine, price=0)
+    assert engine.pruned.ready(engine)
+    return engine, Queries(x, case["alpha"] * one, sigma**2 * one)
+
+
+def exact(engine: Engine, queries: Queries) -> Tensor:
+    """All logits in float64, by differences."""
+    gap = queries.x[:, None] - queries.alpha[:, None, None] * engine.data.rows(0, engine.data.n).double()
+    return engine.log_w - gap.square().sum(-1) / (2 * queries.var[:, None])
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases)
+def test_bounds_are_bounds(case):
+    engine, queries = posed(case)
+    ladder, pruned = engine.ladder(queries), engine.pruned
+    live = engine.data.weights[pruned.order] > 0
+    truth = (exact(engine, queries)[:, pruned.order] - ladder.offset[:, None])[:, live]
+    for table, error in zip(pruned.tables, pruned.errors(ladder), strict=True):
+        bound = table.left(ladder, ladder.x @ pruned.basis) @ table.rows.mT
+        assert bound.isfinite().all()
+        rounding = 1e-13 * (truth.abs() + ladder.offset.abs()[:, None])  # of the truth itself
+        assert (bound[:, live].double() + error[:, None] + rounding >= truth).all()
+    assert torch.equal(pruned.order.sort().values, torch.arange(case["n"]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases, st.booleans(), st.sampled_from([64, 100, 1 << 17]))
+def test_what_is_dropped_weighs_nothing(case, thorough, chunk):
+    before, module.CHUNK = module.CHUNK, chunk
+    try:
+        engine, queries = posed(case)
+        q, i, served = engine.pruned.survivors(engine.ladder(queries, thorough))
+    finally:
+        module.CHUNK = before
+    logit = exact(engine, queries)
+    kept = torch.zeros_like(logit, dtype=torch.bool)
+    kept[q, i] = True
+    assert not kept[~served].any()
+    assert len(torch.unique(q * case["n"] + i)) == len(q)
+    assert (q.diff() >= 0).all()
+    dropped = logit.masked_fill(kept, -torch.inf).logsumexp(1)
+    rest = logit.scatter(1, logit.argmax(1, keepdim=True), -torch.inf) if thorough else logit
+    slack = 1e-12 * logit.abs().amax(1).clamp_max(1e28)
+    assert (dropped <= rest.logsumexp(1) - 16 + slack)[served].all()
+
+
+def test_noise_is_told_from_data_by_several_residual_norms():
+    """With one residual norm, noise stands for data beyond the axes; with several, fewer points are left."""
+    points = spectrum(4000, 400).float()
+    engine = Engine(vk.Empirical(points))
+    x = points[:30].double() + 0.2 * normal(30, 400, seed=1)
+    asked = Queries(x, torch.ones(30).double(), torch.full((30,), 0.04, dtype=torch.float64))
+    ladder = engine.ladder(asked)
+    least = (exact(engine, asked) - ladder.offset[:, None]).amax(1) - engine.window
+    several, one = Pruned(engine, price=0), Pruned(engine, price=0)
+    one.axes = several.edges[0][0]
+    one.edges = [[one.axes]]
+    left = []
+    for pruned in (several, one):
+        pruned.ready(engine)
+        table = pruned.tables[0]
+        bound = table.left(ladder, ladder.x @ pruned.basis) @ table.rows.mT
+        left.append(float((bound > least[:, None]).sum()))
+    assert left[0] < 0.7 * left[1]
+
+
+def test_tree_keeps_neighbours_together():
+    points = normal(5000, 2, seed=0)
+    order = tree(points)
+    assert torch.equal(order.sort().values, torch.arange(5000))
+    inside = torch.stack([leaf.var(0).sum() for leaf in points[order].split(module.LEAF)]).mean()
+    assert inside < 0.1 * points.var(0).sum()
+
+
+# --- when -------------------------------------------------------------------------------------------------------------
+
+
+def test_only_what_pays_is_prepared():
+    points = spectrum(5000, 128).float()
+    score = vk.EmpiricalScore(points, vk.EDM())
+    pruned = score._engine.pruned
+    assert pruned is not None
+    assert 100 < pruned.price < 2000
+    pruned.price = 50
+    high, low = points[:30] + 5 * torch.randn(30, 128, generator=gen(0)), points[:30] + 0.01
+    for _ in range(3):
+        score(high, 5.0)
+    assert pruned.paid == 0
+    first = score(low, 0.05)
+    assert pruned.paid == 30
+    score(low, 0.05)
+    assert not pruned.tables
+    again = score(low, 0.05)
+    assert pruned.tables
+    assert 0.01 < pruned.reach[False] < 5
+    torch.testing.assert_close(again, first, rtol=0, atol=1e-6 * score.data.spread / 0.05**2)
+    # at high noise nothing is even tried
+    pruned.survivors = None  # type: ignore[method-assign,assignment]
+    score(high, 5.0)
+
+
+def test_small_and_narrow_sets_and_little_memory_stay_dense():
+    assert vk.EmpiricalScore(normal(4000, 200, seed=0), vk.EDM())._engine.pruned is None
+    assert vk.EmpiricalScore(normal(5000, 100, seed=0), vk.EDM())._engine.pruned is None
+    points = normal(5000, 200, seed=0).float()
+    full = vk.EmpiricalScore(points, vk.EDM())._engine
+    assert full.pruned is not None
+    one, both = (full.pruned.bytes(full, k) for k in (1, 2))
+    assert vk.EmpiricalScore(points, vk.EDM(), memory=4 * one - 4)._engine.pruned is None
+    for memory, tables in ((4 * one, 1), (4 * both, 2)):
+        score = vk.EmpiricalScore(points, vk.EDM(), memory=memory)
+        pruned = score._engine.pruned
+        assert pruned is not None
+        pruned.price = 0
+        x = points[:20] + 0.1
+        want = vk.EmpiricalScore(points, vk.EDM()).posterior(x.double(), 0.1)
+        got = score.posterior(x.double(), 0.1)
+        assert (want.mean - got.mean).norm(dim=1).max() < 1e-6 * score.data.spread
+        torch.testing.assert_close(want.cov.trace(), got.cov.trace(), rtol=1e-5, atol=1e-280)
+        assert len(pruned.tables) == tables
+        held = sum(table.rows.nbytes for table in pruned.tables) + pruned.order.nbytes
+        held += sum(buffer.nbytes for buffer in pruned.spare)
+        assert held <= memory // 4
+
+
+def test_no_noise_level_pays_for_equal_points():
+    points = torch.ones(5000, 128)
+    score = vk.EmpiricalScore(points, vk.EDM())
+    assert score._engine.pruned is not None
+    score._engine.pruned.price = 0
+    x = points[:3].double() + 0.5
+    assert torch.equal(score.posterior(x, 0.1).mean, points[:3].double())
+    assert score._engine.pruned.reach == {True: 0.0}
+
+
+@pytest.mark.parametrize("sigma", [0.1, 3.0])
+def test_queries_that_do_not_pay_are_dense_unchanged(sigma):
+    points = spectrum()
+    dense, pruned = two(points)
+    pruned._engine.pruned.reach = {False: 0.0, True: 0.0}
+    x = queries(points, sigma)
+    assert torch.equal(dense(x, sigma), pruned(x, sigma))
+    assert torch.equal(dense.covariance(x, sigma).trace(), pruned.covariance(x, sigma).trace())
+
+
+def test_a_looser_product_goes_dense():
+    points = spectrum().float()
+    before = torch.get_float32_matmul_precision()
+    _, pruned = two(points)
+    x = queries(points, 0.2)
+    want = pruned.posterior(x, 0.2).mean
+    try:
+        torch.set_float32_matmul_precision("medium")
+        assert share(pruned, x, 0.002) == 0
+        got = pruned.posterior(x, 0.2).mean
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert (got - want).norm(dim=1).max() < 5e-5 * pruned.data.spread
+
+
+# --- surroundings -----------------------------------------------------------------------------------------------------
+
+
+def test_company_does_not_change_an_answer():
+    points = spectrum().float()
+    _, pruned = two(points)
+    x = queries(points, 0.2).double()
+    together, trace = pruned.posterior(x, 0.2).mean, pruned.covariance(x, 0.2).trace()
+    for b in range(len(x)):
+        alone = pruned.posterior(x[b : b + 1], 0.2).mean
+        assert (alone - together[b]).norm() < 1e-7 * pruned.data.spread
+        torch.testing.assert_close(pruned.covariance(x[b : b + 1], 0.2).trace()[0], trace[b], rtol=1e-5, atol=1e-280)
+
+
+def test_memory_map(tmp_path):
+    points = spectrum(5000, 128).float()
+    points.numpy().tofile(tmp_path / "points")
+    disk = np.memmap(tmp_path / "points", dtype=np.float32, mode="r", shape=(5000, 128))
+    dense, pruned = two(vk.Empirical(disk))
+    assert pruned._engine.kept is None
+    x = queries(points, 0.1)
+    assert share(pruned, x, 0.1) > 0.5
+    agree(dense, pruned, x, 0.1)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_parts_of_a_whole(weighted):
+    """Each process prunes what it holds; the moments merge."""
+    points = spectrum(2000)
+    whole = vk.Empirical(points, unequal(2000) if weighted else None)
+    x = queries(points, 0.2)
+    asked = Queries(x, torch.ones(len(x)).double(), torch.full((len(x),), 0.04, dtype=torch.float64))
+    want = Engine(whole).moments(asked, frozenset({"trace"}))
+    parts = []
+    for first, stop in ((0, 700), (700, 2000)):
+        own = vk.posterior.sharded._cut(whole, first, stop, whole.weights)
+        own.center = whole.center
+        engine = Engine(own, None, whole, first)
+        engine.pruned = Pruned(engine, price=0)
+        engine.pruned.reach = {True: math.inf}
+        parts.append(engine.moments(asked, frozenset({"trace"})))
+        assert engine.pruned.tables
+    got = merge(*parts)
+    assert (got.mean - want.mean).norm(dim=1).max() < 1e-5 * whole.spread
+    torch.testing.assert_close(got.trace, want.trace, rtol=1e-4, atol=1e-7 * 160 * 0.04)
+    torch.testing.assert_close(got.log_z, want.log_z, rtol=1e-9, atol=1e-5)
+
+
+def test_under_autocast_inference_mode_and_other_defaults():
+    points = spectrum(5000, 128).float()
+    x = queries(points, 0.1).float()
+    want = vk.EmpiricalScore(points, vk.EDM())(x, 0.1)
+    close = 1e-6 * float(vk.Empirical(points).spread) / 0.01
+    score = vk.EmpiricalScore(points, vk.EDM())
+    with torch.inference_mode():
+        force(score)
+        torch.testing.assert_close(score(x, 0.1), want, rtol=1e-6, atol=close)
+    torch.testing.assert_close(score(x, 0.1), want, rtol=1e-6, atol=close)
+    x.requires_grad_()
+    (score(x, 0.1).sum()).backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(score(x.detach(), 0.1), want, rtol=1e-6, atol=close)
+    torch.set_default_dtype(torch.float64)
+    try:
+        score = vk.EmpiricalScore(vk.Empirical(points), vk.EDM())
+        force(score)
+        torch.testing.assert_close(score(x.detach(), 0.1), want, rtol=1e-6, atol=close)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_threads_do_not_meet():
+    points = spectrum(3000).float()
+    _, pruned = two(points)
+    x = [queries(points, s).float() for s in (0.05, 0.1, 0.15, 0.2)]
+    want = [pruned(a, 0.1) for a in x]
+    got: dict[tuple[int, int], Tensor] = {}
+
+    def work(k: int) -> None:
+        for repeat in range(5):
+            got[k, repeat] = pruned(x[k], 0.1)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 20
+    assert all(torch.equal(answer, want[k]) for (k, _), answer in got.items())
+
+
+def test_one_point_two_points_and_one_with_weight():
+    for n in (1, 2, 100):
+        points = spectrum(n)
+        weights = torch.zeros(n)
+        weights[0] = 1
+        for w in (None, weights):
+            dense, pruned = two(points, w)
+            x = points[:1] + 0.05
+            assert torch.equal(dense(x, 0.1), pruned(x, 0.1))
+    points, weights = spectrum(1000), torch.zeros(1000)
+    weights[0] = 1
+    dense, pruned = two(points, weights)
+    assert torch.equal(pruned.posterior(points[:3], 0.1).mean, points[:1].expand(3, -1))
+    assert (pruned.covariance(points[:3], 0.1).trace() == 0).all()
+
+
+def test_pieces_are_few():
+    points = spectrum()
+    _, pruned = two(points)
+    x, t = pruned._door(points[:10] + 0.01, 0.05)
+    found = list(pruned._engine.pieces(pruned._queries(x, t)))
+    assert all(isinstance(piece, Few) for _, piece in found)
+    assert sum(len(piece.i) for _, piece in found) < 100
