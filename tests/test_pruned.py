@@ -367,6 +367,9 @@ def test_no_noise_level_pays_for_equal_points():
     x = points[:3].double() + 0.5
     assert torch.equal(score.posterior(x, 0.1).mean, points[:3].double())
     assert score._engine.pruned.reach == {True: 0.0}
+    score(x, 0.1)
+    assert not score._engine.pruned.tables  # and none are held in vain
+    assert torch.equal(score.denoise(x, 0.1), points[:3].double())
 
 
 @pytest.mark.parametrize("sigma", [0.1, 3.0])

@@ -144,14 +144,18 @@ def _blind(f: Finding) -> list[Verdict]:
 
 
 def _drift(f: Finding) -> Verdict:
+    """An alarm if both samplers drift; if one alone does, its coarse steps may be to blame."""
     kind, s = max(f.samples.items(), key=lambda item: (item[1].drift.alarm, abs(_finite(item[1].drift.mean.value))))
     z, lost = s.drift.mean, s.copies.diverged
-    how = f" Sampler: {_sampler(kind)}, {s.steps} steps."
+    level = "alarm" if all(one.drift.alarm for one in f.samples.values()) else "note" if s.drift.alarm else "good"
+    how = f" Sampler: {_sampler(kind)}, {s.steps} steps{'; the other does not drift' if level == 'note' else ''}."
     if not math.isfinite(z.value):
         words = f"Samples leave the data's range: {lost} of {len(s.images)} diverged.{how}"
-        return Verdict(f.name, "drift", "alarm", "yes, they diverge", words)
-    told = f"{'yes' if s.drift.alarm else 'no'}, mean off by {z.value:.2g} spreads"
-    return Verdict(f.name, "drift", "alarm" if s.drift.alarm else "good", told, s.drift.words + how)
+        return Verdict(f.name, "drift", level, "yes, they diverge", words)
+    far = max((s.drift.mean, s.drift.variance), key=lambda e: abs(_finite(e.value)))
+    what = "mean" if far is s.drift.mean else "variance"
+    told = f"{'yes' if s.drift.alarm else 'no'}, {what} off by {far.value:.2g} spreads"
+    return Verdict(f.name, "drift", level, told, s.drift.words + how)
 
 
 def _likeness(f: Finding) -> Verdict:

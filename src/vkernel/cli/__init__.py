@@ -72,7 +72,7 @@ def main() -> NoReturn:
         raise
     if code == 130:  # typer's word for an interrupt, which it does not pass on
         _fail("stopped.", 130)
-    sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)  # what a command left with, if it left early
 
 
 def _fail(sentence: str, code: int = 2) -> NoReturn:

@@ -208,7 +208,7 @@ def audit(
             f"vkernel: {100 * most.value:.3g} % of the samples are copies, more than {100 * fail_if_memorised:.3g} %.",
             err=True,
         )
-        raise SystemExit(1)
+        raise typer.Exit(1)
 
 
 def _read(path: Path, module: str | None, data: Empirical, device: Any, stated: dict[str, Any]) -> Checkpoint:

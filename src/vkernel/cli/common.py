@@ -38,7 +38,8 @@ def on_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InputError(f"The device {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
+        why = str(error).splitlines()[0].rstrip(".")
+        raise InputError(f"The device {name!r} cannot be used here: {why}.") from None
     return device
 
 

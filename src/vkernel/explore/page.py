@@ -281,7 +281,7 @@ class Tab:
     def _mark(self, state: State) -> None:
         """Fade and name what belongs to another state than the one that is seen."""
         samples, share, sentence = earlier(state, self.result, None if self._share is None else self._share_of)
-        marks = {"kind": "marks", "samples": samples, "text": sentence}
+        marks = {"kind": "marks", "samples": samples, "map": share, "text": sentence}
         if marks != self._marks:
             self._marks = marks
             self.pictures.fade(samples, share)

@@ -12,6 +12,7 @@ from vkernel.explore.state import State
 __all__ = ["Words", "earlier", "said", "short", "tells"]
 
 
+CAPTION = "gap mass: samples that copy no training point"
 CLOSE = 0.1  # gap mass of the exact score above which training points are too close for the cutoff
 
 
@@ -59,7 +60,7 @@ def said(state: State, noise: Estimate, result: Result | None) -> Words:
     """What the picture of a state shows; ``result`` is the last run, ``None`` before the first."""
     now = f"At t = {state.t:.3g}, {_percent(noise)} of the training target is noise (ρ)."
     if result is None:
-        return Words("…", "gap mass", (now,))
+        return Words("…", CAPTION, (now,))
     gap = result.gap
     if gap is None:
         lone = "One training point: there is no gap, the target has no noise, and every sampler ends at the point."
@@ -70,7 +71,7 @@ def said(state: State, noise: Estimate, result: Result | None) -> Words:
         sentences.insert(1, f"Of this the exact score itself has {short(bare)}: points are close for this ε.")
     if result.note:
         sentences.append(result.note)
-    return Words(short(gap), "gap mass", tuple(sentences))
+    return Words(short(gap), CAPTION, tuple(sentences))
 
 
 def tells(result: Result) -> str:

@@ -163,19 +163,18 @@ def _pictures(images: list[np.ndarray], limits: tuple[float, float] | None) -> n
 
 
 def _rows(rows: list[tuple[str, np.ndarray, Sequence[str]]], columns: int) -> Figure:
-    size = min(1.15, 14 / columns)
-    wide = 0.4 + 0.085 * max(len(label) for label, _, _ in rows)
-    heights = [1.06 * size + 0.28 * bool(len(titles)) for _, _, titles in rows]
-    figure = Figure(figsize=(max(1.06 * size * columns, 1.5) + wide, sum(heights) + 0.15))
-    axes = figure.subplots(len(rows), squeeze=False, height_ratios=heights).flat
-    for (label, images, titles), ax in zip(rows, axes, strict=True):  # an axis for each picture would take long
+    """Rows of pictures with a label each, and titles above the pictures that have some."""
+    size, wide = min(1.15, 14 / columns), 0.5 + 0.085 * max(len(label) for label, _, _ in rows)
+    tall = rows[0][1].shape[1] / rows[0][1].shape[2]
+    room = [tall + (0.25 if len(titles) else 0.04) for _, _, titles in rows]  # in widths of a picture
+    figure = Figure(figsize=(max(1.06 * size * columns, 1.5) + wide, 1.06 * size * sum(room) + 0.15))
+    axes = figure.subplots(len(rows), squeeze=False, height_ratios=room).flat
+    for (label, images, titles), ax, height in zip(rows, axes, room, strict=True):  # an axis a picture would take long
         for j, image in enumerate(images):
-            tall = image.shape[0] / image.shape[1]
             ax.imshow(image, cmap="gray", vmin=0, vmax=1, extent=(1.06 * j, 1.06 * j + 1, 0, tall))
             if j < len(titles):
-                ax.text(1.06 * j + 0.5, 1.04 * tall, titles[j], size=9, ha="center", va="bottom")
-        room = 0.24 / size if len(titles) else 0.03
-        ax.set(xticks=[], yticks=[], xlim=(0, 1.06 * columns - 0.06), ylim=(0, tall * (1 + room)))
+                ax.text(1.06 * j + 0.5, tall + 0.03, titles[j], size=9, ha="center", va="bottom")
+        ax.set(xticks=[], yticks=[], xlim=(0, 1.06 * columns - 0.06), ylim=(0, height), anchor="W")
         ax.grid(visible=False)
         ax.spines[:].set_visible(False)
         ax.set_ylabel(label, rotation=0, ha="right", va="center")

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +39,8 @@ import torch
 from torch import Tensor
 
 from vkernel.posterior import kernels_torch
-from vkernel.posterior.kernels_torch import FULL, WIDE, Left, Logits, Stored
-from vkernel.posterior.moments import Moments, merge
+from vkernel.posterior.kernels_torch import FULL, TINY, WIDE, Left, Light, Logits, Stored
+from vkernel.posterior.moments import Moments
 from vkernel.posterior.pieces import Few, Piece, Points, Queries
 from vkernel.posterior.recorded import Places
 
@@ -90,7 +90,7 @@ class Screened:
 
 @dataclass
 class Short:
-    """What rung 1 leaves: its answers, who goes on to rung 2 (``many``) or 3 (``wide``), and whether anybody does."""
+    """What rung 1 leaves: its answers, who goes on to rung 2 (``many``) or 3 (``wide``), and whether any does."""
 
     left: Left
     logits: Logits
@@ -98,7 +98,8 @@ class Short:
     mean: Tensor
     many: Tensor
     wide: Tensor
-    flags: Tensor
+    more: Tensor
+    some: Tensor
 
 
 class Fast:
@@ -112,7 +113,7 @@ class Fast:
         self.engine, self.kernels, data = engine, kernels, engine.data
         self.points = stored(data, engine.log_w)
         self.lasting = kernels is not kernels_torch and data.device.type == "cuda" and self.points.values is not None
-        self.places = Places()
+        self.places, self.went_on = Places(), False
         self.slices = max(1, math.ceil(data.n / SLICE))
         self.slice = 64 * math.ceil(data.n / self.slices / 64)
         self.rows, self.width = self.slices * self.slice, 64 * math.ceil(data.d / 64)
@@ -136,7 +137,7 @@ class Fast:
             return None
         try:
             square = torch.ones((8, 8), dtype=torch.float16, device=data.device)
-            torch.mm(square, square, out_dtype=torch.float32)
+            add_product(product(square, square), square, square)
         except (TypeError, RuntimeError):  # a torch before 2.8 has no such product
             return None
         try:
@@ -216,17 +217,17 @@ class Fast:
     def logits(self, queries: Queries, left: Left) -> Logits:
         """All logits but for the centre's, from one product."""
         planes = 2 if len(queries) <= FLAT else 1
-        room = self.half.new_empty((2 if self.low is None else 3, len(queries), self.rows))
-        product(left.factors[:planes].flatten(0, 1), self.high.mT, out=room[:planes].flatten(0, 1))
+        out = self.half.new_empty((planes, len(queries), self.rows))
+        product(left.factors[:planes].flatten(0, 1), self.high.mT, out=out.flatten(0, 1))
         slope = (queries.alpha.square() / queries.var).float()
         log_w = self.log_w if self.engine.has_weights else None
-        return Logits(room, planes, left.gain, slope, self.half, log_w, self.engine.data.n)
+        return Logits(out, left.gain, slope, self.half, log_w, self.engine.data.n)
 
     def screen(self, queries: Queries, thorough: bool) -> Screened:
         """The logits of all points from one product, and lists of those that may matter."""
         left = self.kernels.split(queries, self.center, self.unit, self.width)
         logits = self.logits(queries, left)
-        delta = self.bound(queries, left, logits.made)
+        delta = self.bound(queries, left, len(logits.planes))
         first, second = self.kernels.peaks(logits, thorough)
         # A single point has no second: then nothing can be dropped, and nothing need be.
         reference = torch.where(second.isfinite(), second, first) if thorough else first
@@ -259,12 +260,12 @@ class Fast:
     def _climb(self, queries: Queries, take: Callable[[str, Callable[[], Any]], Any]) -> tuple[Tensor, Tensor]:
         """log z and the mean of every query; ``take`` takes a step, or repeats it from a record."""
         short = take("few", lambda: self._few(queries))
-        log_z, mean, wide = short.log_z, short.mean, short.wide
-        many, some = short.flags.tolist()  # the first to wait for the device
-        if many:
-            log_z, mean, wide, flag = take("many", lambda: self._many(queries, short))
-            some = bool(flag)
-        if some:
+        log_z, mean, wide, some = short.log_z, short.mean, short.wide, short.some
+        # Whoever went on last time will go on: the answer is right in any case, and the device need not wait for us.
+        if self.went_on or bool(short.more):
+            log_z, mean, wide, some = take("many", lambda: self._many(queries, short))
+        self.went_on, far = torch.stack([short.more, some]).tolist()
+        if far:
             rows = wide.nonzero().squeeze(-1)
             again = self._own(queries[rows])
             log_z[rows], mean[rows] = again.log_z, again.mean
@@ -278,7 +279,7 @@ class Fast:
         long = seen.count > seen.index.shape[1]
         many = long & seen.near if self.dense else torch.zeros_like(long)
         wide = long & ~many
-        return Short(seen.left, seen.logits, log_z, mean, many, wide, torch.stack([many.any(), wide.any()]))
+        return Short(seen.left, seen.logits, log_z, mean, many, wide, many.any(), wide.any())
 
     def _own(self, queries: Queries) -> Moments:
         """The engine's own way."""
@@ -312,48 +313,38 @@ class Fast:
     def _many(self, queries: Queries, short: Short) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Rung 2 for all, since most of its cost is shared: log z, the mean, who needs rung 3, and whether anybody."""
         left, logits = short.left, short.logits
-        logits = replace(logits)
         self._refine(left, logits)
-        log_sum = self.kernels.combine(logits)
-        logits = logits.combined()
         share = 2 * (math.log(TOLERANCE) - self.typical(queries, left).log())
         cap = min(MOST, max(LISTED, self.cap(len(queries))))
-        heavy = (log_sum + share.clamp_max(math.log(max(HEAVY, 1 / cap)))).float()
+        heavy = (self.kernels.log_sum(logits) + share.clamp_max(math.log(max(HEAVY, 1 / cap)))).float()
         count, index = self.kernels.select(logits, heavy, cap)
         exact = self.kernels.exact(queries, self.points, count, index)
-        some = Moments(*self.kernels.mean(self.points, count, index, exact))
+        log_z, mean = self.kernels.mean(self.points, count, index, exact)
         self.kernels.strike(logits, count, index)
         weights, total = self.kernels.weights(logits, heavy)
-        offset = -left.norm.square() / (2 * queries.var)
+        rest = -left.norm.square() / (2 * queries.var) + heavy.to(WIDE) + (total / FULL).log()
         if not self.engine.has_weights:
-            offset += self.engine.log_w[0]
-        log_z = offset + heavy.to(WIDE) + (total / FULL).log()
-        mean = self.center + self._sums(weights) * (self.unit / total.clamp_min(1e-300))[:, None]
-        both = merge(some, Moments(log_z, mean))
+            rest += self.engine.log_w[0]
+        light = Light(self.center, self.unit / total.clamp_min(TINY), torch.sigmoid(rest - log_z), short.many)
+        mean = self.kernels.finish(self._sums(weights), light, mean, short.mean)
         wide = short.wide | (short.many & (count > cap))
-        log_z = torch.where(short.many, both.log_z, short.log_z)
-        return log_z, torch.where(short.many[:, None], both.mean, short.mean), wide, wide.any()
+        return torch.where(short.many, torch.logaddexp(log_z, rest), short.log_z), mean, wide, wide.any()
 
     def _refine(self, left: Left, logits: Logits) -> None:
         """Add the products that the screen did without."""
-        if logits.made == 1:
-            product(left.factors[1], self.high.mT, out=logits.room[1])
+        if len(logits.planes) == 1:
+            add_product(logits.planes[0], left.factors[1], self.high.mT)
         if self.low is not None:
-            product(left.factors[0], self.low.mT, out=logits.room[2])
-        logits.made = len(logits.room)
+            add_product(logits.planes[0], left.factors[0], self.low.mT)
 
-    def _sums(self, weights: Tensor) -> Tensor:
-        """Sums of H + L with the weights ``(2, B, N)``, in float64."""
-        queries = weights.shape[1]
+    def _sums(self, weights: Tensor) -> list[Tensor]:
+        """Sums of H and of L with the weights ``(2, B, N)``, slice by slice, ``(slices, 2 B or B, D)``."""
 
         def over(w: Tensor, y: Tensor) -> Tensor:
             slices = w.reshape(-1, self.slices, self.slice).transpose(0, 1)
-            return product(slices, y.view(self.slices, self.slice, self.width)).sum(0)
+            return product(slices, y.view(self.slices, self.slice, self.width))
 
-        out = over(weights, self.high).view(2, queries, self.width).sum(0, dtype=WIDE)
-        if self.low is not None:
-            out += over(weights[0], self.low)
-        return out[:, : self.engine.data.d]
+        return [over(weights, self.high)] + ([] if self.low is None else [over(weights[0], self.low)])
 
 
 def stored(data: Points, log_w: Tensor) -> Stored:
@@ -376,3 +367,12 @@ def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
         if a.device.type == "cuda":
             return multiply(a, b, out_dtype=torch.float32, out=out)
         return multiply(a.float(), b.float(), out=out)
+
+
+def add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add ``a @ b`` to ``out``, likewise."""
+    with torch.autocast(a.device.type, enabled=False):
+        if a.device.type == "cuda":
+            torch.addmm(out, a, b, out_dtype=torch.float32, out=out)
+        else:
+            out.addmm_(a.float(), b.float())

@@ -18,7 +18,21 @@ from torch import Tensor
 
 from vkernel.posterior.pieces import Points, Queries
 
-__all__ = ["Left", "Logits", "Stored", "combine", "exact", "mean", "peaks", "select", "split", "strike", "weights"]
+__all__ = [
+    "Left",
+    "Light",
+    "Logits",
+    "Stored",
+    "exact",
+    "finish",
+    "log_sum",
+    "mean",
+    "peaks",
+    "select",
+    "split",
+    "strike",
+    "weights",
+]
 
 WIDE = torch.float64
 FULL = 2.0**14  # half-precision numbers reach 2^16: vectors are scaled to this norm, weights to at most this
@@ -43,36 +57,33 @@ class Left:
 
 @dataclass
 class Logits:
-    """A block of logits as above: products in the first ``made`` planes of ``room (P, B, N)``.
+    """A block of logits as above: ``planes (P, B, N)``, ``gain`` and ``slope (B,)``, ``half`` and ``log_w (N,)``.
 
-    ``gain`` and ``slope (B,)``, ``half`` and ``log_w (N,)``; all float32. The first ``n`` of N columns are points.
+    All float32; the first ``n`` of N columns are points. A product of -inf marks a point that was taken out.
     """
 
-    room: Tensor
-    made: int
+    planes: Tensor
     gain: Tensor
     slope: Tensor
     half: Tensor
     log_w: Tensor | None
     n: int
 
-    @property
-    def planes(self) -> Tensor:
-        """What is there of the products, ``(made, B, N)``."""
-        return self.room[: self.made]
-
     def whole(self) -> Tensor:
         """The logits themselves, ``(B, n)``."""
-        raw = self.planes[0, :, : self.n]
-        for plane in self.planes[1:]:
-            raw = raw + plane[:, : self.n]
+        raw = self.planes[:, :, : self.n].sum(0)
         out = raw * self.gain[:, None] - self.slope[:, None] * self.half[: self.n]
-        return out if self.log_w is None else out + self.log_w[: self.n]
+        return (out if self.log_w is None else out + self.log_w[: self.n]).masked_fill(raw == -torch.inf, -torch.inf)
 
-    def combined(self) -> Logits:
-        """The same after :func:`combine`, which leaves the logits in the first plane."""
-        ones, zeros = torch.ones_like(self.gain), torch.zeros_like(self.slope)
-        return Logits(self.room, 1, ones, zeros, self.half, None, self.n)
+
+@dataclass
+class Light:
+    """What makes a mean of sums over light points: ``center + scale * sums``; its ``share``, and who asked for it."""
+
+    center: Tensor
+    scale: Tensor
+    share: Tensor
+    asked: Tensor
 
 
 @dataclass
@@ -147,15 +158,13 @@ def mean(points: Stored, count: Tensor, index: Tensor, logit: Tensor) -> tuple[T
     return log_z, out
 
 
-def combine(logits: Logits) -> Tensor:
-    """Leave the logits in the first plane; the logarithm of the sum of their exponentials, ``(B,)`` float64."""
-    whole = logits.whole()
-    logits.planes[0, :, : logits.n] = whole
-    return whole.logsumexp(1).to(WIDE)
+def log_sum(logits: Logits) -> Tensor:
+    """The logarithm of the sum of all weights of a query, ``(B,)`` float64."""
+    return logits.whole().logsumexp(1).to(WIDE)
 
 
 def strike(logits: Logits, count: Tensor, index: Tensor) -> None:
-    """Take the chosen points out of combined logits."""
+    """Take the chosen points out."""
     q, k = listed(count, index.shape[1]).nonzero().unbind(1)
     logits.planes[0][q, index[q, k].long()] = -torch.inf
 
@@ -168,3 +177,14 @@ def weights(logits: Logits, shift: Tensor) -> tuple[Tensor, Tensor]:
     out = torch.zeros((2, *logits.planes.shape[1:]), dtype=torch.float16, device=e.device)
     out[0, :, : logits.n], out[1, :, : logits.n] = high, low
     return out, out.to(WIDE).sum((0, 2))
+
+
+def finish(parts: list[Tensor], light: Light, heavy: Tensor, few: Tensor) -> Tensor:
+    """The mean of both parts for the queries that ask for it, else ``few``; ``parts`` are sums (slices, k B, D)."""
+    count, d = heavy.shape
+    sums = torch.zeros((count, parts[0].shape[2]), dtype=WIDE, device=heavy.device)
+    for part in parts:
+        sums += part.reshape(-1, count, part.shape[2]).sum(0, dtype=WIDE)
+    mean = light.center + light.scale[:, None] * sums[:, :d]
+    share = light.share[:, None]
+    return torch.where(light.asked[:, None], (1 - share) * heavy + share * mean, few)

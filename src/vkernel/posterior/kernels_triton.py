@@ -18,10 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from vkernel.posterior import kernels_torch
-from vkernel.posterior.kernels_torch import FULL, LIGHTEST, TINY, WIDE, Left, Logits, Stored
+from vkernel.posterior.kernels_torch import FULL, LIGHTEST, TINY, WIDE, Left, Light, Logits, Stored
 from vkernel.posterior.pieces import Queries
 
-__all__ = ["combine", "exact", "mean", "peaks", "select", "split", "strike", "weights"]
+__all__ = ["exact", "finish", "log_sum", "mean", "peaks", "select", "split", "strike", "weights"]
 
 ROWS, COLS = 4, 2048
 SLOTS, COORDINATES = 4, 512  # pairs and coordinates that are read at once
@@ -31,7 +31,7 @@ PROGRAMS = 8192  # enough to fill a card
 @triton.jit
 def _tile(planes, gain, slope, half, log_w, n, queries, columns, PLANES: tl.constexpr, WEIGHTED: tl.constexpr,
           ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    """One tile of logits, -inf outside; its rows, columns, and where its first plane lies."""
+    """One tile of logits, -inf outside; its rows and columns."""
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)
     good = (row < queries)[:, None] & (col < n)[None, :]
@@ -40,6 +40,7 @@ def _tile(planes, gain, slope, half, log_w, n, queries, columns, PLANES: tl.cons
     for p in tl.static_range(1, PLANES):
         other = (row + p * queries).to(tl.int64)[:, None] * columns + col[None, :]
         raw += tl.load(planes + other, mask=good, other=0.0)
+    good = good & (raw > -float("inf"))
     g = tl.load(gain + row, mask=row < queries, other=0.0)
     a = tl.load(slope + row, mask=row < queries, other=0.0)
     h = tl.load(half + col, mask=col < n, other=0.0)
@@ -48,13 +49,13 @@ def _tile(planes, gain, slope, half, log_w, n, queries, columns, PLANES: tl.cons
         term += tl.load(log_w + col, mask=col < n, other=0.0)[None, :]
     # fma by name: two kernels that see the same tile must see the same bits
     logit = tl.where(good, tl.fma(raw, tl.broadcast_to(g[:, None], (ROWS, COLS)), term), -float("inf"))
-    return logit, row, col, place
+    return logit, row, col
 
 
 @triton.jit
 def _peaks(planes, gain, slope, half, log_w, n, queries, columns, first, second, tiles, PLANES: tl.constexpr,
            WEIGHTED: tl.constexpr, SECOND: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    logit, row, col, _ = _tile(planes, gain, slope, half, log_w, n, queries, columns, PLANES, WEIGHTED, ROWS, COLS)
+    logit, row, col = _tile(planes, gain, slope, half, log_w, n, queries, columns, PLANES, WEIGHTED, ROWS, COLS)
     to = row * tiles + tl.program_id(0)
     top = tl.max(logit, 1)
     tl.store(first + to, top, mask=row < queries)
@@ -67,7 +68,7 @@ def _peaks(planes, gain, slope, half, log_w, n, queries, columns, first, second,
 @triton.jit
 def _count(planes, gain, slope, half, log_w, n, queries, columns, threshold, counts, tiles, PLANES: tl.constexpr,
            WEIGHTED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    logit, row, col, _ = _tile(planes, gain, slope, half, log_w, n, queries, columns, PLANES, WEIGHTED, ROWS, COLS)
+    logit, row, col = _tile(planes, gain, slope, half, log_w, n, queries, columns, PLANES, WEIGHTED, ROWS, COLS)
     least = tl.load(threshold + row, mask=row < queries, other=float("inf"))
     chosen = (logit >= least[:, None]) & (col < n)[None, :]
     tl.store(counts + row * tiles + tl.program_id(0), tl.sum(chosen.to(tl.int32), 1), mask=row < queries)
@@ -80,7 +81,7 @@ def _list(planes, gain, slope, half, log_w, n, queries, columns, threshold, coun
     fits = (row < queries) & (tl.load(totals + row, mask=row < queries, other=0) <= cap)
     here = tl.load(counts + row * tiles + tl.program_id(0), mask=fits, other=0)
     if tl.max(here, 0) > 0:  # most tiles hold nothing, and are not read again
-        logit, row, col, _ = _tile(planes, gain, slope, half, log_w, n, queries, columns, PLANES, WEIGHTED, ROWS, COLS)
+        logit, row, col = _tile(planes, gain, slope, half, log_w, n, queries, columns, PLANES, WEIGHTED, ROWS, COLS)
         least = tl.load(threshold + row, mask=row < queries, other=float("inf"))
         chosen = (logit >= least[:, None]) & (col < n)[None, :] & fits[:, None]
         start = tl.load(starts + row * tiles + tl.program_id(0), mask=fits, other=0)
@@ -90,35 +91,27 @@ def _list(planes, gain, slope, half, log_w, n, queries, columns, threshold, coun
 
 
 @triton.jit
-def _combine(planes, gain, slope, half, log_w, n, queries, columns, first, total, tiles, PLANES: tl.constexpr,
-             WEIGHTED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    logit, row, col, place = _tile(planes, gain, slope, half, log_w, n, queries, columns, PLANES, WEIGHTED, ROWS, COLS)
+def _sums(planes, gain, slope, half, log_w, n, queries, columns, first, total, tiles, PLANES: tl.constexpr,
+          WEIGHTED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+    logit, row, _ = _tile(planes, gain, slope, half, log_w, n, queries, columns, PLANES, WEIGHTED, ROWS, COLS)
     top = tl.max(logit, 1)
     to = row * tiles + tl.program_id(0)
-    tl.store(planes + place, logit, mask=(row < queries)[:, None] & (col < n)[None, :])
     tl.store(first + to, top, mask=row < queries)
-    tl.store(total + to, tl.sum(tl.exp(logit - top[:, None]), 1), mask=row < queries)
+    tl.store(total + to, tl.sum(tl.exp(logit - tl.maximum(top, -1e38)[:, None]), 1), mask=row < queries)
 
 
 @triton.jit
-def _weights(planes, shift, n, queries, columns, out, total, tiles, FULL: tl.constexpr, ROWS: tl.constexpr,
-             COLS: tl.constexpr):  # fmt: skip
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    col = tl.program_id(0) * COLS + tl.arange(0, COLS)
-    inside = (row < queries)[:, None] & (col < columns)[None, :]
-    place = row.to(tl.int64)[:, None] * columns + col[None, :]
-    logit = tl.load(planes + place, mask=inside & (col < n)[None, :], other=-float("inf"))
+def _weights(planes, gain, slope, half, log_w, n, queries, columns, shift, out, total, tiles, FULL: tl.constexpr,
+             PLANES: tl.constexpr, WEIGHTED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+    logit, row, col = _tile(planes, gain, slope, half, log_w, n, queries, columns, PLANES, WEIGHTED, ROWS, COLS)
     e = FULL * tl.exp(logit - tl.load(shift + row, mask=row < queries, other=0.0)[:, None])
     high = e.to(tl.float16)
     low = (e - high.to(tl.float32)).to(tl.float16)
-    tl.store(out + place, high, mask=inside)
-    other = (row + queries).to(tl.int64)[:, None] * columns + col[None, :]
-    tl.store(out + other, low, mask=inside)
-    tl.store(
-        total + row * tiles + tl.program_id(0),
-        tl.sum(high.to(tl.float32) + low.to(tl.float32), 1),
-        mask=row < queries,
-    )
+    inside = (row < queries)[:, None] & (col < columns)[None, :]
+    tl.store(out + row.to(tl.int64)[:, None] * columns + col[None, :], high, mask=inside)
+    tl.store(out + (row + queries).to(tl.int64)[:, None] * columns + col[None, :], low, mask=inside)
+    both = high.to(tl.float32) + low.to(tl.float32)
+    tl.store(total + row * tiles + tl.program_id(0), tl.sum(both, 1), mask=row < queries)
 
 
 @triton.jit
@@ -190,6 +183,31 @@ def _strike(planes, counts, index, columns, cap, CAP: tl.constexpr):
     held = (slot < count) & (count <= cap)
     i = tl.load(index + q * cap + slot, mask=held, other=0).to(tl.int64)
     tl.store(planes + q * columns + i, tl.full((CAP,), -float("inf"), tl.float32), mask=held)
+
+
+@triton.jit
+def _finish(parts, others, center, scale, share, asked, heavy, few, out, queries, d, width, slices, more,
+            SLICES: tl.constexpr, COORDINATES: tl.constexpr):  # fmt: skip
+    q = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * COORDINATES + tl.arange(0, COORDINATES)
+    if tl.load(asked + q):
+        sums = tl.zeros((SLICES, COORDINATES), tl.float64)
+        for s in range(0, slices, SLICES):
+            k = s + tl.arange(0, SLICES)
+            good = (k < slices)[:, None] & (col < d)[None, :]
+            place = (k.to(tl.int64) * queries + q)[:, None] * width + col[None, :]
+            sums += tl.load(parts + place, mask=good, other=0.0).to(tl.float64)
+        for s in range(0, more, SLICES):
+            k = s + tl.arange(0, SLICES)
+            good = (k < more)[:, None] & (col < d)[None, :]
+            place = (k.to(tl.int64) * queries + q)[:, None] * width + col[None, :]
+            sums += tl.load(others + place, mask=good, other=0.0).to(tl.float64)
+        mean = tl.load(center + col, mask=col < d, other=0.0) + tl.load(scale + q) * tl.sum(sums, 0)
+        p = tl.load(share + q)
+        mean = (1 - p) * tl.load(heavy + q * d + col, mask=col < d, other=0.0) + p * mean
+        tl.store(out + q * d + col, mean, mask=col < d)
+    else:
+        tl.store(out + q * d + col, tl.load(few + q * d + col, mask=col < d, other=0.0), mask=col < d)
 
 
 @triton.jit
@@ -312,11 +330,11 @@ def mean(points: Stored, count: Tensor, index: Tensor, logit: Tensor) -> tuple[T
     return log_z, out
 
 
-def combine(logits: Logits) -> Tensor:
+def log_sum(logits: Logits) -> Tensor:
     grid, first, constants = _block(logits)
     top, total = logits.planes.new_empty((2, logits.planes.shape[1], grid[0])).unbind()
     with _on(top):
-        _combine[grid](*first, top, total, grid[0], **constants)
+        _sums[grid](*first, top, total, grid[0], **constants)
     return (top.to(WIDE) + total.to(WIDE).log()).logsumexp(1)
 
 
@@ -329,13 +347,23 @@ def strike(logits: Logits, count: Tensor, index: Tensor) -> None:
 
 
 def weights(logits: Logits, shift: Tensor) -> tuple[Tensor, Tensor]:
+    _, first, constants = _block(logits)
     _, queries, columns = logits.planes.shape
     grid = triton.cdiv(columns, COLS), triton.cdiv(queries, ROWS)
     out = torch.empty((2, queries, columns), dtype=torch.float16, device=shift.device)
     total = logits.planes.new_empty((queries, grid[0]))
     with _on(out):
-        _weights[grid](
-            logits.planes, shift.contiguous(), logits.n, queries, columns, out, total, grid[0], FULL=FULL, ROWS=ROWS,
-            COLS=COLS, num_warps=8,
-        )  # fmt: skip
+        _weights[grid](*first, shift.contiguous(), out, total, grid[0], FULL=FULL, **constants)
     return out, total.to(WIDE).sum(1)
+
+
+def finish(parts: list[Tensor], light: Light, heavy: Tensor, few: Tensor) -> Tensor:
+    out = torch.empty_like(heavy)
+    count, d = heavy.shape
+    slices = [part.shape[0] * part.shape[1] // count for part in parts] + [0]
+    with _on(out):
+        _finish[(count, triton.cdiv(d, 256))](
+            parts[0], parts[-1], light.center, light.scale, light.share, light.asked, heavy, few, out, count, d,
+            parts[0].shape[2], slices[0], slices[1], SLICES=8, COORDINATES=256, num_warps=4,
+        )  # fmt: skip
+    return out

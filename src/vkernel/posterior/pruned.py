@@ -42,8 +42,9 @@ order of a k-d tree, so that most leaves are skipped by the largest bound in the
 
 **When.** Queries whose bounds leave too many points go to the dense path, and those at a noise level :math:`\sigma /
 \alpha` at which that would happen to typical ones (noisy training points, and places midway between two) are not
-even tried. The preparation costs as much as some hundred dense queries, and happens once as many have been answered of
-which a few points held all the weight: the total is never more than twice the cheaper of the two.
+even tried. The preparation costs as much as a thousand dense queries, and happens once as many have been answered of
+which a few points held all the weight: the total is at most about twice the cheaper of never and always. The two
+paths differ by rounding, so the calls before count to the last digits and no further.
 """
 
 from __future__ import annotations
@@ -207,6 +208,8 @@ class Pruned:
         everyone, left = slice(0, len(queries)), torch.ones(len(queries), dtype=torch.bool, device=self.device)
         if thorough not in self.reach:
             self.reach[thorough] = self._reach(engine, thorough)
+            if self.reach == {False: 0.0, True: 0.0}:  # these points cannot be told apart along few axes
+                self.tables, self.spare, self.price = [], [], math.inf
         near = (queries.var.sqrt() <= self.reach[thorough] * queries.alpha).nonzero().squeeze(-1)
         for rows in near.split(max(1, BOUNDS // min(engine.data.n, CHUNK))) if len(near) else ():
             q, i, served = self.survivors(engine.ladder(queries[rows], thorough))
