@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
 from types import ModuleType
@@ -262,6 +263,22 @@ def test_equal_inputs_give_equal_bits(kernels):
     x = queries(data.rows(0, data.n).double().cpu(), 0.7, 9).to(DEVICE)
     score = fast(data, kernels)
     assert all(torch.equal(score.denoise(x, 0.7), score.denoise(x, 0.7)) for _ in range(3))
+
+
+def test_again_and_again_in_any_mode(kernels):
+    """Steps are recorded the second time and repeated from the third; sizes and kinds of query may change between."""
+    data = store(smooth(600, 8), torch.uint8)
+    score, other = fast(data, kernels), own(data)
+    points = data.rows(0, data.n).double().cpu()
+    with torch.inference_mode():
+        score.denoise(points[:5].to(DEVICE), 1.0)
+    for round in range(4):
+        for sigma, count in ((0.05, 4), (4.0, 4), (0.05, 3), (0.7, 4), (4.0, 2)):
+            x = queries(points, sigma, count, seed=round).to(DEVICE)
+            error = (score.denoise(x, sigma) - other.denoise(x, sigma)).norm(dim=1)
+            assert (error <= 1e-5 * data.spread).all(), (round, sigma, error)
+    copied = copy.deepcopy(score)
+    assert torch.equal(copied.denoise(x, 1.0), score.denoise(x, 1.0))
 
 
 @pytest.mark.skipif(TRITON is False, reason="Triton's kernels need a GPU, or TRITON_INTERPRET=1")

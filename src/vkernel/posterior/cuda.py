@@ -29,6 +29,7 @@ and the first term shrinks to :math:`|x' - x'_H - x'_L|\, Y`. Each query takes t
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ class Fast:
     """
 
     def __init__(self, engine: Engine, kernels: ModuleType = kernels_torch) -> None:
-        self.engine, self.kernels, data = engine, kernels, engine.data
+        self.engine, self.way, data = engine, kernels.__name__, engine.data
         self.points = stored(data, engine.log_w)
         self.lasting = kernels is not kernels_torch and data.device.type == "cuda" and self.points.values is not None
         self.places, self.went_on = Places(), False
@@ -146,6 +147,11 @@ class Fast:
             return cls(engine, kernels_triton)
         except ImportError:
             return cls(engine)
+
+    @property
+    def kernels(self) -> ModuleType:
+        """The steps, in Triton or in torch; by name, since engines are copied and sent elsewhere."""
+        return importlib.import_module(self.way)
 
     @property
     def nbytes(self) -> int:
@@ -196,7 +202,7 @@ class Fast:
 
     def _each(self) -> int:
         """Bytes that one query takes: logits, weights and sums."""
-        return 16 * self.rows + 16 * self.slices * self.width + 32 * self.width
+        return 16 * self.rows + (8 if self.low is None else 12) * self.slices * self.width + 32 * self.width
 
     def _blocks(self, count: int) -> Iterator[slice]:
         """Blocks of queries that fit into an eighth of the memory."""
@@ -239,16 +245,17 @@ class Fast:
 
     def moments(self, queries: Queries) -> Moments:
         """log z and the mean of every query."""
-        out = Moments.empty(len(queries), self.engine.data.d, frozenset(), None, queries.x.device)
-        for rows in self._blocks(len(queries)):
-            log_z, mean = self._block(queries[rows])
-            if len(log_z) == len(queries):
-                return Moments(log_z, mean)
-            out.log_z[rows], out.mean[rows] = log_z, mean
-        return out
+        with torch.inference_mode(False), torch.no_grad():  # what is kept between calls must serve all of them
+            out = Moments.empty(len(queries), self.engine.data.d, frozenset(), None, queries.x.device)
+            for rows in self._blocks(len(queries)):
+                log_z, mean = self._block(queries[rows])
+                if len(log_z) == len(queries):
+                    return Moments(log_z, mean)
+                out.log_z[rows], out.mean[rows] = log_z, mean
+            return out
 
     def _block(self, queries: Queries) -> tuple[Tensor, Tensor]:
-        if not self.lasting or self._each() * len(queries) > self.engine.memory // 16:
+        if not self.lasting or self._each() * len(queries) > self.engine.memory // 12:
             return self._climb(queries, lambda name, step: step())
         with self.places.lock, torch.cuda.device(queries.x.device):
             place = self.places(queries)
@@ -338,7 +345,7 @@ class Fast:
             add_product(logits.planes[0], left.factors[0], self.low.mT)
 
     def _sums(self, weights: Tensor) -> list[Tensor]:
-        """Sums of H and of L with the weights ``(2, B, N)``, slice by slice, ``(slices, 2 B or B, D)``."""
+        """Sums of H and of L with the weights ``(2, B, N)``, ``(slices, 2 B or B, D)``."""
 
         def over(w: Tensor, y: Tensor) -> Tensor:
             slices = w.reshape(-1, self.slices, self.slice).transpose(0, 1)

@@ -106,8 +106,8 @@ class Engine:
     ) -> None:
         self.data, self.whole, self.first = data, data if whole is None else whole, first
         self.ranks = Alone() if ranks is None else ranks
-        part = 3 if data.device.type == "cuda" else 1  # of four: on a GPU nobody else is waiting for the rest
-        self.memory = part * free_memory(data.device) // (4 * self.ranks.sharing) if memory is None else int(memory)
+        free = free_memory(data.device) // (4 * self.ranks.sharing) * (3 if data.device.type == "cuda" else 1)
+        self.memory = free if memory is None else int(memory)
         self.center = data.center
         self.log_w = data.weights.log().clamp_min(LIGHT)
         self.has_weights = bool((self.whole.weights != self.whole.weights[0]).any())

@@ -19,7 +19,7 @@ from vkernel.posterior.pieces import Queries
 __all__ = ["Place", "Places", "Recorded"]
 
 T = TypeVar("T")
-SIZES = 4  # sizes of batches that are remembered
+SIZES = 3  # sizes of batches that are remembered
 
 
 class Recorded(Generic[T]):
@@ -71,6 +71,10 @@ class Places:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.places: OrderedDict[int, Place] = OrderedDict()
+
+    def __reduce__(self) -> tuple[type[Places], tuple[()]]:
+        """A copy begins anew: records belong to this memory."""
+        return Places, ()
 
     def __call__(self, queries: Queries) -> Place:
         place = self.places.pop(len(queries), None) or Place(queries)
