@@ -15,7 +15,7 @@ With the Jacobian :math:`J = \partial f/\partial x`, the **gain** along u is :ma
 and random directions; the smallest gain is sought from there within a budget, and is a bound from above
 (``vkernel.auditing.directions``).
 
-:func:`drift` compares per-image means and variances of samples with the data's: :math:`z`, the shift of their average
+``drift`` compares per-image means and variances of samples with the data's: :math:`z`, the shift of their average
 in units of the data's spread over images, and the share of samples outside the data's range. Were samples as good as
 fresh data, k of n beyond the largest of N had the chance :math:`\prod_{i<k}(n-i)/(n+N-i)`, and z is Welch's test. The
 alarm is raised where one of these four chances is below .01 *and* the drift is large: \|z\| > 1, or a share > .05.
@@ -204,7 +204,7 @@ def _often(levels: list[bool]) -> bool:
 
 @dataclass(frozen=True)
 class Drift:
-    """What :func:`drift` found: z of the per-image means and of the variances, and shares outside the data's range.
+    """What ``drift`` found: z of the per-image means and of the variances, and shares outside the data's range.
 
     ``data_mean`` and ``sample_mean`` hold the average and the spread over images of the per-image means.
     """

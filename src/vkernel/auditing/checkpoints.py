@@ -25,7 +25,7 @@ all unbiased for groups of any sizes; the part between groups can come out negat
 which falls with the number of groups, not of members.
 
 Samples of different members from the same :math:`x_T` show the same in the end (Kadkhodaie et al. 2024, Zhang et al.
-2024). With :math:`x^a_i` that of member a from the i-th of n starts, :func:`same_noise` measures for each pair a, b
+2024). With :math:`x^a_i` that of member a from the i-th of n starts, ``same_noise`` measures for each pair a, b
 
 .. math:: \mathrm{ratio} = \frac{\mathrm{mean}_i\, |x^a_i - x^b_i|}{\mathrm{mean}_{i \ne j}\, |x^a_i - x^b_j|} ,
 
@@ -82,7 +82,7 @@ class Design:
 
     @property
     def units(self) -> int:
-        """The number of independent trainings: of groups, or of members where there are none."""
+        """How many trainings are independent, groups or else members."""
         return len(set(self.labels))
 
     @property
@@ -306,7 +306,7 @@ def _score(member: Any, x: Tensor, t: Time, name: str) -> Tensor:
 
 @dataclass(frozen=True)
 class SameNoise:
-    """What :func:`same_noise` found: ``ratio`` and ``correlation`` over all pairs of members, ``by_pair`` the ratios.
+    """What ``same_noise`` found: ``ratio`` and ``correlation`` over all pairs of members, ``by_pair`` the ratios.
 
     ``nearest`` is the share of starts for which all members' samples have the same nearest training image.
     """

@@ -29,7 +29,7 @@ C (and the misfit) smeared by the model's kernel (§8.2), not C(x,t) itself: of 
 underflows beside a training image; such places have no rank. Below float32's resolution no network has felt C: levels
 with a smaller mean ``target`` count in no verdict. Verdicts are corrected over levels and places by Holm's method.
 
-:func:`same_noise` asks the same of samples (Kadkhodaie et al. 2024, Zhang et al. 2024): those of two runs from the same
+``same_noise`` asks the same of samples (Kadkhodaie et al. 2024, Zhang et al. 2024): those of two runs from the same
 :math:`x_T`, are they nearer to each other than those from different ones?
 """
 
@@ -113,7 +113,7 @@ def agreement(
 
     ``data`` is what they were trained on, in their pixel units. ``images`` places of each kind; noise is drawn
     ``draws`` times for each image (a path has one), and averaged over before anything else. ``samples (M, n,
-    *shape)``, each member's from the same n starts, are handed to :func:`same_noise`. ``exact`` is the ideal
+    *shape)``, each member's from the same n starts, are handed to ``same_noise``. ``exact`` is the ideal
     score, if it was made already; ``step`` is told of each of 3 × levels units of work.
     """
     import xarray

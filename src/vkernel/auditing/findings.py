@@ -81,7 +81,7 @@ class Sampled:
 
     @property
     def judged(self) -> Copies:
-        """The comparison that counts: without brightness and contrast where these have drifted."""
+        """The comparison that counts, without brightness and contrast where these have drifted."""
         return self.standardised or self.copies
 
 

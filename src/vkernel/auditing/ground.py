@@ -5,7 +5,7 @@ more,
 
 .. math:: E\,r_i(\alpha y_i + \sigma z) \ge \tfrac12 ,
 
-below some :math:`\sigma/\alpha`, found here by bisection on shared images and noise. :func:`~vkernel.profile` finds it
+below some :math:`\sigma/\alpha`, found here by bisection on shared images and noise. ``vk.profile`` finds it
 with its curves, near-duplicates besides; give its result to the audit where there is one.
 """
 

@@ -68,12 +68,12 @@ def audit(
     """Audit one or several trained networks against their training set.
 
     ``models``: a :class:`~vkernel.auditing.Checkpoint`, a diffusers folder, a score with its process (or a bare
-    ``(x, t)`` callable, if ``process`` is given), an :class:`~vkernel.Ensemble`, or a list of these. ``data`` is what
+    ``(x, t)`` callable, if ``process`` is given), an ``Ensemble``, or a list of these. ``data`` is what
     they were trained on, ``test`` images of the same law that they did not see: without them errors have no yardstick,
     and membership is not asked. ``features`` are those in which samples are compared with data: "pixels",
     "standardised", "pca:K", "file.py:function" or a function. ``groups`` names for each network the group that it
     shares something with, such as an initialisation.
-    ``quick`` takes a first look; ``sizes`` sets each size. ``profile`` is what :func:`~vkernel.profile` found of the
+    ``quick`` takes a first look; ``sizes`` sets each size. ``profile`` is what ``vk.profile`` found of the
     data, for better advice.
     """
     began = time.monotonic()

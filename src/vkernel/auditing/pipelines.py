@@ -12,7 +12,7 @@ v_prediction       v = alpha noise - sigma x0
 Of a folder only the JSON configurations and the weight files are read. The network is built from diffusers' own
 classes, so no code in the folder runs, and nothing is ever downloaded.
 
-The other way, :func:`as_unet` gives to each request :math:`(x, i)` of a pipeline the answer of a score. Should the
+The other way, ``as_unet`` gives to each request :math:`(x, i)` of a pipeline the answer of a score. Should the
 score be of another process, the point is moved to where sigma/alpha is equal: the denoised image
 :math:`\hat x_0` is the same there, and :math:`\mathrm{noise} = (x - \alpha_i \hat x_0) / \sigma_i`.
 """
@@ -236,7 +236,7 @@ def _over_batch(a: Tensor, x: Tensor) -> Tensor:
 
 
 class ScoreUNet(nn.Module):
-    """A score that answers as a UNet2DModel does (:func:`as_unet`); it holds no weights and has no gradient."""
+    """A score that answers as a UNet2DModel does (``as_unet``); it holds no weights and has no gradient."""
 
     def __init__(self, score: Score, process: Process, schedule: DDPM, prediction: str, shape: tuple[int, ...]) -> None:
         super().__init__()

@@ -110,7 +110,7 @@ def likeness(
     """How far the law of ``samples (n, *shape)`` is from that of the training images ``data``, in the same units.
 
     ``test`` are images of the same law that the model did not see; ``features`` is what
-    :func:`~vkernel.auditing.extractors.extractor` takes.
+    :func:`~vkernel.auditing.extractor` takes.
     """
     data = _opened(data, "training", LEAST if test is not None else 2 * LEAST)
     held = None if test is None else _opened(test, "test", LEAST).to(data.device)

@@ -48,7 +48,7 @@ class Verdict:
 
 
 def verdicts(audit: Audit) -> list[Verdict]:
-    """All verdicts, network by network, in the order of :data:`QUESTIONS`."""
+    """All verdicts, network by network, in the order of ``QUESTIONS``."""
     out = [v for finding in audit.findings for v in _of_one(finding)]
     if audit.agreement is not None:
         found = audit.agreement

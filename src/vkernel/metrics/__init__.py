@@ -24,8 +24,8 @@ are biased upwards, since noise is distance too: for equal laws TV is about :mat
 each side and B cells that hold mass. Errors do not contain this bias, and mean little where it is the whole distance.
 
 Two distances compare *moments*, of features of images for example: Fréchet's, of the Gaussians with the laws' means
-and covariances (:mod:`~vkernel.metrics.frechet`), and the kernel distance, of all moments up to the third
-(:mod:`~vkernel.metrics.mmd`),
+and covariances (``vkernel.metrics.frechet``), and the kernel distance, of all moments up to the third
+(``vkernel.metrics.mmd``),
 
 .. math::
 

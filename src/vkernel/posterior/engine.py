@@ -119,8 +119,7 @@ class Engine:
         self.width = data.d + 1 + self.has_weights
         self.window = math.log(max(data.n, 1)) + MARGIN
         self._prepare()
-        self.pruned = Pruned.where_it_pays(self)  # None: never
-        self.fast = Fast.over(self)  # None: not on a GPU
+        self.pruned, self.fast = Pruned.where_it_pays(self), Fast.over(self)  # on a CPU and on a GPU; None: never
 
     def _prepare(self) -> None:
         """One pass for the norms; centred float32 data is kept where it fits into half the budget."""
