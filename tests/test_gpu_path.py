@@ -13,7 +13,7 @@ from test_accuracy import GEOMETRIES, Truth, queries
 from torch import Tensor
 
 import vkernel as vk
-from vkernel.posterior import cuda, kernels_torch
+from vkernel.posterior import Engine, Moments, Queries, cuda, kernels_torch
 from vkernel.posterior.cuda import Fast, accumulation
 
 GPU = torch.cuda.is_available()
@@ -333,3 +333,20 @@ def test_finish_agrees_with_torch(others):
 def test_the_engine_takes_this_way_on_a_gpu():
     assert vk.EmpiricalScore(store(smooth(100, 8), torch.uint8), vk.EDM())._engine.fast is not None
     assert vk.EmpiricalScore(vk.Empirical(torch.randn(9, 2).cuda()), vk.EDM())._engine.fast is None
+
+
+@pytest.mark.parametrize("wrong", ["fails", "errs"])
+def test_a_path_that_fails_or_errs_is_not_used(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are compiled where they run: the engine tries them on a few points, and goes its own way if they fail."""
+    from vkernel.posterior import engine as module
+
+    class Broken:
+        def moments(self, queries: Queries) -> Moments:
+            if wrong == "fails":
+                raise RuntimeError("no such instruction")
+            return Moments(queries.var, queries.x + 1.0)
+
+    monkeypatch.setattr(module.Fast, "over", classmethod(lambda cls, engine: Broken()))
+    points = torch.randn(50, 40, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(UserWarning, match="cannot be used|is not used"):
+        assert Engine(vk.Empirical(points)).fast is None

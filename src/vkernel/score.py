@@ -173,14 +173,17 @@ class EmpiricalScore:
         # detach: the derivative is ours (below), not autograd's
         rows = x.detach().to(device, torch.float64).reshape(-1, self.data.d)
         self._engine.ranks.same("The queries x and t", rows, t)  # first: what follows refuses by values
-        require(bool(rows.isfinite().all()), "x holds NaN or infinite values: the score there has no meaning.")
-        t = self.process.check(t)  # values are looked at here, where torch.func's wrappers are off
-        alpha, var = (a.to(device).expand(batch).reshape(-1) for a in self._levels(t))
-        require(bool((var > 0).all()), "There is no noise at this t (S = 0), hence no score; choose a larger t.")
-        require(
-            bool((rows.square().sum(-1) < 1e30 * var).all()),
-            "x is more than 1e15 sigma away: float64 cannot tell the training points apart there.",
+        t = self.process.check(t.cpu() if t.numel() == 1 else t)  # one number is looked at where that is cheap
+        alpha, var = (
+            torch.full((len(rows),), float(a), dtype=torch.float64, device=device)
+            if t.numel() == 1
+            else a.to(device).expand(batch).reshape(-1)
+            for a in self._levels(t)
         )
+        if not bool(((rows.square().sum(-1) < 1e30 * var) & (var > 0)).all()):  # one look at the device; then why
+            require(bool(rows.isfinite().all()), "x holds NaN or infinite values: the score there has no meaning.")
+            require(bool((var > 0).all()), "There is no noise at this t (S = 0), hence no score; choose a larger t.")
+            raise InputError("x is more than 1e15 sigma away: float64 cannot tell the training points apart there.")
         return Queries(rows, alpha, var)
 
     def _evaluate(self, x: Tensor, t: Tensor) -> Tensor:

@@ -28,12 +28,14 @@ have been enough queries of the first kind, later ones find their few points wit
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from vkernel import rng
 from vkernel.posterior.cuda import Fast
 from vkernel.posterior.moments import Moments
 from vkernel.posterior.pieces import Few, Many, Part, Piece, Points, Queries, product
@@ -49,6 +51,7 @@ NARROW = 32  # below this dimension everything is float64
 MARGIN = 16.0  # dropped points hold less than exp(-MARGIN) of the weight outside the heaviest point
 FAR = 10.0  # a coarse error beyond which float64's, 2^-29 of it, exceeds 1e-8
 LIGHT = -1e30  # log of weight zero: products with -inf are nan where a factor is 0, and exp(-1e30) is 0 too
+AGREE = 5e-5  # of the data's radius, between the GPU path and the engine's own way
 TOLERANCE = 1e-5  # of the mean, in units of the data's spread, for what rung 2 leaves in float32
 
 
@@ -119,7 +122,9 @@ class Engine:
         self.width = data.d + 1 + self.has_weights
         self.window = math.log(max(data.n, 1)) + MARGIN
         self._prepare()
-        self.pruned, self.fast = Pruned.where_it_pays(self), Fast.over(self)  # on a CPU and on a GPU; None: never
+        self.pruned = Pruned.where_it_pays(self)  # on a CPU; None: never
+        self.fast: Fast | None = None  # on a GPU
+        self.fast = trusted(self)
 
     def _prepare(self) -> None:
         """One pass for the norms; centred float32 data is kept where it fits into half the budget."""
@@ -253,6 +258,38 @@ class Engine:
         if self.fast is not None and self.fast.usable and not thorough:
             return self.ranks.merge(self.fast.moments(queries))
         return self.ranks.merge(reduce_moments(self.pieces(queries, thorough), len(queries), self.data, want, vector))
+
+
+def trusted(engine: Engine) -> Fast | None:
+    """The GPU path, if it agrees with the engine's own way on a few points of these data.
+
+    Its kernels are compiled where they run, for GPUs and versions that nobody has tried: what fails or errs is left.
+    """
+    try:
+        fast = Fast.over(engine)
+        off = 0.0 if fast is None else _apart(fast, engine)
+    except Exception as error:  # a compiler's, a driver's, or no memory left: of many kinds, and none is the user's
+        warnings.warn(f"The GPU path cannot be used here, {type(error).__name__}: {error}", stacklevel=2)
+        return None
+    if off < AGREE:
+        return fast
+    warnings.warn(f"The GPU path is off by {off:.1g} here and is not used.", stacklevel=2)
+    return None
+
+
+def _apart(fast: Fast, engine: Engine) -> float:
+    """How far the two ways lie apart, at little and at much noise, in units of the data's radius."""
+    data, radius = engine.data, max(engine.radius, 1e-30)
+    some = torch.linspace(0, data.n - 1, 4, device=data.device).long()
+    y, one = data.take(some).double(), torch.ones(4, dtype=torch.float64, device=data.device)
+    noise = rng.normals(some[:, None], torch.arange(data.d, device=data.device))
+    off = 0.0
+    for sigma in (0.1 * radius / math.sqrt(data.d), 3 * radius / math.sqrt(data.d)):
+        queries = Queries(y + sigma * noise, one, one * sigma**2)
+        known = reduce_moments(engine._dense(queries, False), 4, data, frozenset(), None).mean
+        gap = float((fast.moments(queries).mean - known).norm(dim=-1).max()) / radius
+        off = max(off, gap) if gap == gap else math.inf
+    return off
 
 
 def heaviest(a: Tensor, b: Tensor) -> Tensor:
