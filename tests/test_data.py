@@ -486,3 +486,16 @@ def test_digits_without_scikit_learn_say_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(InputError, match="scikit-learn"):
         digits()
+
+
+def test_a_memory_map_is_read_into_memory(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(48, dtype=np.uint8).reshape(8, 2, 3))
+    mapped = Empirical(np.load(tmp_path / "a.npy", mmap_mode="r"), weights=[1, 2, 3, 4, 5, 6, 7, 8], scale=(-1, 1))
+    for part in (mapped, mapped.subset([5, 1, 2])):
+        held = part.loaded()
+        assert (part.in_memory, held.in_memory) == (False, True)
+        assert held.loaded() is held
+        assert torch.equal(held.rows(0, held.n), part.rows(0, part.n))
+        assert torch.equal(held.weights, part.weights)
+        assert (held.shape, held.scale, held.stored, held.spread) == (part.shape, part.scale, part.stored, part.spread)
+        assert torch.equal(held.subset([1]).images([0]), part.images([1]))

@@ -97,6 +97,14 @@ class Empirical:
         moved.device = moved.weights.device
         return moved
 
+    def loaded(self) -> Empirical:
+        """The same set in memory, as it is stored; what is there already is returned as it is."""
+        if self.in_memory:
+            return self
+        held = copy.copy(self)
+        held._store, held._index, held.in_memory = self._read(slice(0, self.n)), None, True
+        return held
+
     def subset(self, indices: Any) -> Empirical:
         """The set of the points ``indices`` alone, weights in proportion; of a memory map, a view of those rows."""
         indices = self._indices(indices)

@@ -59,7 +59,7 @@ from vkernel.metrics.samples import with_error
 __all__ = ["Likeness", "likeness"]
 
 MOMENTS = 4096  # training images
-PAIRS = 2048  # samples, and real images, in the test
+PAIRS = 1024  # samples, and real images, in the test
 PERMUTATIONS = 999
 CHANCE = 0.01  # of an alarm by accident; and the share of diverged samples that raises it
 LEAST = 8  # samples, and real images

@@ -100,7 +100,12 @@ def _copies(f: Finding) -> Verdict:
     share = f"{_percent(held.fraction.value)} ({_percent(held.fraction.low)} to {_percent(held.fraction.high)})"
     level = "alarm" if held.alarm else "note" if held.closer_chance < CHANCE else "good"
     told = f"{'yes' if held.alarm else 'no'}, {share}"
-    return Verdict(f.name, "copies", level, told, held.words + aside + how)
+    own, real = held.authentic, held.reference_authentic
+    authentic = (
+        f" Authentic (AuthPct: farther from their nearest training image than that is from its own): "
+        f"{_percent(own.value)} ({_percent(own.low)} to {_percent(own.high)}), of real images {_percent(real.value)}."
+    )
+    return Verdict(f.name, "copies", level, told, held.words + authentic + aside + how)
 
 
 def _sampler(kind: str) -> str:
