@@ -206,10 +206,10 @@ def test_the_score_of_the_training_set_copies_it() -> None:
 
 
 def test_the_law_itself_is_not_accused() -> None:
-    """Twelve audits of an exact score; the chances are .01 for membership, for each sampler, each test of drift."""
+    """Six audits of an exact score; the chances are .01 for membership, for each sampler, each test of drift."""
     law, raised = marks(), []
     score = law.score(PROCESS)
-    for seed in range(12):
+    for seed in range(6):
         train_set, test_set = law.sample(200, 100 + seed), law.sample(200, 300 + seed)
         found = vk.audit(score, train_set, PROCESS, test_set, sizes=TINY, seed=seed)
         assert "blindness" not in alarms(found)
@@ -217,7 +217,7 @@ def test_the_law_itself_is_not_accused() -> None:
         raised.append(alarms(found) & {"copies", "membership", "drift"})
     chances = {"copies": 0.02, "membership": 0.01, "drift": 0.08}
     for question, chance in chances.items():
-        assert sum(question in r for r in raised) <= binom.ppf(0.99, 12, chance), question
+        assert sum(question in r for r in raised) <= binom.ppf(0.99, 6, chance), question
 
 
 def test_false_alarms_of_two_halves_are_as_stated() -> None:
