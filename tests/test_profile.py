@@ -276,9 +276,10 @@ def test_large_sets_are_sampled() -> None:
 @pytest.mark.skipif(
     not os.environ.get("VKERNEL_DATA"), reason="VKERNEL_DATA does not name the folder with the CIFAR sheets"
 )
+@pytest.mark.slow
 def test_cifar_sheets() -> None:
     data = vk.load(Path(os.environ["VKERNEL_DATA"]) / "cifar10")
-    p = vk.profile(data.subset(torch.arange(0, 4000, 16)), queries=32)
+    p = vk.profile(data.subset(torch.arange(0, 4000, 8)), queries=32)
     assert p.d == 3072
     assert p.scale == (-1, 1)
     assert 0 < max(p.curves["noise_fraction"]) < 0.2
