@@ -21,6 +21,7 @@ SHOWN = 12  # samples of each sampler, and of members from the same noise
 PAIRED = 12  # samples beside their nearest training images
 POINTS = 2000  # training images whose moments are drawn
 _COLOURS = {"good": "green", "alarm": "bold red", "note": "yellow", "unknown": "magenta"}
+RELIT = "Brightness and contrast have drifted: samples are shown relit, with those of the training images."
 SAMPLERS = {"ode": "probability flow", "ancestral": "ancestral"}
 
 
@@ -196,6 +197,11 @@ def _pictures(audit: Audit, f: Finding) -> list[Picture]:
             out.append(_beside(kind, s, worst, data, f.net.range))
     rows = {SAMPLERS[kind]: _seen(s.images[:SHOWN]) for kind, s in f.samples.items()}
     caption = "The first samples, not chosen; both samplers start from the same noise."
+    typical = data.images(torch.arange(min(data.n, POINTS))).float().cpu()
+    for kind, s in f.samples.items():
+        if s.standardised is not None:  # in the data's range nothing would be seen of them
+            rows[f"{SAMPLERS[kind]}, relit"] = _relit(_seen(s.images[:SHOWN]), typical)
+            caption += f" {RELIT}" if RELIT not in caption else ""
     out.append(picture("Samples", caption, lambda: plots.sample_rows(rows, f.net.range)))
     return out
 
@@ -205,12 +211,26 @@ def _beside(kind: str, s: Sampled, worst: list[int], data: Any, limits: tuple[fl
     sources = data.images(held.index[worst, 0]).float()
     titles = [f"{held.ratio[k]:.2f}" + (" copy" if held.ratio[k] < held.threshold else "") for k in worst]
     count = int((held.ratio < held.threshold).sum())
+    shown, aside = _seen(s.images[worst]), ""
+    if held is s.standardised:
+        shown, aside = (
+            torch.cat([_relit(a[None], b[None]) for a, b in zip(shown, sources.cpu(), strict=True)]),
+            f" {RELIT}",
+        )
     return picture(
         f"Copies beside their sources ({SAMPLERS[kind]})" if count else f"Samples most like copies ({SAMPLERS[kind]})",
         f"The samples with the smallest ratio, above, and their nearest training images, below; titles are the ratio. "
-        f"{count} of {len(s.images)} samples count as copies.",
-        lambda: plots.sources(_seen(s.images[worst]), sources, titles, limits),
+        f"{count} of {len(s.images)} samples count as copies.{aside}",
+        lambda: plots.sources(shown, sources, titles, limits),
     )
+
+
+def _relit(images: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Images with the mean and the contrast of others; a flat one stays flat."""
+    rows = images.flatten(1)
+    spread = rows.std(1, correction=0, keepdim=True)
+    light = like.mean() + (rows - rows.mean(1, keepdim=True)) / spread.clamp_min(1e-12) * like.std(correction=0)
+    return light.reshape(images.shape)
 
 
 def _seen(images: torch.Tensor) -> torch.Tensor:
