@@ -63,7 +63,8 @@ from vkernel import rng
 from vkernel.posterior.pieces import Few, Piece, Queries
 
 if TYPE_CHECKING:
-    from vkernel.posterior.engine import Engine, Ladder
+    from vkernel.posterior.engine import Engine
+    from vkernel.posterior.ladder import Ladder
 
 __all__ = ["Pruned"]
 
