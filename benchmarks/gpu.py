@@ -2,8 +2,9 @@
 
 ``python -m benchmarks.gpu [--only cifar|imagenet] [--profile]``. Data are random fields with an image-like spectrum, in
 8 bits and (CIFAR's size) in float32, made on the card. Half of the queries are a training point plus noise, half lie
-midway between two; the error is that of the worst query, |m - m_ref| / rms|y - ȳ|, against float64. Times are medians
-of whole calls of the public ``score(x, sigma)``, checks and conversions included; those inside, of the engine alone.
+midway between two; the error is that of the worst query, |m - m_ref| / rms|y - ȳ|, against float64, and of the worst
+for which fewer than 50 points count. Times are medians of whole calls of the public ``score(x, sigma)``, checks and
+conversions included. Rungs are those of ``vkernel.posterior.cuda``: few / light / full / own.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import torch
 from torch import Tensor
 
 import vkernel as vk
+from benchmarks.results import Row, record
 from vkernel.posterior.cuda import Fast
 
-SIGMAS = (0.02, 0.05, 0.1, 0.3, 1.0, 2.0, 2.5, 3.0, 5.0, 10.0)
+SIGMAS = (0.02, 0.1, 0.3, 1.0, 2.0, 2.5, 3.0, 5.0, 10.0, 20.0, 40.0)
+LARGE = (0.1, 0.5, 1.0, 3.0, 10.0, 40.0)
 CUDA = torch.device("cuda")
 
 
@@ -79,53 +82,68 @@ def milliseconds(run: Callable[[], object], repeats: int = 15) -> float:
     return 1e3 * statistics.median(times)
 
 
-def rung(fast: Fast, q: vk.posterior.Queries) -> tuple[int, int]:
-    """The longest list, and how many queries have one."""
-    seen = fast.screen(q, False)
-    short = seen.count <= seen.index.shape[1]
-    return int(torch.where(short, seen.count, 0).max()), int(short.sum())
+def rungs(fast: Fast, q: vk.posterior.Queries) -> tuple[int, str]:
+    """The longest list, and how many queries take which rung: few, light, full, the engine's own."""
+    short = fast._few(q, torch.float64)
+    seen = short.seen
+    _, *others = short.numbers.tolist()
+    listed = torch.where(seen.count <= seen.index.shape[1], seen.count, 0)
+    return int(listed.max()), "/".join(map(str, (len(q) - sum(others), *others)))
 
 
-def errors(got: Tensor, truth: Tensor, ess: Tensor, data: vk.Empirical) -> str:
-    """Of the worst query, and of the worst for which fewer than 50 points matter."""
+def errors(got: Tensor, truth: Tensor, ess: Tensor, data: vk.Empirical) -> tuple[float, float | None]:
+    """Of the worst query, and of the worst for which fewer than 50 points count."""
     error = (got.flatten(1).double() - truth).norm(dim=1) / data.spread
-    few = f"{float(error[ess < 50].max()):8.0e}" if bool((ess < 50).any()) else "       –"
-    return f"{float(error.max()):8.0e} {few}"
+    return float(error.max()), float(error[ess < 50].max()) if bool((ess < 50).any()) else None
+
+
+def line(row: Row) -> str:
+    """A row as text."""
+    cells = (f"{v:.3g}" if isinstance(v, float) else "–" if v is None else str(v) for v in row.values())
+    return "  ".join(f"{cell:>10}" for cell in cells)
 
 
 def table(
     title: str, data: vk.Empirical, batch: int, sigmas: tuple[float, ...], floor: float | None
-) -> vk.EmpiricalScore:
-    """One row for each noise level."""
+) -> tuple[vk.EmpiricalScore, list[Row], str]:
+    """One row for each noise level; ``floor`` is the time to read the data, where plain products do not fit."""
     start = time.perf_counter()
     score = vk.EmpiricalScore(data, vk.EDM())
     torch.cuda.synchronize()
     fast = score._engine.fast
     assert fast is not None
-    print(
-        f"\n{title}: {data!r}, B = {batch}; prepared in {time.perf_counter() - start:.1f} s, {fast.nbytes / 1e9:.1f} GB"
-    )
+    note = f"Ready in {time.perf_counter() - start:.1f} s; half precision takes {fast.halves.nbytes / 1e9:.1f} GB."
+    print(f"\n{title}: {data!r}, B = {batch}. {note}")
+    for (small, low), loss in fast.losses.items():
+        print(f"  {'small' if small else 'large'} batches, {'H and L' if low else 'H'}: {loss}")
     y = None if floor else data.rows(0, data.n)
     half = None if y is None else y.square().sum(1) / 2
-    print("  sigma  points  lists longest  inside  call ms    error   (few) | ", end="")
-    print("floors" if floor else "plain ms    error   (few)   ratio")
+    rows: list[Row] = []
     for sigma in sigmas:
         x = queries(data, batch, sigma)
         truth, ess = reference(data, x, sigma)
-        q = score._queries(x, torch.tensor(sigma, device=CUDA))
-        longest, lists = rung(fast, q)
-        inside = milliseconds(lambda q=q: score._engine.moments(q))
+        longest, taken = rungs(fast, score._queries(x, torch.tensor(sigma)))
         t = milliseconds(lambda x=x, s=sigma: score(x, s))
-        wrong = errors(score.denoise(x.double(), sigma), truth, ess, data)
-        line = f"{sigma:7g} {float(ess.median()):7.0f} {lists:6d} {longest:7d} {inside:7.2f} {t:8.2f} {wrong} | "
+        worst, few = errors(score.denoise(x.double(), sigma), truth, ess, data)
+        row: dict[str, float | int | str | bool | None] = {
+            "sigma": sigma,
+            "points that count": round(float(ess.median()), 1),
+            "rungs": taken,
+            "longest list": longest,
+        }
+        row |= {"engine (ms)": t, "error": worst, "error, few points": few}
         if y is None or half is None:
-            line += f"{t / (floor or 1):.2f}"
+            row |= {"times the floor": t / (floor or 1)}
         else:
             flat = x.flatten(1)
             t_plain = milliseconds(lambda x=flat, s=sigma: plain(y, half, x, s), 5)
-            line += f"{t_plain:8.2f} {errors(plain(y, half, flat, sigma), truth, ess, data)} {t_plain / t:7.1f}"
-        print(line, flush=True)
-    return score
+            row |= {"plain (ms)": t_plain, "plain error": errors(plain(y, half, flat, sigma), truth, ess, data)[0]}
+            row |= {"ratio": t_plain / t}
+        if not rows:
+            print("  ".join(f"{name:>10}" for name in row))
+        print(line(row), flush=True)
+        rows.append(row)
+    return score, rows, note
 
 
 def ceilings() -> float:
@@ -171,37 +189,60 @@ def profile(score: vk.EmpiricalScore, x: Tensor, sigma: float) -> None:
             print(f"   at {e.time_range.start - began:7.0f} us for {e.time_range.elapsed_us():7.0f}  {e.name[:90]}")
 
 
+def cifar(quick: bool, profiled: bool = False) -> None:
+    """50,000 images of 3 × 32 × 32, 1,024 queries."""
+    images = fields(50_000, 32)
+    small = vk.Empirical(images, scale=(-1.0, 1.0), name="fields")
+    wide = vk.Empirical((images.float() + torch.rand(images.shape, device=CUDA)) / 128 - 1, name="fields")
+    scores = []
+    for name, data in (("8 bits", small), ("float32", wide)):
+        title = f"CIFAR's size in {name}: 50,000 × 3,072, 1,024 queries"
+        score, rows, note = table(title, data, 1024, SIGMAS[1::4] if quick else SIGMAS, None)
+        record("gpu", f"cifar-{name.replace(' ', '')}", rows, title=title, note=note)
+        scores.append(score)
+    for score in scores if profiled else ():  # last: a profiler leaves the process slower than it was
+        for sigma in (0.1, 10.0):
+            profile(score, queries(score.data, 1024, sigma), sigma)
+
+
+def imagenet(rate: float, quick: bool, profiled: bool = False) -> None:
+    """1,281,167 images of 3 × 64 × 64, 64 queries; and 64 samples by 50 Euler steps."""
+    start = time.perf_counter()
+    large = vk.Empirical(fields(1_281_167, 64), scale=(-1.0, 1.0), name="fields")
+    torch.cuda.synchronize()
+    floor = 4 * 2 * large.n * large.d / rate * 1e3
+    print(f"\nmade in {time.perf_counter() - start:.0f} s; two passes over two halves: {floor:.1f} ms")
+    torch.cuda.empty_cache()
+    title = "ImageNet-64's size in 8 bits: 1,281,167 × 12,288, 64 queries"
+    score, rows, note = table(title, large, 64, LARGE[1::3] if quick else LARGE, floor)
+    note += f" The floor is the time to read two halves twice, {floor:.1f} ms at the rate that was measured."
+    record("gpu", "imagenet", rows, title=title, note=note)
+    x = score.process.prior((64, *large.shape), device=CUDA, generator=0)
+    lasted = milliseconds(lambda: vk.sample.pf_ode(score, score.process, x, steps=50), 3) / 1e3
+    print(f"64 samples, 50 Euler steps: {lasted:.2f} s")
+    title = "Exact samples by the probability flow, ImageNet-64's size"
+    record("gpu", "samples", [{"samples": 64, "Euler steps": 50, "time (s)": lasted, "asked (s)": 2.0}], title=title)
+    for sigma in (0.5, 10.0) if profiled else ():
+        profile(score, queries(large, 64, sigma), sigma)
+
+
+def run(quick: bool = False, only: str | None = None, profiled: bool = False) -> None:
+    """Measure and record; ``quick``: CIFAR's size alone, at fewer noise levels."""
+    rate = ceilings()
+    if only != "imagenet":
+        cifar(quick, profiled)
+        torch.cuda.empty_cache()
+    if only != "cifar" and not (quick and only is None):
+        imagenet(rate, quick, profiled)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=["cifar", "imagenet"])
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    rate = ceilings()
-    if options.only != "imagenet":
-        images = fields(50_000, 32)
-        small = vk.Empirical(images, scale=(-1.0, 1.0), name="fields")
-        wide = vk.Empirical((images.float() + torch.rand(images.shape, device=CUDA)) / 128 - 1, name="fields")
-        scores = [table("CIFAR's size", data, 1024, SIGMAS, None) for data in (small, wide)]
-        for score in scores if options.profile else ():  # last: a profiler leaves the process slower than it was
-            for sigma in (0.1, 10.0):
-                profile(score, queries(score.data, 1024, sigma), sigma)
-        del small, wide, images, scores
-        torch.cuda.empty_cache()
-    if options.only != "cifar":
-        start = time.perf_counter()
-        large = vk.Empirical(fields(1_281_167, 64), scale=(-1.0, 1.0), name="fields")
-        torch.cuda.synchronize()
-        bytes_floor = 4 * 2 * large.n * large.d / rate * 1e3
-        print(f"\nmade in {time.perf_counter() - start:.0f} s; two passes over two halves: {bytes_floor:.1f} ms")
-        torch.cuda.empty_cache()
-        score = table("ImageNet-64's size", large, 64, (0.1, 0.5, 1.0, 3.0, 10.0, 40.0), bytes_floor)
-        process = score.process
-        x = process.prior((64, *large.shape), device=CUDA, generator=0)
-        lasted = milliseconds(lambda: vk.sample.pf_ode(score, process, x, steps=50), 3)
-        print(f"64 samples, 50 Euler steps: {lasted / 1e3:.2f} s")
-        if options.profile:
-            for sigma in (0.5, 10.0):
-                profile(score, queries(large, 64, sigma), sigma)
+    run(options.quick, options.only, options.profile)
 
 
 if __name__ == "__main__":

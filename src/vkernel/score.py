@@ -125,7 +125,7 @@ class EmpiricalScore:
         x, t = self._door(x, t)
         wide = x.double()  # C is alpha²/sigma⁴ times something small: rounded once, at the end
         cov = self._posterior(wide if self._frame is None else self._frame.whiten(wide), t).cov
-        alpha, var = self._levels(t)
+        alpha, var = self._levels(t.to(x.device))
         scaled: Covariance = Scaled(cov, (alpha / var).expand(cov.batch))
         scaled = scaled if self._frame is None else Congruent(scaled, self._frame.inverse_root)
         return scaled if x.dtype == torch.float64 else Rounded(scaled, x.dtype)
@@ -152,7 +152,7 @@ class EmpiricalScore:
             f"x has shape {tuple(x.shape)}; it must end in the data's shape {shape}.",
         )
         x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
-        t = as_time(t, x.device)
+        t = as_time(t, x.device if isinstance(t, Tensor) else torch.device("cpu"))  # a number is looked at on the CPU
         require(not t.requires_grad, "The empirical score is differentiable in x, not in t: detach t.")
         batch = tuple(x.shape[: x.ndim - k])
         require(
@@ -167,27 +167,35 @@ class EmpiricalScore:
         # a copy: what a posterior answers later must not follow an x that is changed in place
         return Posterior(self._engine, self._queries(x.detach().clone(), t), batch, shape, x.dtype, x.device)
 
-    def _queries(self, x: Tensor, t: Tensor) -> Queries:
-        device, k = self.data.device, len(self.data.shape)
-        batch = x.shape[: x.ndim - k]
-        # detach: the derivative is ours (below), not autograd's
-        rows = x.detach().to(device, torch.float64).reshape(-1, self.data.d)
+    def _prepare(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | float, Tensor | float]:
+        """Rows ``(B, d)`` on the data's device; alpha and sigma², numbers where t is one, else ``(B,)``."""
+        device, batch = self.data.device, x.shape[: x.ndim - len(self.data.shape)]
+        rows = x.detach().to(device).reshape(-1, self.data.d)  # detach: the derivative is ours (below), not autograd's
         self._engine.ranks.same("The queries x and t", rows, t)  # first: what follows refuses by values
-        t = self.process.check(t.cpu() if t.numel() == 1 else t)  # one number is looked at where that is cheap
-        alpha, var = (
-            torch.full((len(rows),), float(a), dtype=torch.float64, device=device)
-            if t.numel() == 1
-            else a.to(device).expand(batch).reshape(-1)
-            for a in self._levels(t)
-        )
+        one = t.numel() == 1
+        alpha, var = self._levels(self.process.check(t.cpu() if one else t))  # one is looked at where that is cheap
+        if one:
+            return rows, float(alpha), float(var)
+        alpha, var = (a.to(device).expand(batch).reshape(-1) for a in (alpha, var))
+        return rows, alpha, var
+
+    def _queries(self, x: Tensor, t: Tensor) -> Queries:
+        rows, *levels = self._prepare(x, t)
+        rows = rows.double()
+        alpha, var = (rows.new_full((len(rows),), a) if isinstance(a, float) else a for a in levels)
         if not bool(((rows.square().sum(-1) < 1e30 * var) & (var > 0)).all()):  # one look at the device; then why
-            require(bool(rows.isfinite().all()), "x holds NaN or infinite values: the score there has no meaning.")
-            require(bool((var > 0).all()), "There is no noise at this t (S = 0), hence no score; choose a larger t.")
-            raise InputError("x is more than 1e15 sigma away: float64 cannot tell the training points apart there.")
+            raise _unfit(rows, var)
         return Queries(rows, alpha, var)
 
     def _evaluate(self, x: Tensor, t: Tensor) -> Tensor:
         """The score in the isotropic frame."""
+        direct = self._engine.direct
+        if direct is not None and x.device == self.data.device:
+            rows, alpha, var = self._prepare(x, t)
+            s = direct.score(rows, alpha, var)
+            if s is None:
+                raise _unfit(rows, torch.as_tensor(var))
+            return s.reshape(x.shape)
         queries = self._queries(x, t)
         mean = self._engine.moments(queries).mean
         s = (queries.alpha[:, None] * mean - queries.x) / queries.var[:, None]
@@ -195,9 +203,18 @@ class EmpiricalScore:
 
     def _jacobian(self, x: Tensor, t: Tensor, v: Tensor) -> Tensor:
         """:math:`(C - S^{-1}) v` in the isotropic frame."""
-        alpha, var = (over_event(a, self.data.shape) for a in self._levels(t))
+        alpha, var = (over_event(a, self.data.shape) for a in self._levels(t.to(v.device)))
         product = _CovProduct.apply(x, t, v, self)
         return (product * (alpha / var).square() - v / var).to(v.dtype)
+
+
+def _unfit(rows: Tensor, var: Tensor) -> InputError:
+    """Why there is no score at some of the queries."""
+    if not bool(rows.isfinite().all()):
+        return InputError("x holds NaN or infinite values: the score there has no meaning.")
+    if not bool((var > 0).all()):
+        return InputError("There is no noise at this t (S = 0), hence no score; choose a larger t.")
+    return InputError("x is more than 1e15 sigma away: float64 cannot tell the training points apart there.")
 
 
 class _Whitened:
@@ -343,7 +360,7 @@ class _Third(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, t: Tensor, v: Tensor, u: Tensor, score: EmpiricalScore) -> Tensor:
-        alpha, var = score._levels(t)
+        alpha, var = score._levels(t.to(x.device))
         wide = score._posterior(x.double(), t)
         return over_event(alpha / var, score.data.shape) * wide.third(v.detach(), u.detach())
 

@@ -237,6 +237,12 @@ class Engine:
         logit, order = exact.topk(k, dim=1)
         return logit, index.gather(1, order)
 
+    @property
+    def direct(self) -> Fast | None:
+        """The GPU's way, where it may answer by itself: it holds all the data, and can be used now."""
+        alone = self.fast is not None and self.fast.usable and type(self.ranks) is Alone
+        return self.fast if alone else None
+
     def moments(self, queries: Queries, want: frozenset[str] = frozenset(), vector: Tensor | None = None) -> Moments:
         """The moments of the posterior of every query; ``want`` ⊂ {"trace", "diag", "weights"}."""
         thorough = bool(want) or vector is not None
@@ -264,7 +270,8 @@ def trusted(engine: Engine) -> Fast | None:
 
 def _apart(fast: Fast, engine: Engine) -> float:
     """How far the two ways lie apart, at little and at much noise, in units of the data's radius."""
-    data, radius = engine.data, max(engine.radius, 1e-30)
+    data = engine.data
+    radius = max(engine.radius, 1e-9 * float(engine.center.norm()), 1e-30)  # all points may be one
     some = torch.linspace(0, data.n - 1, 4, device=data.device).long()
     y, one = data.take(some).double(), torch.ones(4, dtype=torch.float64, device=data.device)
     noise = rng.normals(some[:, None], torch.arange(data.d, device=data.device))

@@ -19,24 +19,28 @@ from torch import Tensor
 from vkernel.posterior.pieces import Points, Queries
 
 __all__ = [
+    "Bound",
     "Left",
     "Light",
     "Logits",
     "Stored",
+    "Survey",
     "exact",
     "finish",
-    "log_sum",
     "mean",
     "peaks",
+    "score",
     "select",
     "split",
     "strike",
+    "survey",
     "weights",
 ]
 
 WIDE = torch.float64
 FULL = 2.0**14  # half-precision numbers reach 2^16: vectors are scaled to this norm, weights to at most this
 TINY = 1e-200  # a norm that may be divided by
+LEAST = -1e38  # where there is no largest logit, one that may be subtracted
 LIGHTEST = 40.0  # weights below exp(-LIGHTEST) of the heaviest are not added to a mean in float64
 
 
@@ -44,15 +48,30 @@ LIGHTEST = 40.0  # weights below exp(-LIGHTEST) of the heaviest are not added to
 class Left:
     r"""Queries as half-precision numbers: :math:`u x'_q = g_q (X_{0,q} + X_{1,q}) + \ldots`, ``factors (2, B, width)``.
 
-    :math:`x' = (\alpha/\sigma^2)(x - \alpha c)`; ``norm``, ``rest`` and ``rest_low (B,)``, float64, are
-    :math:`|x - \alpha c|` and, times :math:`\sigma^2/\alpha`, what the first factor and what both leave of it.
+    :math:`x' = (\alpha/\sigma^2)(x - \alpha c)`. ``gain`` :math:`g` and ``slope`` :math:`\alpha^2/\sigma^2`, float32,
+    make logits of products; ``size`` is :math:`|x'|`, and ``delta`` what bounds the logits' error, both float64; all
+    ``(B,)``.
     """
 
     factors: Tensor
     gain: Tensor
-    norm: Tensor
-    rest: Tensor
-    rest_low: Tensor
+    slope: Tensor
+    size: Tensor
+    delta: Tensor
+
+
+@dataclass(frozen=True)
+class Bound:
+    r"""Numbers in a bound :math:`a\, |x' - \hat x| + b\, |x'| + c\, \alpha^2/\sigma^2 + e` of a logit's error.
+
+    :math:`\hat x` is the first factor of the query, or both (``planes``).
+    """
+
+    planes: int
+    rest: float
+    size: float
+    slope: float
+    constant: float
 
 
 @dataclass
@@ -87,6 +106,20 @@ class Light:
 
 
 @dataclass
+class Survey:
+    """Weights relative to the largest one, and two thresholds, in one look.
+
+    ``count (2, B, ·)`` points at or above a threshold, by parts of the data; ``below (B,)`` the weight of all that are
+    below the first; ``total`` and ``square (B,)`` the sums of all weights and of their squares.
+    """
+
+    count: Tensor
+    below: Tensor
+    total: Tensor
+    square: Tensor
+
+
+@dataclass
 class Stored:
     """Points as they are stored: ``values (n, d)``, of 8-bit integers the numbers in ``table (256,)``, from ``first``.
 
@@ -100,19 +133,22 @@ class Stored:
     first: int = 0
 
 
-def split(queries: Queries, center: Tensor, unit: float, width: int) -> Left:
+def split(queries: Queries, center: Tensor, unit: float, width: int, bound: Bound) -> Left:
     """Queries as two half-precision numbers for each coordinate, and what that leaves."""
     gap = queries.x - queries.alpha[:, None] * center
+    factor, slope = queries.alpha / queries.var, queries.alpha.square() / queries.var
     norm = gap.square().sum(-1).sqrt()
     scale = norm.clamp_min(TINY) / FULL
-    scaled = gap / scale[:, None]
-    high = scaled.half()
-    rest = scaled - high.to(WIDE)
-    low = rest.half()
-    factors = torch.stack([high, low])
-    factors = torch.nn.functional.pad(factors, (0, width - factors.shape[-1]))
-    left = [scale * r.square().sum(-1).sqrt() for r in (rest, rest - low.to(WIDE))]
-    return Left(factors, (scale * unit * queries.alpha / queries.var).float(), norm, left[0], left[1])
+    rest = gap / scale[:, None]
+    factors = torch.zeros((2, len(gap), width), dtype=torch.float16, device=gap.device)
+    for plane in range(2):
+        factors[plane, :, : gap.shape[1]] = rest
+        rest = rest - factors[plane, :, : gap.shape[1]].to(WIDE)
+        if plane + 1 == bound.planes:
+            left = factor * scale * rest.square().sum(-1).sqrt()
+    size = factor * norm
+    delta = bound.rest * left + bound.size * size + bound.slope * slope + bound.constant
+    return Left(factors, (factor * scale * unit).float(), slope.float(), size, delta)
 
 
 def peaks(logits: Logits, second: bool) -> tuple[Tensor, Tensor]:
@@ -122,8 +158,20 @@ def peaks(logits: Logits, second: bool) -> tuple[Tensor, Tensor]:
     return two[:, 0], last if second else torch.full_like(last, -torch.inf)
 
 
-def select(logits: Logits, threshold: Tensor, cap: int) -> tuple[Tensor, Tensor]:
-    """Points whose logit is at least ``threshold (B,)``: ``count (B,)`` of them, and ``index (B, cap)``."""
+def survey(logits: Logits, first: Tensor, thresholds: Tensor) -> Survey:
+    """The survey of every query, given its largest logit ``(B,)`` and thresholds ``(2, B)``, all float32."""
+    whole = logits.whole()
+    e = (whole - first.clamp_min(LEAST)[:, None]).exp()
+    above = whole >= thresholds[:, :, None]
+    count = above.sum(2, keepdim=True, dtype=torch.int32)
+    return Survey(count, torch.where(above[0], 0.0, e).sum(1), e.sum(1), e.square().sum(1))
+
+
+def select(logits: Logits, threshold: Tensor, cap: int, parts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Points whose logit is at least ``threshold (B,)``: ``count (B,)`` of them, and ``index (B, cap)``.
+
+    ``parts (B, ·)``, a survey's counts, save the counting.
+    """
     mask = logits.whole() >= threshold[:, None]
     count = mask.sum(1, dtype=torch.int32)
     q, i = (mask & (count <= cap)[:, None]).nonzero().unbind(1)
@@ -158,11 +206,6 @@ def mean(points: Stored, count: Tensor, index: Tensor, logit: Tensor) -> tuple[T
     return log_z, out
 
 
-def log_sum(logits: Logits) -> Tensor:
-    """The logarithm of the sum of all weights of a query, ``(B,)`` float64."""
-    return logits.whole().logsumexp(1).to(WIDE)
-
-
 def strike(logits: Logits, count: Tensor, index: Tensor) -> None:
     """Take the chosen points out."""
     q, k = listed(count, index.shape[1]).nonzero().unbind(1)
@@ -188,3 +231,8 @@ def finish(parts: list[Tensor], light: Light, heavy: Tensor, few: Tensor) -> Ten
     mean = light.center + light.scale[:, None] * sums[:, :d]
     share = light.share[:, None]
     return torch.where(light.asked[:, None], (1 - share) * heavy + share * mean, few)
+
+
+def score(queries: Queries, mean: Tensor, dtype: torch.dtype) -> Tensor:
+    r""":math:`(\alpha m - x) / \sigma^2`, ``(B, d)``, in float64 until the end."""
+    return ((queries.alpha[:, None] * mean - queries.x) / queries.var[:, None]).to(dtype)

@@ -18,13 +18,25 @@ import triton.language as tl
 from torch import Tensor
 
 from vkernel.posterior import kernels_torch
-from vkernel.posterior.kernels_torch import FULL, LIGHTEST, TINY, WIDE, Left, Light, Logits, Stored
+from vkernel.posterior.kernels_torch import (
+    FULL,
+    LEAST,
+    LIGHTEST,
+    TINY,
+    WIDE,
+    Bound,
+    Left,
+    Light,
+    Logits,
+    Stored,
+    Survey,
+)
 from vkernel.posterior.pieces import Queries
 
-__all__ = ["exact", "finish", "log_sum", "mean", "peaks", "select", "split", "strike", "weights"]
+__all__ = ["exact", "finish", "mean", "peaks", "score", "select", "split", "strike", "survey", "weights"]
 
 ROWS, COLS = 4, 2048
-SLOTS, COORDINATES = 4, 512  # pairs and coordinates that are read at once
+SLOTS, COORDINATES = 2, 512  # pairs and coordinates that are read at once
 PROGRAMS = 8192  # enough to fill a card
 
 
@@ -91,13 +103,23 @@ def _list(planes, gain, slope, half, log_w, n, queries, columns, threshold, coun
 
 
 @triton.jit
-def _sums(planes, gain, slope, half, log_w, n, queries, columns, first, total, tiles, PLANES: tl.constexpr,
-          WEIGHTED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    logit, row, _ = _tile(planes, gain, slope, half, log_w, n, queries, columns, PLANES, WEIGHTED, ROWS, COLS)
-    top = tl.max(logit, 1)
-    to = row * tiles + tl.program_id(0)
-    tl.store(first + to, top, mask=row < queries)
-    tl.store(total + to, tl.sum(tl.exp(logit - tl.maximum(top, -1e38)[:, None]), 1), mask=row < queries)
+def _survey(planes, gain, slope, half, log_w, n, queries, columns, first, thresholds, counts, sums, tiles,
+            LEAST: tl.constexpr, PLANES: tl.constexpr, WEIGHTED: tl.constexpr, ROWS: tl.constexpr,
+            COLS: tl.constexpr):  # fmt: skip
+    logit, row, col = _tile(planes, gain, slope, half, log_w, n, queries, columns, PLANES, WEIGHTED, ROWS, COLS)
+    top = tl.load(first + row, mask=row < queries, other=0.0)
+    e = tl.exp(logit - tl.maximum(top, LEAST)[:, None])
+    narrow = tl.load(thresholds + row, mask=row < queries, other=float("inf"))
+    wide = tl.load(thresholds + queries + row, mask=row < queries, other=float("inf"))
+    inside = (col < n)[None, :]
+    near = (logit >= narrow[:, None]) & inside
+    both = tl.sum(near.to(tl.int32) + 65536 * ((logit >= wide[:, None]) & inside).to(tl.int32), 1)
+    to, last = row * tiles + tl.program_id(0), queries * tiles
+    tl.store(counts + to, both % 65536, mask=row < queries)
+    tl.store(counts + last + to, both // 65536, mask=row < queries)
+    tl.store(sums + to, tl.sum(tl.where(near, 0.0, e), 1), mask=row < queries)
+    tl.store(sums + last + to, tl.sum(e, 1), mask=row < queries)
+    tl.store(sums + 2 * last + to, tl.sum(e * e, 1), mask=row < queries)
 
 
 @triton.jit
@@ -148,7 +170,8 @@ def _exact(x, alpha, var, log_w, values, table, first, stride, d, counts, index,
 
 @triton.jit
 def _mean(values, table, first, stride, d, counts, index, logit, log_z, out, cap, TABLE: tl.constexpr,
-          CAP: tl.constexpr, SLOTS: tl.constexpr, COORDINATES: tl.constexpr, LIGHTEST: tl.constexpr):  # fmt: skip
+          LOT: tl.constexpr, SLOTS: tl.constexpr, COORDINATES: tl.constexpr, LIGHTEST: tl.constexpr,
+          NONE: tl.constexpr):  # fmt: skip
     q = tl.program_id(0).to(tl.int64)
     count = tl.load(counts + q)
     count = tl.where(count <= cap, count, 0)
@@ -157,10 +180,14 @@ def _mean(values, table, first, stride, d, counts, index, logit, log_z, out, cap
         tl.store(out + q * d + col, tl.zeros((COORDINATES,), tl.float64), mask=col < d)
         tl.store(log_z + q, -float("inf"))
     else:
-        every = tl.arange(0, CAP)
-        lot = tl.load(logit + q * cap + every, mask=every < count, other=-float("inf"))
-        top = tl.max(lot, 0)
-        total = tl.sum(tl.exp(lot - top), 0)
+        top = tl.max(tl.load(logit + q * cap + tl.arange(0, SLOTS), mask=tl.arange(0, SLOTS) < count, other=NONE), 0)
+        total = top - top
+        for s in range(0, count, LOT):
+            slot = s + tl.arange(0, LOT)
+            lot = tl.load(logit + q * cap + slot, mask=slot < count, other=NONE)
+            new = tl.maximum(top, tl.max(lot, 0))
+            total = total * tl.exp(top - new) + tl.sum(tl.exp(lot - new), 0)
+            top = new
         sums = tl.zeros((SLOTS, COORDINATES), tl.float64)
         for s in range(0, count, SLOTS):
             slot = s + tl.arange(0, SLOTS)
@@ -211,35 +238,48 @@ def _finish(parts, others, center, scale, share, asked, heavy, few, out, queries
 
 
 @triton.jit
-def _split(x, alpha, center, factors, scales, norms, rests, lows, d, width, queries, FULL: tl.constexpr,
-           TINY: tl.constexpr, COORDINATES: tl.constexpr):  # fmt: skip
+def _split(x, alphas, variances, center, factors, gains, slopes, sizes, deltas, d, width, queries, unit, a, b, c, e,
+           PLANES: tl.constexpr, FULL: tl.constexpr, TINY: tl.constexpr, COORDINATES: tl.constexpr):  # fmt: skip
     q = tl.program_id(0).to(tl.int64)
-    a = tl.load(alpha + q)
+    alpha = tl.load(alphas + q)
+    var = tl.load(variances + q)
     square = tl.zeros((COORDINATES,), tl.float64)
     for k in range(0, d, COORDINATES):
         col = k + tl.arange(0, COORDINATES)
-        gap = tl.load(x + q * d + col, mask=col < d, other=0.0) - a * tl.load(center + col, mask=col < d, other=0.0)
+        gap = tl.load(x + q * d + col, mask=col < d, other=0.0) - alpha * tl.load(center + col, mask=col < d, other=0.0)
         square += gap * gap
     norm = tl.sqrt(tl.sum(square, 0))
     scale = tl.maximum(norm, TINY) / FULL
     rest = tl.zeros((COORDINATES,), tl.float64)
-    last = tl.zeros((COORDINATES,), tl.float64)
     for k in range(0, width, COORDINATES):
         col = k + tl.arange(0, COORDINATES)
-        gap = tl.load(x + q * d + col, mask=col < d, other=0.0) - a * tl.load(center + col, mask=col < d, other=0.0)
+        gap = tl.load(x + q * d + col, mask=col < d, other=0.0) - alpha * tl.load(center + col, mask=col < d, other=0.0)
         scaled = gap / scale
         high = scaled.to(tl.float16)
         left = scaled - high.to(tl.float64)
         low = left.to(tl.float16)
+        if PLANES == 2:
+            left -= low.to(tl.float64)
         rest += left * left
-        left -= low.to(tl.float64)
-        last += left * left
         tl.store(factors + q * width + col, high, mask=col < width)
         tl.store(factors + (q + queries) * width + col, low, mask=col < width)
-    tl.store(scales + q, scale)
-    tl.store(norms + q, norm)
-    tl.store(rests + q, scale * tl.sqrt(tl.sum(rest, 0)))
-    tl.store(lows + q, scale * tl.sqrt(tl.sum(last, 0)))
+    slope = alpha * alpha / var
+    size = alpha / var * norm
+    bound = a * (alpha / var * scale * tl.sqrt(tl.sum(rest, 0))) + b * size + c * slope + e
+    tl.store(gains + q, (alpha / var * scale * unit).to(tl.float32))
+    tl.store(slopes + q, slope.to(tl.float32))
+    tl.store(sizes + q, size)
+    tl.store(deltas + q, bound)
+
+
+@triton.jit
+def _score(x, alpha, var, mean, out, d, COORDINATES: tl.constexpr):
+    q = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * COORDINATES + tl.arange(0, COORDINATES)
+    m = tl.load(mean + q * d + col, mask=col < d, other=0.0)
+    at = tl.load(x + q * d + col, mask=col < d, other=0.0)
+    s = (tl.load(alpha + q) * m - at) / tl.load(var + q)
+    tl.store(out + q * d + col, s.to(out.dtype.element_ty), mask=col < d)
 
 
 def _on(a: Tensor) -> Any:
@@ -257,17 +297,17 @@ def _block(logits: Logits) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, 
     return tiles, first, {**constants, "num_warps": 8}
 
 
-def split(queries: Queries, center: Tensor, unit: float, width: int) -> Left:
+def split(queries: Queries, center: Tensor, unit: float, width: int, bound: Bound) -> Left:
     x, count = queries.x.contiguous(), len(queries)
     factors = torch.empty((2, count, width), dtype=torch.float16, device=x.device)
-    scale, norm, rest, low = torch.empty((4, count), dtype=WIDE, device=x.device).unbind()
-    alpha = queries.alpha.contiguous()
+    (size, delta), (gain, slope) = x.new_empty((2, count)), x.new_empty((2, count), dtype=torch.float32)
     with _on(x):
         _split[(count,)](
-            x, alpha, center, factors, scale, norm, rest, low, x.shape[1], width, count, FULL=FULL,
-            TINY=TINY, COORDINATES=1024, num_warps=4,
+            x, queries.alpha.contiguous(), queries.var.contiguous(), center, factors, gain, slope, size, delta,
+            x.shape[1], width, count, unit, bound.rest, bound.size, bound.slope, bound.constant, PLANES=bound.planes,
+            FULL=FULL, TINY=TINY, COORDINATES=1024, num_warps=4,
         )  # fmt: skip
-    return Left(factors, (scale * unit * queries.alpha / queries.var).float(), norm, rest, low)
+    return Left(factors, gain, slope, size, delta)
 
 
 def peaks(logits: Logits, second: bool) -> tuple[Tensor, Tensor]:
@@ -281,19 +321,31 @@ def peaks(logits: Logits, second: bool) -> tuple[Tensor, Tensor]:
     return two[:, 0], two[:, 1]
 
 
-def select(logits: Logits, threshold: Tensor, cap: int) -> tuple[Tensor, Tensor]:
+def survey(logits: Logits, first: Tensor, thresholds: Tensor) -> Survey:
+    grid, arguments, constants = _block(logits)
+    counts = torch.empty((2, len(first), grid[0]), dtype=torch.int32, device=first.device)
+    sums = first.new_empty((3, len(first), grid[0]))
+    with _on(first):
+        _survey[grid](
+            *arguments, first.contiguous(), thresholds.contiguous(), counts, sums, grid[0], LEAST=LEAST, **constants
+        )
+    return Survey(counts, *sums.sum(2).unbind())
+
+
+def select(logits: Logits, threshold: Tensor, cap: int, parts: Tensor | None = None) -> tuple[Tensor, Tensor]:
     grid, first, constants = _block(logits)
-    counts = torch.empty((logits.planes.shape[1], grid[0]), dtype=torch.int32, device=threshold.device)
-    index = torch.empty((len(counts), cap), dtype=torch.int32, device=threshold.device)
     threshold = threshold.contiguous()
-    with _on(counts):
-        _count[grid](*first, threshold, counts, grid[0], **constants)
-        through = counts.cumsum(1, dtype=torch.int32)
+    index = torch.empty((len(threshold), cap), dtype=torch.int32, device=threshold.device)
+    with _on(index):
+        if parts is None:
+            parts = torch.empty((len(threshold), grid[0]), dtype=torch.int32, device=threshold.device)
+            _count[grid](*first, threshold, parts, grid[0], **constants)
+        through = parts.cumsum(1, dtype=torch.int32)
         total = through[:, -1].contiguous()
         # one row at a time: few tiles hold anything, and fewer hold something of four queries
         constants.update(ROWS=1, num_warps=4)
-        _list[(grid[0], len(counts))](
-            *first, threshold, counts, through - counts, total, index, grid[0], cap, **constants
+        _list[(grid[0], len(threshold))](
+            *first, threshold, parts.contiguous(), through - parts, total, index, grid[0], cap, **constants
         )
     return total, index
 
@@ -324,18 +376,10 @@ def mean(points: Stored, count: Tensor, index: Tensor, logit: Tensor) -> tuple[T
     with _on(out):
         _mean[(len(count), triton.cdiv(d, COORDINATES))](
             points.values, table, points.first, points.values.stride(0), d, count, index, logit, log_z, out, cap,
-            TABLE=points.table is not None, CAP=triton.next_power_of_2(cap), SLOTS=SLOTS, COORDINATES=COORDINATES,
-            LIGHTEST=LIGHTEST, num_warps=4,
+            TABLE=points.table is not None, LOT=128, SLOTS=SLOTS, COORDINATES=COORDINATES, LIGHTEST=LIGHTEST,
+            NONE=-1e300, num_warps=4,
         )  # fmt: skip
     return log_z, out
-
-
-def log_sum(logits: Logits) -> Tensor:
-    grid, first, constants = _block(logits)
-    top, total = logits.planes.new_empty((2, logits.planes.shape[1], grid[0])).unbind()
-    with _on(top):
-        _sums[grid](*first, top, total, grid[0], **constants)
-    return (top.to(WIDE) + total.to(WIDE).log()).logsumexp(1)
 
 
 def strike(logits: Logits, count: Tensor, index: Tensor) -> None:
@@ -365,5 +409,16 @@ def finish(parts: list[Tensor], light: Light, heavy: Tensor, few: Tensor) -> Ten
         _finish[(count, triton.cdiv(d, 256))](
             parts[0], parts[-1], light.center, light.scale, light.share, light.asked, heavy, few, out, count, d,
             parts[0].shape[2], slices[0], slices[1], SLICES=8, COORDINATES=256, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+def score(queries: Queries, mean: Tensor, dtype: torch.dtype) -> Tensor:
+    out = torch.empty(mean.shape, dtype=dtype, device=mean.device)
+    d = mean.shape[1]
+    with _on(out):
+        _score[(len(mean), triton.cdiv(d, 1024))](
+            queries.x.contiguous(), queries.alpha.contiguous(), queries.var.contiguous(), mean, out, d,
+            COORDINATES=1024, num_warps=4,
         )  # fmt: skip
     return out

@@ -13,13 +13,14 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from vkernel.posterior.pieces import Queries
 
 __all__ = ["Place", "Places", "Recorded"]
 
 T = TypeVar("T")
-SIZES = 3  # sizes of batches that are remembered
+SIZES = 6  # sizes of batches that are remembered
 
 
 class Recorded(Generic[T]):
@@ -47,17 +48,19 @@ class Recorded(Generic[T]):
 class Place:
     """A batch of queries that stays in one place, and a stream of which each use waits for the one before."""
 
-    def __init__(self, queries: Queries) -> None:
-        self.queries = Queries(*(torch.empty_like(a).contiguous() for a in (queries.x, queries.alpha, queries.var)))
+    def __init__(self, x: Tensor) -> None:
+        wide = torch.empty_like(x, dtype=torch.float64, memory_format=torch.contiguous_format)
+        self.queries = Queries(wide, wide.new_empty(len(x)), wide.new_empty(len(x)))
         self.steps: dict[str, Recorded] = {}
         self.free = torch.cuda.Event()
         self.free.record()
 
-    def fill(self, queries: Queries) -> Queries:
+    def fill(self, x: Tensor, alpha: Tensor | float, var: Tensor | float) -> Queries:
         """Bring other queries here."""
         torch.cuda.current_stream().wait_event(self.free)
-        for name in ("x", "alpha", "var"):
-            getattr(self.queries, name).copy_(getattr(queries, name))
+        self.queries.x.copy_(x)
+        for mine, given in ((self.queries.alpha, alpha), (self.queries.var, var)):
+            mine.fill_(given) if isinstance(given, float) else mine.copy_(given)
         return self.queries
 
     def take(self, name: str, step: Callable[[], T]) -> T:
@@ -66,19 +69,20 @@ class Place:
 
 
 class Places:
-    """One place for each size of batch that was used lately."""
+    """One place for each size and precision of batch that was used lately."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.places: OrderedDict[int, Place] = OrderedDict()
+        self.lock = threading.RLock()  # a batch may hold back some of its queries, which go on in another place
+        self.places: OrderedDict[tuple[int, torch.dtype], Place] = OrderedDict()
 
     def __reduce__(self) -> tuple[type[Places], tuple[()]]:
         """A copy begins anew: records belong to this memory."""
         return Places, ()
 
-    def __call__(self, queries: Queries) -> Place:
-        place = self.places.pop(len(queries), None) or Place(queries)
-        self.places[len(queries)] = place
+    def __call__(self, x: Tensor) -> Place:
+        key = len(x), x.dtype
+        place = self.places.pop(key, None) or Place(x)
+        self.places[key] = place
         if len(self.places) > SIZES:
             self.places.popitem(last=False)
         return place
