@@ -86,7 +86,7 @@ def rungs(fast: Fast, q: vk.posterior.Queries) -> tuple[int, str]:
     """The longest list, and how many queries take which rung: few, light, full, the engine's own."""
     short = fast._few(q, torch.float64)
     seen = short.seen
-    _, *others = short.numbers.tolist()
+    others = short.numbers.tolist()[1:4]
     listed = torch.where(seen.count <= seen.index.shape[1], seen.count, 0)
     return int(listed.max()), "/".join(map(str, (len(q) - sum(others), *others)))
 
@@ -114,8 +114,8 @@ def table(
     assert fast is not None
     note = f"Ready in {time.perf_counter() - start:.1f} s; half precision takes {fast.halves.nbytes / 1e9:.1f} GB."
     print(f"\n{title}: {data!r}, B = {batch}. {note}")
-    for (small, low), loss in fast.losses.items():
-        print(f"  {'small' if small else 'large'} batches, {'H and L' if low else 'H'}: {loss}")
+    for (small, way), loss in fast.losses.items():
+        print(f"  {'small' if small else 'large'} batches, {way}: {loss}")
     y = None if floor else data.rows(0, data.n)
     half = None if y is None else y.square().sum(1) / 2
     rows: list[Row] = []

@@ -34,6 +34,8 @@ import torch
 from torch import Tensor
 
 from vkernel import rng
+from vkernel.posterior.eighths import eighths
+from vkernel.posterior.halves import Way
 from vkernel.posterior.kernels_torch import FULL, TINY, WIDE
 from vkernel.posterior.pieces import Points, Queries
 
@@ -64,21 +66,21 @@ class Loss:
 
 
 def calibrate(fast: Fast, most: int) -> None:
-    """Fill ``fast.losses`` for small batches and large ones, of at most ``most`` queries, without L and with it."""
-    lows = (False,) if fast.halves.low is None else (False, True)
-    for flat, size in ((True, min(SMALL, most)), (False, min(LARGE, most))):
+    """Fill ``fast.losses`` for small batches and large ones, of at most ``most`` queries, for each way."""
+    for size in (min(SMALL, most), min(LARGE, most)):
         queries = _typical(fast, size)
         some = queries[: min(MEANS, size)]
         exact = _exact(fast.engine.data, some) - fast.halves.center
-        for low in lows:
-            loss = fast.losses[flat, low] = replace(_logits(fast, queries, low), share=_share(fast, size, low))
-            got, _ = _means(fast, queries, low)
+        for way in sorted({fast.halves.quick(size), fast.halves.best}):
+            key = fast.kind(size, way)
+            loss = fast.losses[key] = replace(_logits(fast, queries, way), share=_share(fast, size, way))
+            got, _ = _means(fast, queries, way)
             lost, _ = _fit(got[: len(some)] - fast.halves.center, exact)
-            loss = fast.losses[flat, low] = replace(loss, means=lost)
-            got, expected = _means(fast, queries, low)
+            loss = fast.losses[key] = replace(loss, means=lost)
+            got, expected = _means(fast, queries, way)
             error = (got[: len(some)] - fast.halves.center - exact).norm(dim=1) / fast.spread
             beyond = (error.square() - expected[: len(some)]).clamp_min(0.0).max().sqrt()
-            fast.losses[flat, low] = replace(loss, floor=float(beyond))
+            fast.losses[key] = replace(loss, floor=float(beyond))
 
 
 def _typical(fast: Fast, size: int) -> Queries:
@@ -92,12 +94,11 @@ def _typical(fast: Fast, size: int) -> Queries:
     return Queries(x, one, sigma**2 * one)
 
 
-def _logits(fast: Fast, queries: Queries, low: bool) -> Loss:
+def _logits(fast: Fast, queries: Queries, way: Way) -> Loss:
     """λ and η of the logits of some points."""
     halves, data = fast.halves, fast.engine.data
     left = fast.kernels.split(queries, halves.center, halves.unit, halves.width, halves.bound(len(queries)))
-    logits = halves.logits(left)
-    halves.refine(left, logits, low)
+    logits = halves.refine(left, halves.logits(left), way)
     some = torch.linspace(0, data.n - 1, min(POINTS, data.n), dtype=torch.float64, device=data.device).long()
     y = (data.take(some).to(WIDE) - halves.center) / halves.unit
     size = left.size.clamp_min(TINY)[:, None]  # sums are compared in units of |x'|
@@ -111,24 +112,26 @@ def _logits(fast: Fast, queries: Queries, low: bool) -> Loss:
     return Loss(lost, noise, pattern)
 
 
-def _share(fast: Fast, size: int, low: bool) -> float:
+def _share(fast: Fast, size: int, way: Way) -> float:
     """ν, from sums that one point dominates."""
     h, stream = fast.halves, rng.stream(0, "heavy points")
     light = 2e-6 * torch.rand(h.n, generator=stream, device=stream.device).to(h.device)
     heavy = torch.randint(0, h.n, (size, 1), generator=stream, device=stream.device).to(h.device)
     e = FULL * light.expand(size, h.n).scatter(1, heavy, 1.0)
-    weights = torch.zeros((2, size, h.rows), dtype=torch.float16, device=h.device)
-    weights[0, :, : h.n] = e
-    weights[1, :, : h.n] = e - weights[0, :, : h.n].float()
-    got = sum(part.reshape(-1, size, h.width).sum(0, dtype=WIDE) for part in h.sums(weights, low))
-    assert isinstance(got, Tensor)
+    e = torch.nn.functional.pad(e, (0, h.rows - h.n))
+    high = e.half()
+    rest = e - high.float()
+    tail = eighths(high, rest, h.parts(way) == 2) if h.parts(way) else None
+    weights = high[None] if tail is not None else torch.stack([high, rest.half()])
+    parts = h.sums(weights, tail, way)
+    got = torch.stack([part.reshape(-1, size, h.width).sum(0, dtype=WIDE) for part in parts]).sum(0)
     some = min(MEANS, size)
     exact = torch.zeros((some, h.width), dtype=WIDE, device=h.device)
     for start in range(0, h.rows, h.slice):
-        w, here = weights[:, :some, start : start + h.slice].to(WIDE), slice(start, start + h.slice)
-        exact += w.sum(0) @ h.high[here].to(WIDE)
-        if low and h.low is not None:
-            exact += w[0] @ h.low[here].to(WIDE)
+        here = slice(start, start + h.slice)
+        exact += e[:some, here].to(WIDE) @ h.high[here].to(WIDE)
+        if way != "one" and h.low is not None:
+            exact += e[:some, here].to(WIDE) @ h.low[here].to(WIDE)
     error = (got[:some] - exact).norm(dim=1) / exact.norm(dim=1).clamp_min(TINY)
     return float(error.square().mean().sqrt())
 
@@ -141,12 +144,12 @@ def _chunks(data: Points, center: Tensor) -> Iterator[tuple[slice, Tensor]]:
         yield here, data.rows(here.start, here.stop).to(WIDE) - center
 
 
-def _means(fast: Fast, queries: Queries, low: bool) -> tuple[Tensor, Tensor]:
+def _means(fast: Fast, queries: Queries, way: Way) -> tuple[Tensor, Tensor]:
     """Means by the dense rungs, whoever would take them, and the square of the error that is expected."""
     short = fast._few(queries, WIDE)
     everyone = torch.ones_like(short.light)
-    answer, _ = fast._many(queries, replace(short, light=everyone, full=everyone), low, WIDE)
-    return answer.mean, fast.error(short.seen, low) / short.seen.ess
+    answer, _ = fast._many(queries, replace(short, light=everyone, full=everyone), False, way, WIDE)
+    return answer.mean, fast.error(short.seen, way) / short.seen.ess
 
 
 def _exact(data: Points, queries: Queries) -> Tensor:

@@ -12,15 +12,15 @@ first rung that is good for it:
    so that, with true logits within :math:`\delta` of the computed :math:`\hat l`, less than :math:`e^{-16}` of the
    weight is missing. A narrow window is tried; a wide one, :math:`\log n + 16 + 2\delta`, always has it. The data were
    read once.
-2. **light**: many points, none of which matters by itself. The product :math:`x'_L H^T` is added, and the weights, as
-   two half-precision numbers, are multiplied by :math:`H` in slices of 8,192 points. With errors of single logits of
-   size :math:`\eta`, of single shares of size :math:`\nu` and of single points of size :math:`R` (relative to their
+2. **light**: many points, none of which matters by itself. The products that were left out are added the cheapest way,
+   and the weights, as numbers and rests, are multiplied by the points in slices of 8,192. With errors of single logits
+   of size :math:`\eta`, of single shares of size :math:`\nu` and of single points of size :math:`R` (relative to their
    spread), together :math:`\epsilon^2 = \eta^2 + \nu^2 + R^2`, all independent, and a floor :math:`f` that nothing
    averages out (:mod:`~vkernel.posterior.calibration`), the mean errs by :math:`\sqrt{\epsilon^2 / n_\mathrm{eff} +
    f^2}`: this rung is taken where that is below ``TOLERANCE``.
-3. **full**: otherwise :math:`x'_H L^T` is added too; points heavier than :math:`(\mathrm{tol}^2 - f^2) / \epsilon^2`
-   are taken out and evaluated in float64; the weights of all others are multiplied by :math:`H` and :math:`L`. The two
-   parts are merged.
+3. **full**: otherwise points heavier than :math:`(\mathrm{tol}^2 - f^2) / \epsilon^2` are taken out and evaluated in
+   float64, all others are as before, and the two parts are merged. If this is for many queries of which few points
+   count, the most accurate way is taken, for it leaves the fewest heavy points.
 4. What has too many heavy points, or a large :math:`\delta`, goes the engine's own way: float32 and float64 products.
 
 Rung 1 is proven; 2 and 3 rest on an estimate, which is measured on these data when the engine is made. Where at most
@@ -41,7 +41,7 @@ from torch import Tensor
 
 from vkernel.posterior import kernels_torch
 from vkernel.posterior.calibration import Loss, calibrate
-from vkernel.posterior.halves import FLAT, Halves, add_product, product
+from vkernel.posterior.halves import FLAT, Halves, Way, add_product, product
 from vkernel.posterior.kernels_torch import FULL, TINY, WIDE, Left, Light, Logits
 from vkernel.posterior.moments import Moments
 from vkernel.posterior.pieces import Few, Piece, Queries
@@ -64,6 +64,7 @@ BALANCE = 190.0  # half-precision operations in the time that one byte is read
 NARROW = 32  # below this dimension the engine's own way, in float64, is as fast
 FAR = 1e30  # logits beyond this are left to float64
 OUTSIDE = 1e15  # |x - αc| / σ beyond which float64 cannot tell points apart
+CROWD = 16  # one query in so many, of which few points count, is enough for the most accurate way
 FEWEST = 16  # queries of the smallest batch that goes on by itself
 
 
@@ -82,7 +83,10 @@ class Screened:
 
 @dataclass
 class Short:
-    """Rung 1's answers; who goes on to which rung; ``numbers``: of queries that are no queries, and for each rung."""
+    """Rung 1's answers; who goes on to which rung; ``numbers``: of queries that are no queries, for each rung, and of
+
+    those for the third of which few points count.
+    """
 
     seen: Screened
     log_z: Tensor
@@ -115,7 +119,7 @@ class Fast:
         self.lasting = kernels is not kernels_torch and cuda and self.points.values is not None
         self.places = Places()
         self.spread = max(float((2 * self.halves.half[: engine.data.n].to(WIDE).mean()).sqrt()), TINY)
-        self.losses: dict[tuple[bool, bool], Loss] = {}
+        self.losses: dict[tuple[bool, Way], Loss] = {}
         if self.halves.whole:
             calibrate(self, max(1, engine.memory // 8 // self._each()))
 
@@ -207,7 +211,7 @@ class Fast:
         """``take`` takes a step, or repeats it from a record."""
         size = len(queries)
         short: Short = take("few", lambda: self._few(queries, dtype))
-        unfit, light, full, wide = short.numbers.tolist()
+        unfit, light, full, wide, fine = short.numbers.tolist()
         out = Answer(short.log_z, short.mean, short.score, bool(unfit))
         if unfit or light + full + wide == 0:
             return out
@@ -216,13 +220,14 @@ class Fast:
         if size > FLAT and light + full <= size // 2:
             rest = short.light | short.full
         elif full:
-            out, again = take("full", lambda: self._many(queries, short, True, dtype))
+            way = self.halves.quick(size) if CROWD * fine < size else self.halves.best
+            out, again = take(f"full, {way}", lambda: self._many(queries, short, True, way, dtype))
         elif light:
-            out, _ = take("light", lambda: self._many(queries, short, False, dtype))
-        for rows, way in ((again, self._own), (rest, self._apart)):
+            out, _ = take("light", lambda: self._many(queries, short, False, self.halves.quick(size), dtype))
+        for rows, answer in ((again, self._own), (rest, self._apart)):
             some = rows.nonzero().squeeze(-1)
             if len(some):
-                out.log_z[some], out.mean[some] = way(queries[some])
+                out.log_z[some], out.mean[some] = answer(queries[some])
                 out.score = self.kernels.score(queries, out.mean, dtype)
         return out
 
@@ -270,9 +275,10 @@ class Fast:
         log_z, mean = self.kernels.mean(self.points, seen.count, seen.index, exact)
         long = seen.count > seen.index.shape[1]
         many = long & (seen.left.delta < CLOSE) if self.halves.whole else torch.zeros_like(long)
-        light = many & (self.error(seen, False) <= self.allowed(queries, seen, False) * seen.ess)
+        way = self.halves.quick(len(queries))
+        light = many & (self.error(seen, way) <= self.allowed(seen, way) * seen.ess)
         unfit = ~(seen.left.size < OUTSIDE * seen.left.slope.sqrt())
-        numbers = torch.stack([unfit, light, many ^ light, long ^ many]).sum(1)
+        numbers = torch.stack([unfit, light, many ^ light, long ^ many, (many ^ light) & (seen.ess < SOME)]).sum(1)
         score = self.kernels.score(queries, mean, dtype)
         return Short(seen, log_z, mean, score, light, many ^ light, long ^ many, numbers)
 
@@ -291,40 +297,43 @@ class Fast:
 
     # --- rungs 2 and 3 ------------------------------------------------------------------------------------------------
 
-    def allowed(self, queries: Queries, seen: Screened, low: bool) -> Tensor:
+    def allowed(self, seen: Screened, way: Way) -> Tensor:
         """The square of the mean's error that may follow from those of single points, ``(B,)``; where few count, less.
 
         In units of the data's spread.
         """
-        floor = self._loss(len(queries), low).floor
+        floor = self._loss(len(seen.count), way).floor
         fine, coarse = (max(tolerance**2 - floor**2, TINY) for tolerance in (FINE, TOLERANCE))
         if floor < 2 * FINE:  # if it is the floor that errs, single points should not add to it
             fine = max(fine, FINE**2 / 4)
         return torch.where(seen.ess < SOME, fine, coarse)
 
-    def error(self, seen: Screened, low: bool) -> Tensor:
+    def error(self, seen: Screened, way: Way) -> Tensor:
         """The mean square ε² of what is wrong with one point's part in a mean, relative to it, ``(B,)``."""
-        y, loss = self.halves.radius, self._loss(len(seen.count), low)
+        h, y, loss = self.halves, self.halves.radius, self._loss(len(seen.count), way)
         size, slope = seen.left.size, seen.left.slope
         eta = loss.noise * y * size + loss.pattern * y * torch.minimum(size, 2 * y * slope) + 2.0**-25 * y * y * slope
-        rest = self.halves.last if low else self.halves.residue
+        rest = {"one": h.residue, "both": h.last, "eighths": h.last if h.low is None else h.residue / 16}[way]
         return eta.square() + (loss.share**2 + (rest / self.spread) ** 2)
 
-    def _loss(self, queries: int, low: bool) -> Loss:
-        return self.losses.get((queries <= FLAT, low), Loss())
+    def kind(self, queries: int, way: Way) -> tuple[bool, Way]:
+        """What losses depend on."""
+        return queries <= FLAT, way
 
-    def _many(self, queries: Queries, short: Short, full: bool, dtype: torch.dtype) -> tuple[Answer, Tensor]:
+    def _loss(self, queries: int, way: Way) -> Loss:
+        return self.losses.get(self.kind(queries, way), Loss())
+
+    def _many(self, queries: Queries, short: Short, full: bool, way: Way, dtype: torch.dtype) -> tuple[Answer, Tensor]:
         """Rung 2 or 3 for all, since most of its cost is shared; and who needs rung 4."""
         seen, halves, kernels = short.seen, self.halves, self.kernels
-        low = full and halves.low is not None
-        loss = self._loss(len(queries), low)
-        halves.refine(seen.left, seen.logits, low)
-        logits = replace(seen.logits, gain=seen.logits.gain * (1 + loss.logits))
+        loss = self._loss(len(queries), way)
+        logits = halves.refine(seen.left, seen.logits, way)
+        logits = replace(logits, gain=logits.gain * (1 + loss.logits))
         shift = seen.first + seen.left.delta.float()  # no weight is larger than this
         log_z, mean, wide, asked = torch.full_like(short.log_z, -torch.inf), short.mean, short.wide, short.light
         if full:
             asked = short.light | short.full
-            share = self.allowed(queries, seen, low) / self.error(seen, low)
+            share = self.allowed(seen, way) / self.error(seen, way)
             heavy = seen.first + (seen.total * share.clamp_max(1.0)).log()
             heavy = torch.where(short.full, heavy, torch.inf).float()
             cap = min(MOST, max(LISTED, self.cap(len(queries))))
@@ -333,12 +342,12 @@ class Fast:
             log_z, mean = kernels.mean(self.points, count, index, exact)
             kernels.strike(logits, count, index)
             shift, wide = torch.minimum(shift, heavy), wide | (asked & (count > cap))
-        weights, total = kernels.weights(logits, shift)
+        weights, tail, total = kernels.weights(logits, shift, halves.parts(way))
         rest = shift - seen.left.size.square() * queries.var / (2 * queries.alpha.square()) + (total / FULL).log()
         if not self.engine.has_weights:
             rest += self.engine.log_w[0]
         scale = halves.unit * (1 + loss.means) / total.clamp_min(TINY)
         light = Light(halves.center, scale, torch.sigmoid(rest - log_z), asked)
-        mean = kernels.finish(halves.sums(weights, low), light, mean, short.mean)
+        mean = kernels.finish(halves.sums(weights, tail, way), light, mean, short.mean)
         log_z = torch.where(asked, torch.logaddexp(log_z, rest), short.log_z)
         return Answer(log_z, mean, kernels.score(queries, mean, dtype)), wide

@@ -16,23 +16,34 @@ x'_L`. One product then gives all logits within a proven
 by Cauchy and Schwarz; :math:`\epsilon_d` is the accumulation's error (:func:`accumulation`) and the last term that of
 float32 around it. Where products are bound by reading the data (small batches), :math:`x'_L` comes along for nothing,
 and the first term shrinks to :math:`|x' - x'_H - x'_L|\, Y`.
+
+Where all points carry weight the products with :math:`x'_L` and :math:`L` matter too. There are three ways:
+
+* **one**: :math:`x'_L H^T`, and :math:`L` is left out;
+* **both**: :math:`x'_L H^T + x'_H L^T`, in half precision;
+* **eighths**: the same for half the price, with fewer digits (:mod:`~vkernel.posterior.eighths`): for large batches, on
+  devices that can, if there is room.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
+from vkernel.posterior.eighths import Eighths, eighths, supported
 from vkernel.posterior.kernels_torch import WIDE, Bound, Left, Logits, Stored
 from vkernel.posterior.pieces import Points
 
 if TYPE_CHECKING:
     from vkernel.posterior.engine import Engine
 
-__all__ = ["Halves", "accumulation", "stored"]
+__all__ = ["Halves", "Way", "accumulation", "stored"]
+
+Way = Literal["one", "both", "eighths"]
 
 EXACT = 2.0**-20  # a residue of the data, relative to their radius, that needs no second half
 FLAT = 96  # batches up to this size wait for the data to be read, not for the tensor cores
@@ -74,10 +85,22 @@ class Halves:
         if not self.whole and 2 * self.nbytes <= engine.memory // 2:
             self.low, _, self.last = self._half(engine, self.high)
             self.whole = True
+        self.small: Eighths | None = None
+        if self.whole and supported(data.device) and 2 * self.nbytes <= engine.memory // 2:
+            self.small = Eighths(self.high, self.low)
 
     @property
     def nbytes(self) -> int:
         return self.high.nbytes * (1 if self.low is None else 2)
+
+    def quick(self, queries: int) -> Way:
+        """The cheapest way for so many queries."""
+        return "one" if queries <= FLAT or self.small is None else "eighths"
+
+    @property
+    def best(self) -> Way:
+        """The most accurate way."""
+        return "one" if self.low is None else "both"
 
     def _grid(self, engine: Engine) -> tuple[Tensor, float]:
         """The centre c and the unit u: of 8-bit integers on their grid, so that H is exact."""
@@ -122,25 +145,38 @@ class Halves:
         """All logits but for the centre's, from one product."""
         queries = left.factors.shape[1]
         planes = 2 if queries <= FLAT else 1
-        out = self.half.new_empty((planes, queries, self.rows))
+        room = self.half.new_empty((2, queries, self.rows)) if planes == 1 and self.small is not None else None
+        out = self.half.new_empty((planes, queries, self.rows)) if room is None else room[:1]
         product(left.factors[:planes].flatten(0, 1), self.high.mT, out=out.flatten(0, 1))
-        return Logits(out, left.gain, left.slope, self.half, self.log_w if self.weighted else None, self.n)
+        return Logits(out, left.gain, left.slope, self.half, self.log_w if self.weighted else None, self.n, room)
 
-    def refine(self, left: Left, logits: Logits, low: bool) -> None:
-        """Add the products that were left out: of the rest of the queries and, on demand, of the rest of the data."""
+    def refine(self, left: Left, logits: Logits, way: Way) -> Logits:
+        """Logits with the products that were left out; in place."""
+        if way == "eighths" and self.small is not None and logits.room is not None:
+            self.small.logits(eighths(left.factors[0], left.factors[1], self.small.both), logits.room[1])
+            return replace(logits, planes=logits.room)
         if len(logits.planes) == 1:
             add_product(logits.planes[0], left.factors[1], self.high.mT)
-        if low and self.low is not None:
+        if way == "both" and self.low is not None:
             add_product(logits.planes[0], left.factors[0], self.low.mT)
+        return logits
 
-    def sums(self, weights: Tensor, low: bool) -> list[Tensor]:
-        """Sums of H, and of L on demand, with the weights ``(2, B, N)``, ``(slices, 2 B or B, D)``."""
+    def parts(self, way: Way) -> int:
+        """Of weights: how many of numbers and rests are wanted as eighths."""
+        return 0 if way != "eighths" or self.small is None else 1 + self.small.both
+
+    def sums(self, weights: Tensor, tail: Tensor | None, way: Way) -> list[Tensor]:
+        """Sums of points with the weights, in parts ``(slices, k B, D)`` that are still to be added."""
 
         def over(w: Tensor, y: Tensor) -> Tensor:
             slices = w.reshape(-1, self.slices, self.slice).transpose(0, 1)
             return product(slices, y.view(self.slices, self.slice, self.width))
 
-        return [over(weights, self.high)] + ([over(weights[0], self.low)] if low and self.low is not None else [])
+        if tail is not None and self.small is not None:
+            return [over(weights, self.high), self.small.sums(tail)[None]]
+        return [over(weights, self.high)] + (
+            [over(weights[0], self.low)] if way == "both" and self.low is not None else []
+        )
 
 
 def stored(data: Points, log_w: Tensor) -> Stored:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vkernel.posterior.eighths import eighths
 from vkernel.posterior.pieces import Points, Queries
 
 __all__ = [
@@ -78,7 +79,8 @@ class Bound:
 class Logits:
     """A block of logits as above: ``planes (P, B, N)``, ``gain`` and ``slope (B,)``, ``half`` and ``log_w (N,)``.
 
-    All float32; the first ``n`` of N columns are points. A product of -inf marks a point that was taken out.
+    All float32; the first ``n`` of N columns are points. A product of -inf marks a point that was taken out. ``room (2,
+    B, N)``, where there is any, begins with the one plane, and has space for a second.
     """
 
     planes: Tensor
@@ -87,6 +89,7 @@ class Logits:
     half: Tensor
     log_w: Tensor | None
     n: int
+    room: Tensor | None = None
 
     def whole(self) -> Tensor:
         """The logits themselves, ``(B, n)``."""
@@ -212,14 +215,20 @@ def strike(logits: Logits, count: Tensor, index: Tensor) -> None:
     logits.planes[0][q, index[q, k].long()] = -torch.inf
 
 
-def weights(logits: Logits, shift: Tensor) -> tuple[Tensor, Tensor]:
-    r"""The weights :math:`2^{14} e^{l - \mathrm{shift}}` as two half-precision numbers ``(2, B, N)``; their sums."""
+def weights(logits: Logits, shift: Tensor, parts: int = 0) -> tuple[Tensor, Tensor | None, Tensor]:
+    r"""The weights :math:`2^{14} e^{l - \mathrm{shift}}` as numbers and rests, and their sums, ``(B,)`` float64.
+
+    Both in half precision, ``(2, B, N)``; or, if ``parts`` is 1 or 2, only the numbers, ``(1, B, N)``, and beside them
+    eighths of rests, or of rests and numbers, ``(B, parts N)``.
+    """
     e = FULL * (logits.whole() - shift[:, None]).exp()
+    e = torch.nn.functional.pad(e, (0, logits.planes.shape[2] - logits.n))
     high = e.half()
-    low = (e - high.float()).half()
-    out = torch.zeros((2, *logits.planes.shape[1:]), dtype=torch.float16, device=e.device)
-    out[0, :, : logits.n], out[1, :, : logits.n] = high, low
-    return out, out.to(WIDE).sum((0, 2))
+    rest = e - high.float()
+    if parts:
+        return high[None], eighths(high.float(), rest, parts == 2), e.sum(1, dtype=WIDE)
+    out = torch.stack([high, rest.half()])
+    return out, None, out.to(WIDE).sum((0, 2))
 
 
 def finish(parts: list[Tensor], light: Light, heavy: Tensor, few: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vkernel.posterior import kernels_torch
+from vkernel.posterior.eighths import EIGHT, NUMBER, REST
 from vkernel.posterior.kernels_torch import (
     FULL,
     LEAST,
@@ -37,7 +38,7 @@ __all__ = ["exact", "finish", "mean", "peaks", "score", "select", "split", "stri
 
 ROWS, COLS = 4, 2048
 SLOTS, COORDINATES = 2, 512  # pairs and coordinates that are read at once
-PROGRAMS = 8192  # enough to fill a card
+PROGRAMS = 32768  # enough to fill a card, and to share long lists of a few queries
 
 
 @triton.jit
@@ -123,17 +124,25 @@ def _survey(planes, gain, slope, half, log_w, n, queries, columns, first, thresh
 
 
 @triton.jit
-def _weights(planes, gain, slope, half, log_w, n, queries, columns, shift, out, total, tiles, FULL: tl.constexpr,
-             PLANES: tl.constexpr, WEIGHTED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+def _weights(planes, gain, slope, half, log_w, n, queries, columns, shift, out, tail, total, tiles, FULL: tl.constexpr,
+             PARTS: tl.constexpr, NUMBER: tl.constexpr, REST: tl.constexpr, PLANES: tl.constexpr,
+             WEIGHTED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
     logit, row, col = _tile(planes, gain, slope, half, log_w, n, queries, columns, PLANES, WEIGHTED, ROWS, COLS)
     e = FULL * tl.exp(logit - tl.load(shift + row, mask=row < queries, other=0.0)[:, None])
     high = e.to(tl.float16)
-    low = (e - high.to(tl.float32)).to(tl.float16)
+    rest = e - high.to(tl.float32)
     inside = (row < queries)[:, None] & (col < columns)[None, :]
     tl.store(out + row.to(tl.int64)[:, None] * columns + col[None, :], high, mask=inside)
-    tl.store(out + (row + queries).to(tl.int64)[:, None] * columns + col[None, :], low, mask=inside)
-    both = high.to(tl.float32) + low.to(tl.float32)
-    tl.store(total + row * tiles + tl.program_id(0), tl.sum(both, 1), mask=row < queries)
+    if PARTS == 0:
+        low = rest.to(tl.float16)
+        tl.store(out + (row + queries).to(tl.int64)[:, None] * columns + col[None, :], low, mask=inside)
+        e = high.to(tl.float32) + low.to(tl.float32)
+    else:
+        to = tail + row.to(tl.int64)[:, None] * (PARTS * columns) + col[None, :]
+        tl.store(to, (rest * REST).to(tail.dtype.element_ty), mask=inside)
+        if PARTS == 2:
+            tl.store(to + columns, (high.to(tl.float32) * NUMBER).to(tail.dtype.element_ty), mask=inside)
+    tl.store(total + row * tiles + tl.program_id(0), tl.sum(e, 1), mask=row < queries)
 
 
 @triton.jit
@@ -390,15 +399,19 @@ def strike(logits: Logits, count: Tensor, index: Tensor) -> None:
         )
 
 
-def weights(logits: Logits, shift: Tensor) -> tuple[Tensor, Tensor]:
+def weights(logits: Logits, shift: Tensor, parts: int = 0) -> tuple[Tensor, Tensor | None, Tensor]:
     _, first, constants = _block(logits)
     _, queries, columns = logits.planes.shape
     grid = triton.cdiv(columns, COLS), triton.cdiv(queries, ROWS)
-    out = torch.empty((2, queries, columns), dtype=torch.float16, device=shift.device)
+    out = torch.empty((1 if parts else 2, queries, columns), dtype=torch.float16, device=shift.device)
+    tail = torch.empty((queries, parts * columns), dtype=EIGHT, device=shift.device) if parts else None
     total = logits.planes.new_empty((queries, grid[0]))
     with _on(out):
-        _weights[grid](*first, shift.contiguous(), out, total, grid[0], FULL=FULL, **constants)
-    return out, total.to(WIDE).sum(1)
+        _weights[grid](
+            *first, shift.contiguous(), out, out if tail is None else tail, total, grid[0], FULL=FULL, PARTS=parts,
+            NUMBER=NUMBER, REST=REST, **constants,
+        )  # fmt: skip
+    return out, tail, total.to(WIDE).sum(1)
 
 
 def finish(parts: list[Tensor], light: Light, heavy: Tensor, few: Tensor) -> Tensor:
