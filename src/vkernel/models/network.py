@@ -130,10 +130,8 @@ class Network(Model):
 
     def fit(self, training: Training, members: Sequence[int], tell: Tell) -> State:
         self._check(training)
-        recorded = self._recorded(training)
-        blocks = _blocks(members, MEMBERS if recorded else self.chunk)
-        train = self._replay if recorded else self._train
-        found = [train(training, some, tell, len(some) / len(members)) for some in blocks]
+        blocks = _blocks(members, MEMBERS if self._recorded(training) else self.chunk)
+        found = [self._train(training, some, tell, len(some) / len(members)) for some in blocks]
         return {name: torch.cat([state[name] for state in found]) for name in found[0]}
 
     def output(self, state: State, x: Tensor, t: Tensor, process: Process) -> Tensor:
@@ -173,45 +171,11 @@ class Network(Model):
 
     def _train(self, training: Training, members: Sequence[int], tell: Tell, share: float) -> State:
         state = self.initial(training, members)
+        step = (self._replayed if self._recorded(training) else self._stepped)(training, state)
         parameters = list(state.values())
         average = [p.clone() for p in parameters] if self.ema else []
-        optimiser = OPTIMISERS[self.optimiser](parameters, lr=self.lr, fused=True)
-        gradient = vmap(grad(self.loss(training.data.shape)))
         every, told = max(1, self.steps // 100), 0
         for k, draws in enumerate(self._minibatches(training, members), 1):
-            with self._precision(training.data.device):
-                slopes = gradient(state, *draws)
-            for name, p in state.items():
-                p.grad = slopes[name]
-            optimiser.param_groups[0]["lr"] = self._rate(k)
-            optimiser.step()
-            if self.ema:
-                torch._foreach_lerp_(average, parameters, (1 - self.ema) / (1 - self.ema**k))
-            if k % every == 0 or k == self.steps:
-                tell(share * (k - told) / self.steps)
-                told = k
-        return dict(zip(state, average or [p.detach() for p in parameters], strict=True))
-
-    def _recorded(self, training: Training) -> bool:
-        """Whether steps are replayed from a graph: one by one, on a GPU, by an optimiser that can be recorded."""
-        return training.data.device.type == "cuda" and self.chunk == 1 and self.optimiser == "adam"
-
-    def _replay(self, training: Training, members: Sequence[int], tell: Tell, share: float) -> State:
-        """The same as :meth:`_train`, member beside member, each step replayed from a graph."""
-        state = self.initial(training, members)
-        parameters, lr = list(state.values()), torch.tensor(self.lr, device=training.data.device)
-        average = [p.clone() for p in parameters] if self.ema else []
-        optimiser = torch.optim.Adam(parameters, lr=lr, fused=True, capturable=True)
-        plain = self.loss(training.data.shape)
-
-        def loss(*given: Any) -> Tensor:
-            with self._precision(training.data.device):
-                return plain(*given)
-
-        step: Recorded | None = None
-        every, told = max(1, self.steps // 100), 0
-        for k, draws in enumerate(self._minibatches(training, members), 1):
-            step = step or Recorded(loss, state, optimiser, draws, lr)
             step(draws, self._rate(k))
             if self.ema:
                 torch._foreach_lerp_(average, parameters, (1 - self.ema) / (1 - self.ema**k))
@@ -219,6 +183,42 @@ class Network(Model):
                 tell(share * (k - told) / self.steps)
                 told = k
         return dict(zip(state, average or [p.detach() for p in parameters], strict=True))
+
+    def _stepped(self, training: Training, state: State) -> Callable[[Draws, float], None]:
+        """One step of all members, which moves ``state``: their gradients at once."""
+        optimiser = OPTIMISERS[self.optimiser](list(state.values()), lr=self.lr, fused=True)
+        gradient = vmap(grad(self.loss(training.data.shape)))
+
+        def step(draws: Draws, lr: float) -> None:
+            with self._precision(training.data.device):
+                slopes = gradient(state, *draws)
+            for name, p in state.items():
+                p.grad = slopes[name]
+            optimiser.param_groups[0]["lr"] = lr
+            optimiser.step()
+
+        return step
+
+    def _recorded(self, training: Training) -> bool:
+        """Whether steps are replayed from a graph: one by one, on a GPU, by an optimiser that can be recorded."""
+        return training.data.device.type == "cuda" and self.chunk == 1 and self.optimiser == "adam"
+
+    def _replayed(self, training: Training, state: State) -> Callable[[Draws, float], None]:
+        """The same, member beside member, replayed from a graph."""
+        lr = torch.tensor(self.lr, device=training.data.device)
+        optimiser = torch.optim.Adam(list(state.values()), lr=lr, fused=True, capturable=True)
+        plain, held = self.loss(training.data.shape), list[Recorded]()
+
+        def loss(*given: Any) -> Tensor:
+            with self._precision(training.data.device):
+                return plain(*given)
+
+        def step(draws: Draws, rate: float) -> None:
+            if not held:  # the first draws tell the shapes of all
+                held.append(Recorded(loss, state, optimiser, draws, lr))
+            held[0](draws, rate)
+
+        return step
 
     def _rate(self, k: int) -> float:
         """The learning rate of step k = 1, 2, …"""
