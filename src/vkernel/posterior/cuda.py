@@ -156,7 +156,9 @@ class Fast:
         """The length of lists beyond which the dense rungs are cheaper than reading the listed points twice."""
         n, d, values = self.engine.data.n, self.halves.width, self.points.values
         dense = max(4 * n * d, 8 * queries * n * d / BALANCE)
-        few = 2 * queries * d * (8 if values is None else values.itemsize)
+        few = (
+            2 * queries * d * (8 if values is None else max(4, values.itemsize))
+        )  # of bytes, looking them up takes longer
         return int(2 ** math.floor(math.log2(min(max(dense / few / 2, 64), MOST))))
 
     def _each(self) -> int:

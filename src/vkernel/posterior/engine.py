@@ -239,7 +239,7 @@ class Engine:
 
     @property
     def direct(self) -> Fast | None:
-        """The GPU's way, where it may answer by itself: it holds all the data, and can be used now."""
+        """The GPU's way where it holds all the data, can be used now, and may so answer by itself."""
         alone = self.fast is not None and self.fast.usable and type(self.ranks) is Alone
         return self.fast if alone else None
 
