@@ -19,7 +19,7 @@ from vkernel.posterior import pruned as module
 from vkernel.posterior.engine import Engine
 from vkernel.posterior.moments import merge
 from vkernel.posterior.pieces import Few, Queries
-from vkernel.posterior.pruned import Pruned, tree
+from vkernel.posterior.pruned import Pruned, Short, shorten, tree
 
 FASHION = Path("/usr/share/datasets/fashion-mnist/t10k-images-idx3-ubyte.gz")
 
@@ -251,11 +251,14 @@ def test_bounds_are_bounds(case):
     ladder, pruned = engine.ladder(queries), engine.pruned
     live = engine.data.weights[pruned.order] > 0
     truth = (exact(engine, queries)[:, pruned.order] - ladder.offset[:, None])[:, live]
-    for table, error in zip(pruned.tables, pruned.errors(ladder), strict=True):
-        bound = table.left(ladder, ladder.x @ pruned.basis) @ table.rows.mT
+    bound, error = torch.zeros(len(queries), case["n"]), pruned.error(ladder)
+    for k, table in enumerate(pruned.tables):
+        before = bound.double()
+        bound = bound + table.left(ladder, ladder.x @ pruned.basis) @ table.rows.mT
         assert bound.isfinite().all()
         rounding = 1e-13 * (truth.abs() + ladder.offset.abs()[:, None])  # of the truth itself
         assert (bound[:, live].double() + error[:, None] + rounding >= truth).all()
+        assert k == 0 or (bound <= before + error[:, None]).all()  # a step tightens
     assert torch.equal(pruned.order.sort().values, torch.arange(case["n"]))
 
 
@@ -289,8 +292,8 @@ def test_noise_is_told_from_data_by_several_residual_norms():
     ladder = engine.ladder(asked)
     least = (exact(engine, asked) - ladder.offset[:, None]).amax(1) - engine.window
     several, one = Pruned(engine, price=0), Pruned(engine, price=0)
-    one.axes = several.edges[0][0]
-    one.edges = [[one.axes]]
+    one.axes, one.steps = several.edges[0], []
+    one.edges = [one.axes]
     left = []
     for pruned in (several, one):
         pruned.ready(engine)
@@ -298,6 +301,32 @@ def test_noise_is_told_from_data_by_several_residual_norms():
         bound = table.left(ladder, ladder.x @ pruned.basis) @ table.rows.mT
         left.append(float((bound > least[:, None]).sum()))
     assert left[0] < 0.7 * left[1]
+
+
+def test_opening_groups_leaves_fewer_points():
+    """Each step is the bound with more axes: the fewer points are left, the more is opened."""
+    points = spectrum(4000, 400).float()
+    engine = Engine(vk.Empirical(points))
+    x = points[:30].double() + 0.2 * normal(30, 400, seed=1)
+    asked = Queries(x, torch.ones(30).double(), torch.full((30,), 0.04, dtype=torch.float64))
+    ladder, pruned = engine.ladder(asked), Pruned(engine, price=0)
+    assert pruned.ready(engine)
+    assert len(pruned.tables) == 4
+    components = ladder.x @ pruned.basis
+    bound, left = torch.zeros(30, 4000), []
+    least = (exact(engine, asked) - ladder.offset[:, None]).amax(1) - engine.window
+    for k, table in enumerate(pruned.tables):
+        bound = bound + table.left(ladder, components) @ table.rows.mT
+        left.append(int((bound > least[:, None]).sum()))
+        axes = pruned.edges[0] if k == 0 else pruned.steps[k - 1][-1]
+        again = [edge for edge in pruned.edges if edge >= axes]
+        want = Short(again, torch.empty(0, axes + len(again) + 1)).left(ladder, components)
+        y = engine.data.rows(0, 4000).double() - engine.center
+        b = shorten(y @ pruned.basis, 2 * engine.half_square, again)
+        right = torch.cat([b, engine.half_square[:, None]], 1)[pruned.order]
+        assert (want.double() @ right.mT - bound).abs().max() < pruned.error(ladder).max()
+    assert left == sorted(left, reverse=True)
+    assert left[-1] < 0.2 * left[0]
 
 
 def test_tree_keeps_neighbours_together():

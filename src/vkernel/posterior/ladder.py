@@ -14,12 +14,20 @@ estimated as :math:`\delta = u\,(4 + \sqrt d / 4)\,(\alpha |x - \alpha c| Y + \a
 the cheapest of three rungs that is accurate:
 
 1. **few** points within :math:`\log n + 16 + 2\delta` of the largest logit so far (for covariances: of the *second*
-   largest): those are evaluated again in float64 from the stored points; all others together hold less than
-   :math:`e^{-16} \approx 10^{-7}` of the weight (of the weight that is not at the top), and the second product is
-   skipped altogether;
+   largest), less the lightest of them: those are evaluated again in float64 from the stored points; all others together
+   hold less than :math:`e^{-16} \approx 10^{-7}` of the weight (of the weight that is not at the top), and the second
+   product is skipped altogether;
 2. **many** points, float32: points whose weight exceeds :math:`(\mathrm{tol}/\delta_{rms})^2` get exact logits in
    place; what is left, independent errors on small weights, sums to less than tol;
 3. **many** points, float64: where even that would not do, both products are made in float64.
+
+**What rung 1 drops.** The true largest (or second largest) logit is at least :math:`L`, the coarse one less
+:math:`\delta`. Below the window there are at most :math:`n` points, each counted as if it were at its edge; that is far
+too many, so that most points inside weigh nothing either. These are known one by one, and are counted at what they may
+weigh: of the :math:`k` points of a chunk the lightest are dropped while the sum of :math:`e^{l + \delta}`, with
+:math:`l` the coarse logit, is within :math:`e^{L - 20}\, k / n`. Over all chunks that is :math:`e^{L - 20}`, and the
+window is wider by :math:`-\log(1 - e^{16 - 20})`, which leaves :math:`e^{L - 16} (1 - e^{-4})` to what is below it:
+together :math:`e^{L - 16}`.
 
 Low dimension (d < 32) always takes rung 3: there the products cost less than the exponentials.
 """
@@ -33,7 +41,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from vkernel.posterior.pieces import Few, Many, Part, Piece, Queries, product
+from vkernel.posterior.pieces import Few, Many, Part, Piece, Queries, product, trimmed
 
 if TYPE_CHECKING:
     from vkernel.posterior.engine import Engine
@@ -41,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["Ladder"]
 
 FAR = 10.0  # a coarse error beyond which float64's, 2^-29 of it, exceeds 1e-8
+TRIM = 20.0  # points that are dropped one by one hold less than exp(-TRIM) of the weight outside the heaviest point
 TOLERANCE = 1e-5  # of the mean, in units of the data's spread, for what rung 2 leaves in float32
 
 
@@ -63,6 +72,8 @@ class Ladder:
         y = engine.radius
         self.size = (alpha * norm * y + (alpha * y).square() / 2) / var
         self.delta = rounding(d, norm.device) * self.size
+        margin = engine.window - math.log(max(engine.data.n, 1))
+        self.window = engine.window - math.log1p(-math.exp(margin - TRIM))
         self.sparse = torch.ones_like(norm, dtype=torch.bool)  # few points so far
 
     def climb(self, start: int, stop: int, columns: Tensor | None, wide: list[Part]) -> Iterator[Piece]:
@@ -76,7 +87,7 @@ class Ladder:
         first, second = self.top.double().unbind(1)
         # A single point has no second: then nothing can be dropped, and nothing need be.
         reference = torch.where(second.isfinite(), second, first) if self.thorough else first
-        significant = (reference - self.engine.window - 2 * self.delta).float()
+        significant = (reference - self.window - 2 * self.delta).float()
         mask = logit > significant[:, None]
         count = mask.sum(1, dtype=torch.int32)
         cap = max(8, (stop - start) // 128)
@@ -84,7 +95,9 @@ class Ladder:
         few = (count <= cap) & finite
         self.sparse &= few
         if bool((few & (count > 0)).any()):
-            yield self._few(mask, few, start)
+            piece = self._few(logit, mask & few[:, None], reference - self.delta, start)
+            if len(piece.i):
+                yield piece
         many = ~few
         if not bool(many.any()):
             return
@@ -119,9 +132,12 @@ class Ladder:
         if not bool(far.all()):
             yield Many(many.part, many.rows[~far], many.logit[~far], many.offset[~far])
 
-    def _few(self, mask: Tensor, rows: Tensor, start: int) -> Few:
-        q, i = (mask & rows[:, None]).nonzero().unbind(1)
-        i = i + start
+    def _few(self, logit: Tensor, mask: Tensor, reference: Tensor, start: int) -> Few:
+        """The points of ``mask``, less the lightest, where ``reference`` is L."""
+        q, i = mask.nonzero().unbind(1)
+        share = math.log(logit.shape[1] / self.engine.data.n)
+        keep = trimmed(logit[q, i].double() + self.delta[q], q, reference - TRIM + share)
+        q, i = q[keep], i[keep] + start
         exact = self.queries.exact_logits(self.engine.data, self.engine.log_w, q, i)
         return Few(self.engine.data, q, i, exact)
 

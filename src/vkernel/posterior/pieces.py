@@ -18,8 +18,10 @@ weight) comes out with full relative accuracy instead of drowning in the roundin
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Protocol
 
@@ -32,7 +34,7 @@ from vkernel.posterior.moments import Moments
 __all__ = ["Few", "Many", "Part", "Piece", "Queries"]
 
 TIGHT = 0.02  # |y - y*|² / (|y|² + |y*|²), below which float32 would lose more than 1e-5 of a second moment
-PAIRS = 1 << 21  # coordinates (pairs × d) gathered at once: 16 MB in float64
+PAIRS = 1 << 17, 1 << 21  # coordinates (pairs × d) gathered at once, in the caches of a CPU (1 MB), and on a GPU
 
 
 class Points(Protocol):
@@ -68,18 +70,110 @@ class Queries:
     def exact_logits(self, data: Points, log_w: Tensor, q: Tensor, i: Tensor) -> Tensor:
         r""":math:`\log w_i - |x_q - \alpha_q y_i|^2 / 2 \sigma_q^2` for pairs (q, i), float64, by differences."""
         out = torch.empty(len(q), dtype=torch.float64, device=self.x.device)
-        for s in blocks(len(q), data.d):
+        for s in blocks(len(q), data):
             y = data.take(i[s]).double()
             gap = self.x[q[s]].addcmul_(self.alpha[q[s], None], y, value=-1)
             out[s] = log_w[i[s]] - gap.square_().sum(-1) / (2 * self.var[q[s]])
         return out
 
 
-def blocks(count: int, d: int) -> Iterator[slice]:
-    """Slices of ``range(count)`` that hold about ``PAIRS`` coordinates each."""
-    step = max(1, PAIRS // max(d, 1))
+def blocks(count: int, data: Points) -> Iterator[slice]:
+    """Slices of ``range(count)``: so many points have about ``PAIRS`` coordinates."""
+    step = max(1, PAIRS[data.device.type != "cpu"] // max(data.d, 1))
     for start in range(0, count, step):
         yield slice(start, min(start + step, count))
+
+
+def padded(value: Tensor, q: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The values of each query as a row, padded with -inf, and the place of each row's first; ``q`` is ascending."""
+    size = torch.bincount(q, minlength=count)
+    first = size.cumsum(0) - size
+    table = value.new_full((count, int(size.max()) if count else 0), -torch.inf)
+    table[q, torch.arange(len(q), device=q.device) - first[q]] = value
+    return table, first
+
+
+def trimmed(upper: Tensor, q: Tensor, budget: Tensor) -> Tensor:
+    r"""Which of the pairs of each query to keep, so that the others together weigh at most :math:`e^{budget}`.
+
+    ``upper`` are upper bounds of the logits of the pairs, ``q`` their queries, ascending, ``budget (B,)`` a logit for
+    each query. Sort the bounds of a query, :math:`u_1 \le u_2 \le \dots`; the pairs before the first :math:`k` with
+    :math:`\sum_{j \le k} e^{u_j} > e^{budget}` are dropped, but none that is as heavy as the k-th: the sum of what is
+    dropped is within the budget, and to drop any more in this order would exceed it.
+    """
+    if len(q) == 0:
+        return torch.ones_like(q, dtype=torch.bool)
+    upper = (upper - budget[q]).clamp_max(1.0)  # no exponential of a large number
+    table = padded(upper, q, len(budget))[0].sort(dim=1).values
+    k = (table.exp().cumsum(1) <= 1.0).sum(1, keepdim=True)
+    least = torch.nn.functional.pad(table, (0, 1), value=torch.inf).gather(1, k).squeeze(1)
+    return upper >= least[q]
+
+
+def sampled(left: Tensor, right: Tensor, ends: Tensor, i: Tensor, value: Tensor) -> Tensor:
+    """``value + left[q] · right[i]``, where ``q`` is b between ``ends[b]`` and ``ends[b + 1]``."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        where = torch.sparse_csr_tensor(ends, i, value, (len(left), len(right)), check_invariants=False)
+        return torch.sparse.sampled_addmm(where, left, right.mT).values()
+
+
+@dataclass
+class Found:
+    """Points that are left to queries: those of query ``b`` are numbers ``ends[b] … ends[b + 1]`` of the lists.
+
+    ``p (k,)`` are places in the order of the tree, ``excess (k,)`` is by how much bounds exceed the thresholds.
+    """
+
+    ends: Tensor
+    p: Tensor
+    excess: Tensor
+
+    @classmethod
+    def among(
+        cls, bounds: Tensor, peaks: Tensor, least: Tensor, start: int, admit: Callable[[Tensor], Tensor]
+    ) -> Found:
+        """Those of the points from ``start`` on whose bounds exceed ``least``; only leaves that have any are read.
+
+        ``bounds (B, leaves, size)``, ``peaks (B, leaves)`` the largest of each leaf. ``admit`` is told how many there
+        are for each query, ``(B,)``, and says which queries are to have them.
+        """
+        queries, size = torch.arange(len(least) + 1, device=least.device), bounds.shape[2]
+        q, leaf = (peaks > least[:, None]).nonzero().mT.contiguous()
+        inside, least = bounds.flatten(0, 1).index_select(0, q * bounds.shape[1] + leaf), least[q]
+        above = inside > least[:, None]
+        admitted = admit(torch.zeros_like(queries[1:]).index_add_(0, q, above.sum(1)))
+        if not bool(admitted.all()):
+            above &= admitted[q, None]
+        place = above.flatten().nonzero().squeeze(1)
+        row, shift = place // size, start + size * (leaf - torch.arange(len(leaf), device=leaf.device))
+        ends = torch.searchsorted(place, torch.searchsorted(q, queries) * size, out_int32=True)
+        excess = inside.flatten().index_select(0, place) - least.index_select(0, row)
+        return cls(ends, (place + shift.index_select(0, row)).int(), excess)
+
+    @property
+    def size(self) -> Tensor:
+        """How many are left to each query."""
+        return self.ends.diff()
+
+    @property
+    def q(self) -> Tensor:
+        """The queries, ascending."""
+        return torch.arange(len(self.ends) - 1, device=self.ends.device).repeat_interleave(self.size)
+
+    def above(self, excess: Tensor) -> Found:
+        """With another excess: those whose is positive."""
+        keep = (excess > 0).nonzero().squeeze(1)
+        ends = torch.searchsorted(keep, self.ends, out_int32=True)
+        return Found(ends, self.p.index_select(0, keep), excess.index_select(0, keep))
+
+    def refined(self, left: Tensor, right: Tensor) -> Found:
+        """With ``left[q] · right[p]`` added to the excess."""
+        return self.above(sampled(left, right, self.ends, self.p, self.excess))
+
+    def lowered(self, by: Tensor) -> Found:
+        """With so much added to the excess of each query, ``(B,)``."""
+        return self.above(self.excess + by[self.q])
 
 
 @dataclass
@@ -104,7 +198,7 @@ class Few:
 
     @property
     def nbytes(self) -> int:
-        return 32 * len(self.i)
+        return 32 * len(self.i) + 16 * len(self.rows) * self.data.d
 
     def _pivots(self) -> Tensor:
         """For each query the position of its heaviest pair (the first one where there are several)."""
@@ -112,39 +206,48 @@ class Few:
         place = torch.where(self.logit == self.top[self.segment], place, len(self.i))
         return torch.full_like(self.rows, len(self.i)).scatter_reduce_(0, self.segment, place, "amin")
 
-    def _sum(self, values: Tensor, part: Tensor | slice = slice(None)) -> Tensor:
+    def _sum(self, values: Tensor) -> Tensor:
         out = torch.zeros((len(self.rows), *values.shape[1:]), dtype=torch.float64, device=values.device)
-        return out.index_add_(0, self.segment[part], values)
+        return out.index_add_(0, self.segment, values)
+
+    def _gaps(self, e: Tensor, y_pivot: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        r"""By blocks, the queries of pairs with weight, their :math:`e_i` and :math:`\Delta_i`."""
+        light = e.nonzero().squeeze(-1)
+        for s in blocks(len(light), self.data):
+            k = light[s]
+            seg = self.segment[k]
+            yield seg, e[k], y_pivot[seg].neg_().add_(self.data.take(self.i[k]))
+
+    @functools.cached_property
+    def _about_pivot(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        r""":math:`e_i`, :math:`y_*`, :math:`\sum e_i \Delta_i` and :math:`\sum e_i |\Delta_i|^2`: means and traces."""
+        e = (self.logit - self.top[self.segment]).exp()
+        pivot = self._pivots()
+        e[pivot] = 0.0
+        y_pivot = self.data.take(self.i[pivot]).double()
+        first, spread = torch.zeros_like(y_pivot), torch.zeros_like(self.top)
+        for seg, w, delta in self._gaps(e, y_pivot):
+            spread.index_add_(0, seg, w * torch.linalg.vector_norm(delta, dim=1).square_())
+            first.index_add_(0, seg, delta.mul_(w[:, None]))
+        return e, y_pivot, first, spread
 
     def moments(self, want: frozenset[str], vector: Tensor | None) -> Moments:
-        pivot = self._pivots()
-        e = (self.logit - self.top[self.segment]).exp()
-        e[pivot] = 0.0
+        e, y_pivot, first, spread = self._about_pivot
         total = 1.0 + self._sum(e)
-        y_pivot = self.data.take(self.i[pivot]).double()
-        d = self.data.d
         v = None if vector is None else vector[self.rows]
-        first, product, diag = (torch.zeros_like(y_pivot) for _ in range(3))
-        trace = torch.zeros_like(total)
-        light = e.nonzero().squeeze(-1)
-        for s in blocks(len(light), d):
-            k = light[s]
-            seg, w = self.segment[k], e[k, None]
-            delta = self.data.take(self.i[k]).double() - y_pivot[seg]
-            first.index_add_(0, seg, w * delta)
-            if "trace" in want:
-                trace.index_add_(0, seg, e[k] * delta.square().sum(-1))
-            if "diag" in want:
-                diag.index_add_(0, seg, w * delta.square())
-            if v is not None:
-                product.index_add_(0, seg, w * (delta * v[seg]).sum(-1, keepdim=True) * delta)
+        product, diag = (torch.zeros_like(y_pivot) if wanted else None for wanted in (v is not None, "diag" in want))
+        for seg, w, delta in self._gaps(e, y_pivot) if v is not None or diag is not None else ():
+            if diag is not None:
+                diag.index_add_(0, seg, w[:, None] * delta.square())
+            if v is not None and product is not None:
+                product.index_add_(0, seg, (w * (delta * v[seg]).sum(-1))[:, None] * delta)
         a = first / total[:, None]
         out = Moments(self.top + total.log(), y_pivot + a, vector=v)
         if "trace" in want:
-            out.trace = (trace / total - a.square().sum(-1)).clamp_min(0.0)
-        if "diag" in want:
+            out.trace = (spread / total - a.square().sum(-1)).clamp_min(0.0)
+        if diag is not None:
             out.diag = (diag / total[:, None] - a.square()).clamp_min(0.0)
-        if v is not None:
+        if v is not None and product is not None:
             out.product = product / total[:, None] - a * (a * v).sum(-1, keepdim=True)
         if "weights" in want:
             out.square = (1.0 + self._sum(e.square())) / total.square()
@@ -158,7 +261,7 @@ class Few:
         """:math:`\\sum_i k_i (y_i - m) \\prod_v (y_i - m) \\cdot v` for one coefficient per pair, ``(rows, d)``."""
         out = torch.zeros((len(self.rows), self.data.d), dtype=torch.float64, device=mean.device)
         mean, vectors = mean[self.rows], tuple(v[self.rows] for v in vectors)
-        for s in blocks(len(self.i), self.data.d):
+        for s in blocks(len(self.i), self.data):
             seg = self.segment[s]
             gap = self.data.take(self.i[s]).double() - mean[seg]
             k = coefficient[s]
@@ -173,13 +276,9 @@ class Few:
 
     def padded(self) -> tuple[Tensor, Tensor]:
         """Logits and indices as ``(rows, most pairs)``, padded with -inf and 0: small, for sorting and sums."""
-        count = torch.bincount(self.segment, minlength=len(self.rows))
-        first = count.cumsum(0) - count
-        place = torch.arange(len(self.i), device=self.i.device) - first[self.segment]
-        width = int(count.max()) if len(count) else 0
-        logit = torch.full((len(self.rows), width), -torch.inf, dtype=torch.float64, device=self.i.device)
-        index = torch.zeros((len(self.rows), width), dtype=torch.long, device=self.i.device)
-        logit[self.segment, place], index[self.segment, place] = self.logit, self.i
+        logit, first = padded(self.logit, self.segment, len(self.rows))
+        index = torch.zeros(logit.shape, dtype=torch.long, device=self.i.device)
+        index[self.segment, torch.arange(len(self.i), device=self.i.device) - first[self.segment]] = self.i
         return logit, index
 
 

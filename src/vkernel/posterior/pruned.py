@@ -22,23 +22,31 @@ In terms of distances: :math:`|x - \alpha y|^2 \ge |P (x - \alpha y)|^2 + \sum_g
 for. Noise lies almost all where data have almost nothing: a single residual norm would let it stand for data there,
 several do not.
 
+**Opening groups.** To split a subspace :math:`Q_g` into axes is to replace :math:`|Q_g \tilde x| |Q_g \tilde y|` by
+:math:`Q_g \tilde x \cdot Q_g \tilde y`: a product of the length of the axes and of one more, negative, for the norms,
+which is added to a bound. So bounds are tightened for the points that are left, and for no others, step by step.
+
 **Its rounding.** :math:`|a| = |\tilde x|` and :math:`|b| = |\tilde y|`, components are computed in float64, and in
 any order of summation a float32 product of length :math:`m` errs by at most :math:`m u` times the product of the
-norms. With four more :math:`u` for rounding the factors, the threshold and float64's own digits,
+norms. A step adds two such products, of axes and of norms. With twelve more :math:`u` for rounding the factors, the
+threshold, what exceeds it, and float64's own digits,
 
 .. math::
 
-   \delta_m = \frac{(m + 4)\, u}{1 - (m + 4)\, u}
-   \left( \frac{\alpha |\tilde x| Y + \alpha^2 Y^2 / 2}{\sigma^2} + \max_{w > 0} |\log w| \right)
+   \delta = (\gamma_{m_0} + 2 \gamma_{m_1} + 2 \gamma_{m_2} + \dots)
+   \left( \frac{\alpha |\tilde x| Y + \alpha^2 Y^2 / 2}{\sigma^2} + \max_{w > 0} |\log w| + W \right), \qquad
+   \gamma_m = \frac{(m + 12)\, u}{1 - (m + 12)\, u}
 
-is a proven bound, and every logit is at most its computed bound plus :math:`\delta_m`.
+with :math:`m_0` the length of the short product, :math:`m_1, m_2, \dots` those of the steps and :math:`W` the window
+below :math:`L`, is a proven bound: at every step a logit is at most its computed bound plus :math:`\delta`.
 
 **The certificate.** The points with the best bounds are evaluated; the largest (for covariances the *second* largest)
 of their logits is at most that of all points: call it :math:`L`. Points whose bound is below :math:`L - \log n - 16`
-hold together less than :math:`e^{-16}` of the weight (of the weight that is not at the top) and are dropped. This is
-done twice, with short bounds for all points and with longer ones for those that are left; then the coarse logits, by
-the threshold of the dense path's first rung, leave the few that are evaluated in float64. Points are stored in the
-order of a k-d tree, so that most leaves are skipped by the largest bound in them.
+hold together less than :math:`e^{-16}` of the weight (of the weight that is not at the top) and are dropped: by short
+bounds among all points, then after each step among those that are left, then by their coarse logits, of which the
+lightest are dropped as on the dense path's first rung (:mod:`~vkernel.posterior.ladder`, whose constants these are).
+The few others are evaluated in float64. Points are stored in the order of a k-d tree, so that most leaves are skipped
+by the largest bound in them.
 
 **When.** Queries whose bounds leave too many points go to the dense path, and those at a noise level :math:`\sigma /
 \alpha` at which that would happen to typical ones (noisy training points, and places midway between two) are not
@@ -50,7 +58,6 @@ paths differ by rounding, so the calls before count to the last digits and no fu
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -60,7 +67,8 @@ import torch
 from torch import Tensor
 
 from vkernel import rng
-from vkernel.posterior.pieces import Few, Piece, Queries
+from vkernel.posterior.ladder import TRIM
+from vkernel.posterior.pieces import Few, Found, Piece, Queries, padded, sampled, trimmed
 
 if TYPE_CHECKING:
     from vkernel.posterior.engine import Engine
@@ -69,19 +77,19 @@ if TYPE_CHECKING:
 __all__ = ["Pruned"]
 
 FEWEST, NARROWEST = 4096, 128  # points and dimensions below which a dense query costs too little to save on
-AXES = 64, 256, 384  # of the short bounds, of the long ones, and in all: at most 1/8, 1/3 and 1/2 of all dimensions
-GROUPS = 7, 3  # of principal components beyond those axes; one more holds the rest
+AXES = (64, 8), (128, 4), (256, 3), (384, 2)  # of the bounds, shortest first: at most 1/8, 1/4, … of all dimensions
+GROUPS = 3, 2, 1  # of the components by which each is longer than the one before; one more group holds the rest
 SAMPLE, GRAM = 4096, 1024  # points whose principal components are taken; fewer where they have more coordinates
 SLACK = 2.0**-40  # of |y|²: more than float64 loses where a residual is what components leave of it
 LEAF = 64  # points whose largest bound is known; a power of two makes that ten times cheaper
 SPLIT = 16  # axes along which the tree is split
-CHUNK, BOUNDS = 1 << 17, 1 << 22  # points, and queries × points (16 MB), whose bounds are held at once
-TILE = 64  # leaves whose bounds are computed at once: they stay in the caches until the largest is known
-CANDIDATES = 16  # points with the best bounds, which are evaluated for a large L
+CHUNK, BOUNDS = 1 << 17, (1 << 22, 1 << 24)  # points, and queries × points (16 to 64 MB), with bounds held at once
+TILE = 1 << 18  # queries × points whose bounds are computed at once: they stay in the caches until leaves' are known
+LEAVES, CANDIDATES = 8, 16  # the best leaves, and in them the points with the best bounds: evaluated for a large L
 CROWD = 8  # a query that keeps more than 1/CROWD of the points costs no less than one of many dense ones
 STRAGGLERS = 16  # so few dense queries cost as much as many, for all points are read: they may keep half the points
 TYPICAL = 16  # queries of each kind that are tried at a noise level
-VAST = 1e6  # an error of bounds that makes them useless; far below it, float32 does not overflow
+VAST = 1e8  # an error of bounds that makes them useless; far below it, float32 does not overflow
 LIGHT = -1e29  # a logit that is no point's with weight
 
 
@@ -97,14 +105,37 @@ class Short:
         alpha, var = ladder.queries.alpha, ladder.queries.var
         a = shorten(components, ladder.x.square().sum(-1), self.edges) * (alpha / var)[:, None]
         ends = [-alpha.square() / var, torch.ones_like(var)][: self.rows.shape[1] - a.shape[1]]
-        return torch.cat([a, torch.stack(ends, 1)], 1).float()
+        return torch.cat([a, *(end[:, None] for end in ends)], 1).float()
+
+
+@dataclass
+class Opened:
+    """Right factors of the product that opens the groups between ``edges``: what it adds to a bound is ≤ 0."""
+
+    edges: list[int]
+    rows: Tensor
+
+    def left(self, ladder: Ladder, components: Tensor) -> Tensor:
+        """The left factors, with the norms of the groups, which are to go, negative."""
+        a = opened(components, self.edges)
+        a[:, self.edges[-1] - self.edges[0] :].neg_()
+        return (a * (ladder.queries.alpha / ladder.queries.var)[:, None]).float()
+
+
+def norms(components: Tensor, edges: list[int]) -> list[Tensor]:
+    """Of the groups between edges."""
+    return [components[:, i:j].norm(dim=1, keepdim=True) for i, j in pairwise(edges)]
 
 
 def shorten(components: Tensor, square: Tensor, edges: list[int]) -> Tensor:
     """Axes before ``edges[0]``, the norms of the groups between edges, and the norm of what is beyond all axes."""
-    groups = [components[:, i:j].norm(dim=1, keepdim=True) for i, j in pairwise(edges)]
     rest = (square - components.square().sum(1)).clamp_min(0.0) + SLACK * square
-    return torch.cat([components[:, : edges[0]], *groups, rest.sqrt()[:, None]], 1)
+    return torch.cat([components[:, : edges[0]], *norms(components, edges), rest.sqrt()[:, None]], 1)
+
+
+def opened(components: Tensor, edges: list[int]) -> Tensor:
+    """The axes between the first edge and the last, and the norms of the groups between edges."""
+    return torch.cat([components[:, edges[0] : edges[-1]], *norms(components, edges)], 1)
 
 
 def tree(coordinates: Tensor) -> Tensor:
@@ -128,14 +159,17 @@ class Pruned:
         self.device = engine.data.device
         self.sample = min(n, SAMPLE if d <= GRAM else GRAM)
         rank = min(d, self.sample)
-        short, long, self.axes = (min(a, max(1, rank // part)) for a, part in zip(AXES, (8, 3, 2), strict=True))
-        self.edges = [
-            sorted({round(k * (self.axes / k) ** (g / groups)) for g in range(groups + 1)})
-            for k, groups in zip((short, long), GROUPS, strict=True)
+        axes = [min(most, max(1, rank // part)) for most, part in AXES]
+        self.axes = axes[-1]
+        self.steps = [  # edges of the groups that are opened, one step after another
+            sorted({round(i * (j / i) ** (g / groups)) for g in range(groups + 1)})
+            for (i, j), groups in zip(pairwise(axes), GROUPS, strict=True)
+            if i < j
         ]
+        self.edges = sorted({axes[0]}.union(*self.steps))
         work = 2 * n * d * self.axes + 2 * self.sample * d * rank + 20 * rank**3
         self.price, self.paid = work / (n * d) if price is None else price, 0
-        self.tables: list[Short] = []
+        self.tables: list[Short | Opened] = []
         self.reach: dict[bool, float] = {}
         self.spare: list[Tensor] = []
 
@@ -148,15 +182,16 @@ class Pruned:
         return pruned if pruned.bytes(engine, 1) <= engine.memory // 4 else None
 
     def width(self, engine: Engine, table: int) -> int:
-        edges = self.edges[table]
-        return edges[0] + len(edges) + 1 + engine.has_weights
+        """The columns of a table: the short bounds, or a step."""
+        if table == 0:
+            return self.edges[0] + len(self.edges) + 1 + engine.has_weights
+        edges = self.steps[table - 1]
+        return edges[-1] - edges[0] + len(edges) - 1
 
     def bytes(self, engine: Engine, tables: int) -> int:
-        """What is held, with one table or with two: they, the tree with its coordinates, and a block of bounds."""
-        return (
-            engine.data.n * (4 * sum(self.width(engine, k) for k in range(len(self.edges[:tables]))) + 8 * SPLIT)
-            + 4 * BOUNDS
-        )
+        """What is held, with so many tables: they, the tree with its coordinates, and a small block of bounds."""
+        width = sum(self.width(engine, table) for table in range(tables))
+        return engine.data.n * (4 * width + 8 * SPLIT) + 4 * BOUNDS[0]
 
     def ready(self, engine: Engine) -> bool:
         """Whether there are bounds; they are prepared as soon as they have been paid for."""
@@ -165,7 +200,9 @@ class Pruned:
         return bool(self.tables)
 
     def _prepare(self, engine: Engine) -> None:
-        n, count = engine.data.n, 2 if self.bytes(engine, 2) <= engine.memory // 4 else 1
+        n, room = engine.data.n, engine.memory // 4
+        count = max(k for k in range(1, len(self.steps) + 2) if k == 1 or self.bytes(engine, k) <= room)
+        self.bounds = max(BOUNDS[0], min(BOUNDS[1], BOUNDS[0] + (room - self.bytes(engine, count)) // 4))
         live = engine.log_w[engine.data.weights > 0]
         self.log_weight = float(live.abs().max()) if engine.has_weights and len(live) else 0.0
         self.basis = self._principal(engine)
@@ -175,16 +212,15 @@ class Pruned:
         self.order = tree(split)
         place = torch.empty_like(self.order)
         place[self.order] = torch.arange(n, device=self.device)
-        tables = []
-        for k, edges in enumerate(self.edges[:count]):
-            tables.append(Short(edges, torch.empty(n, self.width(engine, k), dtype=torch.float32, device=self.device)))
+        rows = [torch.empty(n, self.width(engine, k), device=self.device, dtype=torch.float32) for k in range(count)]
         for part, y in self._points(engine):
             components, half_square = y @ self.basis, engine.half_square[part]
-            for table in tables:
-                b = shorten(components, 2 * half_square, table.edges)
-                ends = [half_square[:, None], engine.log_w[part, None]][: table.rows.shape[1] - b.shape[1]]
-                table.rows[place[part]] = torch.cat([b, *ends], 1).float()
-        self.tables = tables
+            b = shorten(components, 2 * half_square, self.edges)
+            ends = [half_square[:, None], engine.log_w[part, None]][: rows[0].shape[1] - b.shape[1]]
+            rows[0][place[part]] = torch.cat([b, *ends], 1).float()
+            for edges, table in zip(self.steps, rows[1:], strict=False):
+                table[place[part]] = opened(components, edges).float()
+        self.tables = [Short(self.edges, rows[0]), *map(Opened, self.steps, rows[1:])]
 
     def _points(self, engine: Engine) -> Iterator[tuple[slice, Tensor]]:
         """All points, centred, in float64, by chunks."""
@@ -212,7 +248,7 @@ class Pruned:
             if self.reach == {False: 0.0, True: 0.0}:  # these points cannot be told apart along few axes
                 self.tables, self.spare, self.price = [], [], math.inf
         near = (queries.var.sqrt() <= self.reach[thorough] * queries.alpha).nonzero().squeeze(-1)
-        for rows in near.split(max(1, BOUNDS // min(engine.data.n, CHUNK))) if len(near) else ():
+        for rows in near.split(max(1, self.bounds // min(engine.data.n, CHUNK))) if len(near) else ():
             q, i, served = self.survivors(engine.ladder(queries[rows], thorough))
             left[rows[served]], q = False, rows[q]
             if len(q):
@@ -240,50 +276,49 @@ class Pruned:
             low, high = (middle, high) if served(middle) else (low, middle)
         return low
 
-    def errors(self, ladder: Ladder) -> list[Tensor]:
-        r""":math:`\delta_m` of each table, ``(B,)``."""
-        size = ladder.size + self.log_weight
-        gammas = [(table.rows.shape[1] + 4) * ladder.unit for table in self.tables]
-        return [size * (gamma / (1 - gamma) if gamma < 1 else torch.inf) for gamma in gammas]
+    def error(self, ladder: Ladder) -> Tensor:
+        r""":math:`\delta`, ``(B,)``: of the bounds before and after any of the steps."""
+        gammas = [(table.rows.shape[1] + 12) * ladder.unit for table in self.tables]
+        shares = [gamma / (1 - gamma) if gamma < 1 else math.inf for gamma in gammas]
+        return (ladder.size + self.log_weight + ladder.window) * (shares[0] + 2 * sum(shares[1:]))
 
     @torch.autocast("cpu", enabled=False)
     def survivors(self, ladder: Ladder, stragglers: int = STRAGGLERS) -> tuple[Tensor, Tensor, Tensor]:
         """Pairs (query, point) that may matter, both ascending, and which queries are served; the others have none."""
         n, count = ladder.engine.data.n, len(ladder.x)
         components = ladder.x @ self.basis
-        lefts, errors = [table.left(ladder, components) for table in self.tables], self.errors(ladder)
-        served = errors[0] < VAST
+        lefts, error = [table.left(ladder, components) for table in self.tables], self.error(ladder)
+        served = error < VAST
         top = torch.full((count, 2), -torch.inf, dtype=torch.float64, device=self.device)
         buffer = self._buffer(count * (min(n, CHUNK) + LEAF))
         pairs = []
+
+        def admit(size: Tensor) -> Tensor:
+            crowded, most = size > min(n, CHUNK) // CROWD, min(n, CHUNK) // 2
+            return served.logical_and_(~crowded if int(crowded.sum()) > stragglers else size <= most)
+
         for start in range(0, n, CHUNK):
-            bound, peaks = self._bounds(lefts[0], slice(start, start + CHUNK), buffer)
-            here = self._two_largest(ladder, *self._candidates(bound, peaks, start))
-            least = (self._least(ladder, top, here) - errors[0]).float()
-            q, leaf = (peaks > least[:, None]).nonzero().unbind(1)
-            above = bound.flatten(0, 1).index_select(0, q * bound.shape[1] + leaf) > least[q, None]
-            size = torch.zeros_like(served, dtype=torch.long).index_add_(0, q, above.sum(1))
-            crowded = size > min(n, CHUNK) // CROWD
-            served &= ~crowded if int(crowded.sum()) > stragglers else size <= min(n, CHUNK) // 2
-            if not bool(served.all()):
-                q, leaf, above = (a[served[q]] for a in (q, leaf, above))
-            row, inside = above.nonzero().unbind(1)
-            q, p = q[row], start + leaf[row] * LEAF + inside
-            if len(self.tables) > 1:
-                long = _sampled(lefts[1], self.tables[1].rows, q, p)
-                best = _leading(long, q, count)
-                here = torch.maximum(here, self._two_largest(ladder, q[best], p[best]))
-                keep = long > (self._least(ladder, top, here) - errors[1]).float()[q]
-                q, p = q[keep], p[keep]
+            bounds, peaks = self._bounds(lefts[0], slice(start, start + CHUNK), buffer)
+            here = self._two_largest(ladder, *self._candidates(bounds, peaks, start))
+            least = self._least(ladder, top, here)
+            found = Found.among(bounds, peaks, (least - error).float(), start, admit)
+            for left, table in zip(lefts[1:], self.tables[1:], strict=True):
+                found = found.refined(left, table.rows)
+            best = _leading(found.excess, found.q, count)
+            here = torch.maximum(here, self._two_largest(ladder, found.q[best], found.p[best]))
+            found = found.lowered((least - self._least(ladder, top, here)).float())
             top = torch.cat([top, here], 1).topk(2, dim=1).values
-            pairs.append(q * n + self.order[p])
+            pairs.append(found.q * n + self.order[found.p])
         self.spare.append(buffer)
         served &= self._least(ladder, top) > LIGHT
         pair = torch.cat(pairs).sort().values
         q, i = pair // n, pair % n
         q, i = q[served[q]], i[served[q]]
-        logit, error = self._logits(ladder, q, i)
-        keep = logit + error > self._least(ladder, top)[q]
+        logit, rounding = self._logits(ladder, q, i)
+        upper = logit + rounding
+        keep = upper > self._least(ladder, top)[q]
+        q, i = q[keep], i[keep]
+        keep = trimmed(upper[keep], q, self._reference(ladder, top) - TRIM)
         return q[keep], i[keep], served
 
     def _buffer(self, size: int) -> Tensor:
@@ -301,60 +336,51 @@ class Pruned:
         size = len(left) * leaves * LEAF
         bound = buffer[:size].view(len(left), leaves, LEAF)
         flat, peaks = bound.flatten(1), bound.new_empty(len(left), leaves)
-        for first in range(0, leaves, TILE):
-            start, stop = first * LEAF, min((first + TILE) * LEAF, len(right))
+        step = max(1, TILE // (len(left) * LEAF))
+        for first in range(0, leaves, step):
+            start, stop = first * LEAF, min((first + step) * LEAF, len(right))
             torch.mm(left, right[start:stop].mT, out=flat[:, start:stop])
-            flat[:, stop : (first + TILE) * LEAF] = -torch.inf
-            peaks[:, first : first + TILE] = bound[:, first : first + TILE].amax(2)
+            flat[:, stop : (first + step) * LEAF] = -torch.inf
+            peaks[:, first : first + step] = bound[:, first : first + step].amax(2)
         return bound, peaks
 
     def _candidates(self, bound: Tensor, peaks: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """Pairs of every query and the places of the points with the best bounds in the best leaves."""
-        leaf = peaks.topk(min(CANDIDATES, peaks.shape[1]), dim=1).indices
-        q = torch.arange(len(leaf), device=self.device)[:, None].expand_as(leaf)
-        return q.flatten(), (start + leaf * LEAF + bound[q, leaf].argmax(2)).flatten()
+        leaf = peaks.topk(min(LEAVES, peaks.shape[1]), dim=1).indices
+        q = torch.arange(len(leaf), device=self.device)[:, None]
+        inside = bound.flatten(0, 1).index_select(0, (q * bound.shape[1] + leaf).flatten()).view(len(leaf), -1)
+        value, place = inside.topk(min(CANDIDATES, inside.shape[1]), dim=1)
+        p = start + leaf.gather(1, place // LEAF) * LEAF + place % LEAF
+        real = value > -torch.inf
+        return q.expand_as(p)[real], p[real]
 
     def _logits(self, ladder: Ladder, q: Tensor, i: Tensor) -> tuple[Tensor, Tensor]:
         """Logits less the ladder's offset, and their errors: coarse where the points are kept, else exact."""
         engine = ladder.engine
         if engine.kept is not None:
-            return _sampled(ladder.left, engine.kept, q, i).double(), ladder.delta[q]
+            ends = torch.searchsorted(q, torch.arange(len(ladder.x) + 1, device=q.device))
+            zero = ladder.left.new_zeros(len(q))
+            return sampled(ladder.left, engine.kept, ends, i, zero).double(), ladder.delta[q]
         exact = ladder.queries.exact_logits(engine.data, engine.log_w, q, i)
         return exact - ladder.offset[q], torch.zeros_like(exact)
 
     def _two_largest(self, ladder: Ladder, q: Tensor, p: Tensor) -> Tensor:
         """Lower bounds of the two largest logits of every query, ``(B, 2)``, from points at the places ``p``."""
         logit, error = self._logits(ladder, q, self.order[p])
-        table, _ = _padded(logit - error, q, len(ladder.x))
+        table, _ = padded(logit - error, q, len(ladder.x))
         return torch.nn.functional.pad(table, (0, 2), value=-torch.inf).topk(2, dim=1).values
 
+    def _reference(self, ladder: Ladder, *tops: Tensor) -> Tensor:
+        """The logit L, given the two largest of disjoint sets of points."""
+        return torch.cat(tops, 1).topk(2, dim=1).values[:, int(ladder.thorough)]
+
     def _least(self, ladder: Ladder, *tops: Tensor) -> Tensor:
-        """The logits below which points may be dropped, given the two largest of disjoint sets of points."""
-        reference = torch.cat(tops, 1).topk(2, dim=1).values[:, int(ladder.thorough)]
-        return reference - ladder.engine.window
-
-
-def _sampled(left: Tensor, right: Tensor, q: Tensor, i: Tensor) -> Tensor:
-    """``left[q] · right[i]`` for ascending ``q``: those entries alone of a product of matrices."""
-    ends = torch.nn.functional.pad(torch.bincount(q, minlength=len(left)).cumsum(0), (1, 0))
-    shape, zero = (len(left), len(right)), left.new_zeros(len(q))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        where = torch.sparse_csr_tensor(ends, i, zero, shape, check_invariants=False)
-        return torch.sparse.sampled_addmm(where, left, right.mT, beta=0.0).values()
-
-
-def _padded(value: Tensor, q: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The values of each query as a row, padded with -inf, and the place of each row's first; ``q`` is ascending."""
-    size = torch.bincount(q, minlength=count)
-    first = size.cumsum(0) - size
-    table = torch.full((count, int(size.max())), -torch.inf, dtype=value.dtype, device=value.device)
-    table[q, torch.arange(len(q), device=q.device) - first[q]] = value
-    return table, first
+        """The logits below which points may be dropped."""
+        return self._reference(ladder, *tops) - ladder.window
 
 
 def _leading(value: Tensor, q: Tensor, count: int) -> Tensor:
     """Where the largest values of each query are, at most ``CANDIDATES``, in the order of queries."""
-    table, first = _padded(value, q, count)
+    table, first = padded(value, q, count)
     value, place = table.topk(min(CANDIDATES, table.shape[1]), dim=1)
     return (first[:, None] + place)[value > -torch.inf]
