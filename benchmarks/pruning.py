@@ -1,10 +1,11 @@
 """The pruned path against the dense one, in one run, as ratios, with the accuracy of both beside them.
 
-``python -m benchmarks.pruning [--repeats 5] [--batch 64 256] [--clock wall|cpu]``. Queries of two kinds, near a
-training point (with noise) and midway between two; ``score(x, t)`` needs the mean, ``score.with_covariance(x, t)``
-what also covariances need. The two paths take turns, and the ratio is that of their medians. Where others use the
-machine, the processor's clock, with one thread, is the fairer. The error is that of the worst query,
-|m - m_ref| / rms|y - ȳ|, against float64, of the dense path and of the pruned one.
+``python -m benchmarks.pruning [--repeats 5] [--batch 64 256] [--sigma .05 …] [--clock wall|cpu]``. Queries of two
+kinds, near a training point (with noise) and midway between two; ``score(x, t)`` needs the mean, and
+``score.with_covariance(x, t)``, of which the trace is read, what also covariances need. The two paths take turns, and
+the ratio is that of their medians. Where others use the machine, the processor's clock, with one thread, is the fairer.
+The error is that of the worst query, |m - m_ref| / rms|y - ȳ|, against float64, of the dense path and of the pruned
+one.
 """
 
 from __future__ import annotations
@@ -13,15 +14,14 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 import vkernel as vk
-from benchmarks.__main__ import images, reference
+from benchmarks.common import images, reference
 from vkernel.posterior.pruned import Pruned
 
 SIGMAS = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0)
@@ -62,16 +62,31 @@ def prepared(score: vk.EmpiricalScore) -> tuple[float, float]:
     return middle - start, time.perf_counter() - middle
 
 
-def compare(scores: list[vk.EmpiricalScore], y: Tensor, batch: int, repeats: int, clock: Callable[[], float]) -> Table:
+def traced(score: vk.EmpiricalScore, x: Tensor, t: float) -> tuple[Tensor, Tensor]:
+    """The score and the trace of its covariance."""
+    s, covariance = score.with_covariance(x, t)
+    return s, covariance.trace()
+
+
+def compare(
+    scores: list[vk.EmpiricalScore],
+    y: Tensor,
+    batch: int,
+    sigmas: Sequence[float],
+    repeats: int,
+    clock: Callable[[], float],
+) -> Any:
     """One table: both kinds of query, all noise levels; ``scores`` are the dense one and the pruned one."""
     pruned = scores[1]
     engine = pruned._engine
     assert engine.pruned is not None
+    from rich.table import Table
+
     table = Table(title=f"{batch} queries, median of {repeats}", title_justify="left")
     for column in ("queries", "sigma", "call", "served", "dense", "pruned", "dense/pruned", "error", "error"):
         table.add_column(column, justify="right")
     for kind in (near, midway):
-        for sigma in SIGMAS:
+        for sigma in sigmas:
             x = kind(y, batch, sigma)
             truth = reference(y, x, sigma)
             errors = [
@@ -83,7 +98,7 @@ def compare(scores: list[vk.EmpiricalScore], y: Tensor, batch: int, repeats: int
                 tried = sigma <= engine.pruned.reach[thorough]
                 served = engine.pruned.survivors(engine.ladder(asked, thorough))[2].sum() if tried else 0
                 runs: list[Callable[[], object]] = [
-                    lambda s=score, name=name, x=x, t=sigma: s(x, t) if name == "score" else s.with_covariance(x, t)
+                    lambda s=score, thorough=thorough, x=x, t=sigma: traced(s, x, t) if thorough else s(x, t)
                     for score in scores
                 ]
                 a, b = medians(runs, repeats, clock)
@@ -97,6 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--batch", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--sigma", type=float, nargs="+", default=SIGMAS)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     options = parser.parse_args()
     clock = time.perf_counter if options.clock == "wall" else time.process_time
@@ -106,13 +122,15 @@ def main() -> None:
     seconds = prepared(pruned)
     bounds = pruned._engine.pruned
     assert bounds is not None
+    from rich.console import Console
+
     console = Console(width=120)
     console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}")
     console.print(f"{name}, {len(y):,} × {y.shape[1]:,}: prepared in {seconds[0]:.1f} s, tried in {seconds[1]:.1f} s,")
     console.print(f"after {Pruned(dense._engine).price:.0f} dense queries at low noise; tried up to sigma = ", end="")
     console.print(f"{bounds.reach[False]:.2g} for means and {bounds.reach[True]:.2g} for covariances")
     for batch in options.batch:
-        console.print(compare([dense, pruned], y, batch, options.repeats, clock))
+        console.print(compare([dense, pruned], y, batch, options.sigma, options.repeats, clock))
     console.print(f"load at the end {os.getloadavg()[0]:.1f}")
 
 

@@ -19,6 +19,7 @@ from vkernel import features, models
 from vkernel.errors import InputError
 from vkernel.models import Linear, Parametrisation
 from vkernel.models import linear as module
+from vkernel.models.linear import factor
 from vkernel.objective import J0, J1, JK, Batch, Training
 
 PROCESS = vk.VP(eps=0.05)
@@ -204,9 +205,34 @@ def test_members_do_not_depend_on_their_block(count, monkeypatch):
 
     whole = fitted(range(7))
     for chunk in (1, 2 * count * GRID.count, 3 * count * GRID.count):
-        monkeypatch.setattr(module, "CHUNK", chunk)
+        monkeypatch.setitem(module.CHUNK, "cpu", chunk)
         torch.testing.assert_close(fitted(range(7)), whole, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(fitted([5, 2]), whole[[5, 2]], rtol=1e-9, atol=1e-11)
+
+
+def normal_equations(model: Linear, batch: Batch, m: int) -> Tensor:
+    """Member m's weights by the textbook's formula, in NumPy."""
+    A, Y = (a[0].numpy() for a in model.system(Batch(batch.x[[m]], batch.t[[m]], batch.m[[m]]), PROCESS))
+    return torch.from_numpy(np.linalg.solve(A.T @ A + model.ridge * np.eye(A.shape[1]), A.T @ Y))
+
+
+@pytest.mark.parametrize("count", [6, 40])
+@pytest.mark.parametrize("chunk", [1, 40, 4000, 1 << 19])
+def test_members_that_share_their_inputs_share_a_factorisation(count, chunk, monkeypatch):
+    """Whatever is shared, by `vary` or by a design, and however the row is cut: each member is its own solution."""
+    model, factored = Linear(features.random_fourier(9, 2, PROCESS), "noise"), []
+    monkeypatch.setitem(module.CHUNK, "cpu", chunk)
+    monkeypatch.setattr(module, "factor", lambda gram, *rest: factored.append(len(gram)) or factor(gram, *rest))
+    pairs = {"inputs": [0, 0, 1, 1, 2, 2], "targets": range(6)}
+    uneven = {"inputs": [0, 0, 0, 1, 2, 2], "targets": range(6)}
+    for options, systems in (({"vary": ("targets",)}, 1), ({}, 6), ({"design": pairs}, 3), ({"design": uneven}, 6)):
+        factored.clear()
+        made = training(draws=count, points=PLANE, seed=6, **options)
+        weights = model.fit(made, range(6), lambda share: None)["weights"]
+        batch = made.batch(range(6), count)
+        wanted = torch.stack([normal_equations(model, batch, m) for m in range(6)])
+        torch.testing.assert_close(weights, wanted, rtol=1e-8, atol=1e-9)
+        assert sum(factored) == systems or chunk < 4000
 
 
 def test_the_score_of_a_member_is_a_plus_B_W_phi():

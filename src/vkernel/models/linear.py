@@ -5,12 +5,14 @@ r"""Linear models: weighted least squares in closed form (docs/theory.md, §6.4)
 
 with the ridge :math:`\gamma` added to the *mean* Gram matrix. With :math:`A = \sqrt{\omega/P}\,\phi` (P × F) and
 :math:`Y = \sqrt{\omega/P}\, y` this is :math:`W^T = (A^T A + \gamma)^{-1} A^T Y = A^T (A A^T + \gamma)^{-1} Y`: the
-smaller of the two systems is solved, for all members at once.
+smaller of the two systems is solved, for many members at once. A depends on the inputs of the draws alone: members that
+differ in nothing but their targets share one factorisation, and their :math:`Y` stand side by side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from vkernel.process import Process
 
 __all__ = ["Linear", "factor"]
 
-CHUNK = 1 << 24  # numbers of A held at once
+CHUNK = {"cpu": 1 << 19, "cuda": 1 << 24}  # numbers of A and Y held at once: 4 MB stay in the caches of a CPU
 
 
 class Linear(Model):
@@ -47,29 +49,44 @@ class Linear(Model):
         require(P is not None, "A linear model is fitted to a finite number of draws: give draws=P.")
         assert P is not None
         require(training.data.shape == (self.features.dim,), self._wrong_shape(training.data.shape))
-        at_once = max(1, CHUNK // (P * self.features.count))
-        blocks = [members[i : i + at_once] for i in range(0, len(members), at_once)]
         found = []
-        for block in blocks:
-            found.append(self.solve(training.batch(block, P), training.process))
+        for block, sharing in self._blocks(training, members, P):
+            found.append(self.solve(training.batch(block, P), training.process, sharing))
             tell(len(block) / len(members))
         return {"weights": torch.cat(found)}
 
-    def solve(self, batch: Batch, process: Process) -> Tensor:
-        """The weights ``(M, F, o)`` that fit a batch of draws."""
-        A, Y = self.system(batch, process)
+    def _blocks(self, training: Training, members: Sequence[int], P: int) -> Iterator[tuple[Sequence[int], int]]:
+        """Members to fit at once, and how many of them in a row share their inputs; a row too long is cut."""
+        room = max(1, CHUNK.get(training.data.device.type, CHUNK["cpu"]) // P)
+        rows = [len(list(row)) for _, row in groupby(training.keys("inputs", members).tolist())]
+        sharing = rows[0] if len(set(rows)) == 1 else 1
+        if sharing * training.data.d > room:
+            size = max(1, room // training.data.d)
+            cuts = [k for row in range(0, len(members), sharing) for k in range(row, row + sharing, size)]
+        else:
+            size = sharing * max(1, room // (self.features.count + sharing * training.data.d))
+            cuts = list(range(0, len(members), size))
+        for start, stop in pairwise([*cuts, len(members)]):
+            yield members[start:stop], min(sharing, stop - start)
+
+    def solve(self, batch: Batch, process: Process, sharing: int = 1) -> Tensor:
+        """The weights ``(M, F, o)`` that fit a batch of draws, of which ``sharing`` in a row have the same inputs."""
+        A, Y = self.system(batch, process, sharing)
         P, F = A.shape[-2:]
         if F <= P:
             root = factor(A.mT @ A, self.ridge, F, P)
-            return torch.cholesky_solve(A.mT @ Y, root)
-        root = factor(A @ A.mT, self.ridge, F, P)
-        return A.mT @ torch.cholesky_solve(Y, root)
+            W = torch.cholesky_solve(A.mT @ Y, root)
+        else:
+            root = factor(A @ A.mT, self.ridge, F, P)
+            W = A.mT @ torch.cholesky_solve(Y, root)
+        return W.unflatten(-1, (sharing, -1)).movedim(2, 1).flatten(0, 1)
 
-    def system(self, batch: Batch, process: Process) -> tuple[Tensor, Tensor]:
-        """A ``(M, P, F)`` and Y ``(M, P, o)``: features and targets, weighed by sqrt(ω/P)."""
+    def system(self, batch: Batch, process: Process, sharing: int = 1) -> tuple[Tensor, Tensor]:
+        """A ``(M/sharing, P, F)``, Y ``(M/sharing, P, sharing·o)``: features and targets, weighed by sqrt(ω/P)."""
         root = (self.parametrisation.omega(batch.t, process) / batch.t.shape[-1]).sqrt()[..., None]
-        wanted = self.parametrisation.wanted(batch.m, batch.x, batch.t, process)
-        return root * self.features(batch.x, batch.t), root * wanted
+        Y = root * self.parametrisation.wanted(batch.m, batch.x, batch.t, process)
+        Y = Y.unflatten(0, (-1, sharing)).movedim(1, 2).flatten(2)
+        return root[::sharing] * self.features(batch.x[::sharing], batch.t[::sharing]), Y
 
     def output(self, state: State, x: Tensor, t: Tensor, process: Process) -> Tensor:
         return self.features.apply(state["weights"].to(x), x, t)
