@@ -9,7 +9,6 @@ inputs give equal outputs, bit for bit.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
@@ -17,28 +16,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vkernel.posterior import kernels_torch
 from vkernel.posterior.eighths import EIGHT, NUMBER, REST
 from vkernel.posterior.kernels_torch import (
     FULL,
     LEAST,
-    LIGHTEST,
     TINY,
     WIDE,
     Bound,
     Left,
     Light,
     Logits,
-    Stored,
     Survey,
 )
+from vkernel.posterior.kernels_triton_lists import exact, mean, on, strike
 from vkernel.posterior.pieces import Queries
 
 __all__ = ["exact", "finish", "mean", "peaks", "score", "select", "split", "strike", "survey", "weights"]
 
 ROWS, COLS = 4, 2048
-SLOTS, COORDINATES = 2, 512  # pairs and coordinates that are read at once
-PROGRAMS = 32768  # enough to fill a card, and to share long lists of a few queries
 
 
 @triton.jit
@@ -146,82 +141,6 @@ def _weights(planes, gain, slope, half, log_w, n, queries, columns, shift, out, 
 
 
 @triton.jit
-def _values(values, table, first, place, good, TABLE: tl.constexpr):
-    """Stored values in float64."""
-    v = tl.load(values + place, mask=good, other=0)
-    if TABLE:
-        v = tl.load(table + (v.to(tl.int32) - first), mask=good, other=0.0)
-    return v.to(tl.float64)
-
-
-@triton.jit
-def _exact(x, alpha, var, log_w, values, table, first, stride, d, counts, index, out, cap, TABLE: tl.constexpr,
-           SLOTS: tl.constexpr, COORDINATES: tl.constexpr):  # fmt: skip
-    q = tl.program_id(0).to(tl.int64)
-    count = tl.load(counts + q)
-    count = tl.where(count <= cap, count, 0)
-    a = tl.load(alpha + q)
-    twice = 2 * tl.load(var + q)
-    for s in range(tl.program_id(1) * SLOTS, count, tl.num_programs(1) * SLOTS):
-        slot = s + tl.arange(0, SLOTS)
-        held = slot < count
-        i = tl.load(index + q * cap + slot, mask=held, other=0).to(tl.int64)
-        square = tl.zeros((SLOTS, COORDINATES), tl.float64)
-        for k in range(0, d, COORDINATES):
-            col = k + tl.arange(0, COORDINATES)
-            good = held[:, None] & (col < d)[None, :]
-            y = _values(values, table, first, i[:, None] * stride + col[None, :], good, TABLE)
-            gap = tl.load(x + q * d + col, mask=col < d, other=0.0)[None, :] - a * y
-            square += tl.where(good, gap * gap, 0.0)
-        logit = tl.load(log_w + i, mask=held, other=0.0) - tl.sum(square, 1) / twice
-        tl.store(out + q * cap + slot, logit, mask=held)
-
-
-@triton.jit
-def _mean(values, table, first, stride, d, counts, index, logit, log_z, out, cap, TABLE: tl.constexpr,
-          LOT: tl.constexpr, SLOTS: tl.constexpr, COORDINATES: tl.constexpr, LIGHTEST: tl.constexpr,
-          NONE: tl.constexpr):  # fmt: skip
-    q = tl.program_id(0).to(tl.int64)
-    count = tl.load(counts + q)
-    count = tl.where(count <= cap, count, 0)
-    col = tl.program_id(1) * COORDINATES + tl.arange(0, COORDINATES)
-    if count == 0:
-        tl.store(out + q * d + col, tl.zeros((COORDINATES,), tl.float64), mask=col < d)
-        tl.store(log_z + q, -float("inf"))
-    else:
-        top = tl.max(tl.load(logit + q * cap + tl.arange(0, SLOTS), mask=tl.arange(0, SLOTS) < count, other=NONE), 0)
-        total = top - top
-        for s in range(0, count, LOT):
-            slot = s + tl.arange(0, LOT)
-            lot = tl.load(logit + q * cap + slot, mask=slot < count, other=NONE)
-            new = tl.maximum(top, tl.max(lot, 0))
-            total = total * tl.exp(top - new) + tl.sum(tl.exp(lot - new), 0)
-            top = new
-        sums = tl.zeros((SLOTS, COORDINATES), tl.float64)
-        for s in range(0, count, SLOTS):
-            slot = s + tl.arange(0, SLOTS)
-            some = tl.load(logit + q * cap + slot, mask=slot < count, other=-float("inf")) - top
-            if tl.max(some, 0) > -LIGHTEST:
-                heavy = some > -LIGHTEST
-                i = tl.load(index + q * cap + slot, mask=heavy, other=0).to(tl.int64)
-                good = heavy[:, None] & (col < d)[None, :]
-                y = _values(values, table, first, i[:, None] * stride + col[None, :], good, TABLE)
-                sums += tl.where(good, tl.exp(some)[:, None] * y, 0.0)
-        tl.store(out + q * d + col, tl.sum(sums, 0) / total, mask=col < d)
-        tl.store(log_z + q, top + tl.log(total))
-
-
-@triton.jit
-def _strike(planes, counts, index, columns, cap, CAP: tl.constexpr):
-    q = tl.program_id(0).to(tl.int64)
-    count = tl.load(counts + q)
-    slot = tl.arange(0, CAP)
-    held = (slot < count) & (count <= cap)
-    i = tl.load(index + q * cap + slot, mask=held, other=0).to(tl.int64)
-    tl.store(planes + q * columns + i, tl.full((CAP,), -float("inf"), tl.float32), mask=held)
-
-
-@triton.jit
 def _finish(parts, others, center, scale, share, asked, heavy, few, out, queries, d, width, slices, more,
             SLICES: tl.constexpr, COORDINATES: tl.constexpr):  # fmt: skip
     q = tl.program_id(0).to(tl.int64)
@@ -291,11 +210,6 @@ def _score(x, alpha, var, mean, out, d, COORDINATES: tl.constexpr):
     tl.store(out + q * d + col, s.to(out.dtype.element_ty), mask=col < d)
 
 
-def _on(a: Tensor) -> Any:
-    """Kernels start on the device that is current: make it that of ``a``."""
-    return torch.cuda.device(a.device) if a.is_cuda else contextlib.nullcontext()
-
-
 def _block(logits: Logits) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, Any]]:
     """Grid, first arguments and constants of a kernel over all tiles."""
     _, queries, columns = logits.planes.shape
@@ -310,7 +224,7 @@ def split(queries: Queries, center: Tensor, unit: float, width: int, bound: Boun
     x, count = queries.x.contiguous(), len(queries)
     factors = torch.empty((2, count, width), dtype=torch.float16, device=x.device)
     (size, delta), (gain, slope) = x.new_empty((2, count)), x.new_empty((2, count), dtype=torch.float32)
-    with _on(x):
+    with on(x):
         _split[(count,)](
             x, queries.alpha.contiguous(), queries.var.contiguous(), center, factors, gain, slope, size, delta,
             x.shape[1], width, count, unit, bound.rest, bound.size, bound.slope, bound.constant, PLANES=bound.planes,
@@ -322,7 +236,7 @@ def split(queries: Queries, center: Tensor, unit: float, width: int, bound: Boun
 def peaks(logits: Logits, second: bool) -> tuple[Tensor, Tensor]:
     grid, first, constants = _block(logits)
     found = logits.planes.new_full((2, logits.planes.shape[1], grid[0]), -torch.inf)
-    with _on(found):
+    with on(found):
         _peaks[grid](*first, found[0], found[1], grid[0], SECOND=second, **constants)
     if not second:
         return found[0].amax(1), found[1, :, 0]
@@ -334,7 +248,7 @@ def survey(logits: Logits, first: Tensor, thresholds: Tensor) -> Survey:
     grid, arguments, constants = _block(logits)
     counts = torch.empty((2, len(first), grid[0]), dtype=torch.int32, device=first.device)
     sums = first.new_empty((3, len(first), grid[0]))
-    with _on(first):
+    with on(first):
         _survey[grid](
             *arguments, first.contiguous(), thresholds.contiguous(), counts, sums, grid[0], LEAST=LEAST, **constants
         )
@@ -345,7 +259,7 @@ def select(logits: Logits, threshold: Tensor, cap: int, parts: Tensor | None = N
     grid, first, constants = _block(logits)
     threshold = threshold.contiguous()
     index = torch.empty((len(threshold), cap), dtype=torch.int32, device=threshold.device)
-    with _on(index):
+    with on(index):
         if parts is None:
             parts = torch.empty((len(threshold), grid[0]), dtype=torch.int32, device=threshold.device)
             _count[grid](*first, threshold, parts, grid[0], **constants)
@@ -359,46 +273,6 @@ def select(logits: Logits, threshold: Tensor, cap: int, parts: Tensor | None = N
     return total, index
 
 
-def exact(queries: Queries, points: Stored, count: Tensor, index: Tensor) -> Tensor:
-    if points.values is None:
-        return kernels_torch.exact(queries, points, count, index)
-    x, cap = queries.x.contiguous(), index.shape[1]
-    out = torch.empty(index.shape, dtype=WIDE, device=x.device)
-    grid = len(x), max(1, min(triton.cdiv(cap, SLOTS), PROGRAMS // len(x)))
-    table = x if points.table is None else points.table
-    with _on(x):
-        _exact[grid](
-            x, queries.alpha.contiguous(), queries.var.contiguous(), points.log_w, points.values, table, points.first,
-            points.values.stride(0), x.shape[1], count, index, out, cap, TABLE=points.table is not None, SLOTS=SLOTS,
-            COORDINATES=COORDINATES, num_warps=4,
-        )  # fmt: skip
-    return out
-
-
-def mean(points: Stored, count: Tensor, index: Tensor, logit: Tensor) -> tuple[Tensor, Tensor]:
-    if points.values is None:
-        return kernels_torch.mean(points, count, index, logit)
-    d, cap = points.data.d, index.shape[1]
-    out = torch.empty((len(count), d), dtype=WIDE, device=logit.device)
-    log_z = torch.empty(len(count), dtype=WIDE, device=logit.device)
-    table = logit if points.table is None else points.table
-    with _on(out):
-        _mean[(len(count), triton.cdiv(d, COORDINATES))](
-            points.values, table, points.first, points.values.stride(0), d, count, index, logit, log_z, out, cap,
-            TABLE=points.table is not None, LOT=128, SLOTS=SLOTS, COORDINATES=COORDINATES, LIGHTEST=LIGHTEST,
-            NONE=-1e300, num_warps=4,
-        )  # fmt: skip
-    return log_z, out
-
-
-def strike(logits: Logits, count: Tensor, index: Tensor) -> None:
-    cap = index.shape[1]
-    with _on(count):
-        _strike[(len(count),)](
-            logits.planes, count, index, logits.planes.shape[2], cap, CAP=triton.next_power_of_2(cap), num_warps=4
-        )
-
-
 def weights(logits: Logits, shift: Tensor, parts: int = 0) -> tuple[Tensor, Tensor | None, Tensor]:
     _, first, constants = _block(logits)
     _, queries, columns = logits.planes.shape
@@ -406,7 +280,7 @@ def weights(logits: Logits, shift: Tensor, parts: int = 0) -> tuple[Tensor, Tens
     out = torch.empty((1 if parts else 2, queries, columns), dtype=torch.float16, device=shift.device)
     tail = torch.empty((queries, parts * columns), dtype=EIGHT, device=shift.device) if parts else None
     total = logits.planes.new_empty((queries, grid[0]))
-    with _on(out):
+    with on(out):
         _weights[grid](
             *first, shift.contiguous(), out, out if tail is None else tail, total, grid[0], FULL=FULL, PARTS=parts,
             NUMBER=NUMBER, REST=REST, **constants,
@@ -418,7 +292,7 @@ def finish(parts: list[Tensor], light: Light, heavy: Tensor, few: Tensor) -> Ten
     out = torch.empty_like(heavy)
     count, d = heavy.shape
     slices = [part.shape[0] * part.shape[1] // count for part in parts] + [0]
-    with _on(out):
+    with on(out):
         _finish[(count, triton.cdiv(d, 256))](
             parts[0], parts[-1], light.center, light.scale, light.share, light.asked, heavy, few, out, count, d,
             parts[0].shape[2], slices[0], slices[1], SLICES=8, COORDINATES=256, num_warps=4,
@@ -429,7 +303,7 @@ def finish(parts: list[Tensor], light: Light, heavy: Tensor, few: Tensor) -> Ten
 def score(queries: Queries, mean: Tensor, dtype: torch.dtype) -> Tensor:
     out = torch.empty(mean.shape, dtype=dtype, device=mean.device)
     d = mean.shape[1]
-    with _on(out):
+    with on(out):
         _score[(len(mean), triton.cdiv(d, 1024))](
             queries.x.contiguous(), queries.alpha.contiguous(), queries.var.contiguous(), mean, out, d,
             COORDINATES=1024, num_warps=4,
