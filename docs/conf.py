@@ -43,7 +43,10 @@ python_maximum_signature_line_length = 100
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|numpy|np|xarray|matplotlib|PIL|pathlib|os|collections|typing|types|abc)(\..+)?"),
     # Internal types that signatures show.
-    (r"py:class", r"vkernel\.posterior\.pieces\.\w+|vkernel\.posterior\.(ladder\.Ladder|cuda\.Fast)|(vkernel\.progress\.)?Reporter"),
+    (
+        r"py:class",
+        r"vkernel\.posterior\.pieces\.\w+|vkernel\.posterior\.(ladder\.Ladder|cuda\.Fast)|(vkernel\.progress\.)?Reporter",
+    ),
     (r"py:class", r"(vkernel\.study\.)?spec\.\w+|Spec|Condition|annotated_types\..+"),
     (r"py:class", r"vkernel\.auditing\.(pipelines|ground|copying)\.\w+|Group|dict\[str"),
     # Annotations are strings (PEP 563); inside unions autodoc may leave these as they are written.

@@ -148,3 +148,17 @@ def test_large_linear_members_at_once_are_no_slower_than_a_loop(per_axis, draws,
         runs = [lambda way=way, t=training: way(model, t, members) for way in (ensembles.solved, ensembles.fitted)]
         loop, once = medians(*runs, repeats=3)
         assert loop > gain * once, f"{vary} vary"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+@pytest.mark.parametrize(("sigma", "least"), [(0.1, 4.0), (40.0, 2.5)])
+def test_a_gpu_is_faster_than_plain_products(sigma: float, least: float) -> None:
+    """CIFAR's size: 10 and 5 times were measured."""
+    from benchmarks.gpu import milliseconds
+    from benchmarks.gpu import queries as near_and_midway
+
+    data = vk.Empirical(fields(50_000, 3, 32, device="cuda"), scale=(-1.0, 1.0))
+    score, y, x = vk.EmpiricalScore(data, vk.EDM()), data.rows(0, data.n), near_and_midway(data, 1024, sigma)
+    half = y.square().sum(1) / 2
+    ours = milliseconds(lambda: score(x, sigma))
+    assert milliseconds(lambda: plain(y, x.flatten(1), sigma, half), 5) > least * ours
