@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 __all__ = ["Pruned"]
 
 FEWEST, NARROWEST = 4096, 128  # points and dimensions below which a dense query costs too little to save on
-AXES = (64, 8), (128, 4), (256, 3), (384, 2)  # of the bounds, shortest first: at most 1/8, 1/4, … of all dimensions
+AXES = (48, 8), (128, 4), (256, 3), (384, 2)  # of the bounds, shortest first: at most 1/8, 1/4, … of all dimensions
 GROUPS = 3, 2, 1  # of the components by which each is longer than the one before; one more group holds the rest
 SAMPLE, GRAM = 4096, 1024  # points whose principal components are taken; fewer where they have more coordinates
 SLACK = 2.0**-40  # of |y|²: more than float64 loses where a residual is what components leave of it
