@@ -106,7 +106,7 @@ def test_the_bound_holds_and_is_not_idle(kind, kernels, flat):
             torch.arange(data.n, device=DEVICE).repeat(16),
         )
         exact = q.exact_logits(data, f.engine.log_w, *every).reshape(16, data.n)
-        offset = f.engine.log_w[0] - left.size.square() * q.var / (2 * q.alpha.square())
+        offset = f.engine.log_w[0] - left.norm.square() / (2 * q.var)
         error = (logits.whole().double() + offset[:, None] - exact).abs().amax(1)
         delta = left.delta
         assert (error <= delta).all(), (error / delta).max()
@@ -300,6 +300,20 @@ def test_far_queries_and_half_precision_sums_go_the_own_way(monkeypatch):
     assert not score._engine.fast.usable
 
 
+@pytest.mark.parametrize("T", [4.0, 8.0])
+def test_where_nothing_is_left_of_the_data(T, kernels, flat):
+    """alpha is 5e-70, or 1e-277: all points weigh the same, and a query is no farther away than its noise."""
+    data, process = store(smooth(3000, 8), torch.uint8), vk.VP(T=T)
+    ours, other = (vk.EmpiricalScore(data, process) for _ in range(2))
+    ours._engine.fast, other._engine.fast = Fast(ours._engine, kernels), None
+    x = torch.randn(5, 64, generator=gen(0), dtype=torch.float64).to(DEVICE)
+    torch.testing.assert_close(ours(x, T), other(x, T), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(ours.denoise(x, T), other.denoise(x, T), rtol=0, atol=1e-5 * data.spread)
+    torch.testing.assert_close(ours.posterior(x, T).logp, other.posterior(x, T).logp, rtol=1e-6, atol=1e-6)
+    with pytest.raises(vk.errors.InputError, match="NaN"):
+        ours(x * torch.nan, T)
+
+
 def test_without_room_for_the_second_half(monkeypatch):
     """Then lists are still made, and long ones go the engine's own way."""
     data = store(smooth(500, 8), torch.float32)
@@ -385,6 +399,25 @@ def test_kernels_agree_with_torch(weighted):
             assert (w1 == w2).double().mean() > 0.9  # the exponentials differ in the last digit
             gap = (t1.float() - t2.float()).abs()
             assert (gap <= 0.13 * t2.float().abs() + 0.5).double().mean() > 0.9
+
+
+@pytest.mark.skipif(TRITON is False, reason="Triton's kernels need a GPU, or TRITON_INTERPRET=1")
+@pytest.mark.parametrize("planes", [1, 2])
+def test_split_agrees_with_torch(planes):
+    from vkernel.posterior import kernels_triton
+    from vkernel.posterior.kernels_torch import Bound
+
+    x = torch.randn(5, 70, generator=gen(0), dtype=torch.float64).to(DEVICE)
+    alpha, var = torch.rand(2, 5, generator=gen(1), dtype=torch.float64).to(DEVICE)
+    alpha[2] = 0.0
+    center, bound = (
+        torch.randn(70, generator=gen(2), dtype=torch.float64).to(DEVICE),
+        Bound(planes, 2.0, 1e-3, 1e-4, 0.5),
+    )
+    a, b = (k.split(Queries(x, alpha, var), center, 0.25, 128, bound) for k in (kernels_triton, kernels_torch))
+    assert torch.equal(a.factors, b.factors)
+    for field in ("gain", "slope", "norm", "size", "delta"):
+        torch.testing.assert_close(getattr(a, field), getattr(b, field), rtol=1e-6, atol=0)
 
 
 @pytest.mark.skipif(TRITON is False, reason="Triton's kernels need a GPU, or TRITON_INTERPRET=1")

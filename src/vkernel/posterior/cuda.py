@@ -83,9 +83,10 @@ class Screened:
 
 @dataclass
 class Short:
-    """Rung 1's answers; who goes on to which rung; ``numbers``: of queries that are no queries, for each rung, and of
+    """Rung 1's answers, and who goes on to which rung.
 
-    those for the third of which few points count.
+    ``numbers`` are those of queries that are no queries, of those for each rung, and of those for the third of which
+    few points count.
     """
 
     seen: Screened
@@ -156,9 +157,8 @@ class Fast:
         """The length of lists beyond which the dense rungs are cheaper than reading the listed points twice."""
         n, d, values = self.engine.data.n, self.halves.width, self.points.values
         dense = max(4 * n * d, 8 * queries * n * d / BALANCE)
-        few = (
-            2 * queries * d * (8 if values is None else max(4, values.itemsize))
-        )  # of bytes, looking them up takes longer
+        each = 8 if values is None else max(4, values.itemsize)  # of bytes, looking them up takes longer than reading
+        few = 2 * queries * d * each
         return int(2 ** math.floor(math.log2(min(max(dense / few / 2, 64), MOST))))
 
     def _each(self) -> int:
@@ -279,7 +279,7 @@ class Fast:
         many = long & (seen.left.delta < CLOSE) if self.halves.whole else torch.zeros_like(long)
         way = self.halves.quick(len(queries))
         light = many & (self.error(seen, way) <= self.allowed(seen, way) * seen.ess)
-        unfit = ~(seen.left.size < OUTSIDE * seen.left.slope.sqrt())
+        unfit = ~(seen.left.norm < OUTSIDE * queries.var.sqrt())
         numbers = torch.stack([unfit, light, many ^ light, long ^ many, (many ^ light) & (seen.ess < SOME)]).sum(1)
         score = self.kernels.score(queries, mean, dtype)
         return Short(seen, log_z, mean, score, light, many ^ light, long ^ many, numbers)
@@ -345,7 +345,7 @@ class Fast:
             kernels.strike(logits, count, index)
             shift, wide = torch.minimum(shift, heavy), wide | (asked & (count > cap))
         weights, tail, total = kernels.weights(logits, shift, halves.parts(way))
-        rest = shift - seen.left.size.square() * queries.var / (2 * queries.alpha.square()) + (total / FULL).log()
+        rest = shift - seen.left.norm.square() / (2 * queries.var) + (total / FULL).log()
         if not self.engine.has_weights:
             rest += self.engine.log_w[0]
         scale = halves.unit * (1 + loss.means) / total.clamp_min(TINY)

@@ -50,13 +50,14 @@ class Left:
     r"""Queries as half-precision numbers: :math:`u x'_q = g_q (X_{0,q} + X_{1,q}) + \ldots`, ``factors (2, B, width)``.
 
     :math:`x' = (\alpha/\sigma^2)(x - \alpha c)`. ``gain`` :math:`g` and ``slope`` :math:`\alpha^2/\sigma^2`, float32,
-    make logits of products; ``size`` is :math:`|x'|`, and ``delta`` what bounds the logits' error, both float64; all
-    ``(B,)``.
+    make logits of products. In float64, ``norm`` is :math:`|x - \alpha c|`, ``size`` is :math:`|x'|`, which vanishes with
+    alpha, and ``delta`` bounds the logits' error. All ``(B,)``.
     """
 
     factors: Tensor
     gain: Tensor
     slope: Tensor
+    norm: Tensor
     size: Tensor
     delta: Tensor
 
@@ -151,7 +152,7 @@ def split(queries: Queries, center: Tensor, unit: float, width: int, bound: Boun
             left = factor * scale * rest.square().sum(-1).sqrt()
     size = factor * norm
     delta = bound.rest * left + bound.size * size + bound.slope * slope + bound.constant
-    return Left(factors, (factor * scale * unit).float(), slope.float(), size, delta)
+    return Left(factors, (factor * scale * unit).float(), slope.float(), norm, size, delta)
 
 
 def peaks(logits: Logits, second: bool) -> tuple[Tensor, Tensor]:

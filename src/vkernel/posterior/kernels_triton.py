@@ -166,7 +166,7 @@ def _finish(parts, others, center, scale, share, asked, heavy, few, out, queries
 
 
 @triton.jit
-def _split(x, alphas, variances, center, factors, gains, slopes, sizes, deltas, d, width, queries, unit, a, b, c, e,
+def _split(x, alphas, variances, center, factors, gains, slopes, norms, deltas, d, width, queries, unit, a, b, c, e,
            PLANES: tl.constexpr, FULL: tl.constexpr, TINY: tl.constexpr, COORDINATES: tl.constexpr):  # fmt: skip
     q = tl.program_id(0).to(tl.int64)
     alpha = tl.load(alphas + q)
@@ -196,7 +196,7 @@ def _split(x, alphas, variances, center, factors, gains, slopes, sizes, deltas, 
     bound = a * (alpha / var * scale * tl.sqrt(tl.sum(rest, 0))) + b * size + c * slope + e
     tl.store(gains + q, (alpha / var * scale * unit).to(tl.float32))
     tl.store(slopes + q, slope.to(tl.float32))
-    tl.store(sizes + q, size)
+    tl.store(norms + q, norm)
     tl.store(deltas + q, bound)
 
 
@@ -223,14 +223,14 @@ def _block(logits: Logits) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, 
 def split(queries: Queries, center: Tensor, unit: float, width: int, bound: Bound) -> Left:
     x, count = queries.x.contiguous(), len(queries)
     factors = torch.empty((2, count, width), dtype=torch.float16, device=x.device)
-    (size, delta), (gain, slope) = x.new_empty((2, count)), x.new_empty((2, count), dtype=torch.float32)
+    (norm, delta), (gain, slope) = x.new_empty((2, count)), x.new_empty((2, count), dtype=torch.float32)
     with on(x):
         _split[(count,)](
-            x, queries.alpha.contiguous(), queries.var.contiguous(), center, factors, gain, slope, size, delta,
+            x, queries.alpha.contiguous(), queries.var.contiguous(), center, factors, gain, slope, norm, delta,
             x.shape[1], width, count, unit, bound.rest, bound.size, bound.slope, bound.constant, PLANES=bound.planes,
             FULL=FULL, TINY=TINY, COORDINATES=1024, num_warps=4,
         )  # fmt: skip
-    return Left(factors, gain, slope, size, delta)
+    return Left(factors, gain, slope, norm, queries.alpha / queries.var * norm, delta)
 
 
 def peaks(logits: Logits, second: bool) -> tuple[Tensor, Tensor]:
