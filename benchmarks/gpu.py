@@ -18,35 +18,13 @@ import torch
 from torch import Tensor
 
 import vkernel as vk
+from benchmarks.common import asked, fields, plain
 from benchmarks.results import Row, record
 from vkernel.posterior.cuda import Fast
 
 SIGMAS = (0.02, 0.1, 0.3, 1.0, 2.0, 2.5, 3.0, 5.0, 10.0, 20.0, 40.0)
 LARGE = (0.1, 0.5, 1.0, 3.0, 10.0, 40.0)
 CUDA = torch.device("cuda")
-
-
-def fields(n: int, side: int, seed: int = 0) -> Tensor:
-    """``(n, 3, side, side)`` uint8: Gaussian fields with amplitude 1/(1+k), about as smooth as photographs."""
-    g = torch.Generator(CUDA).manual_seed(seed)
-    k = torch.fft.fftfreq(side, device=CUDA).mul(side).square()
-    amplitude = 1 / (1 + (k[:, None] + k[: side // 2 + 1]).sqrt())
-    out = torch.empty((n, 3, side, side), dtype=torch.uint8, device=CUDA)
-    for block in out.split(8192):
-        spectrum = torch.fft.rfft2(torch.randn(block.shape, generator=g, device=CUDA)) * amplitude
-        image = torch.fft.irfft2(spectrum, s=(side, side))
-        block.copy_((image / (2.5 * image.std())).clamp_(-1, 1).add_(1).mul_(127.5).round_())
-    return out
-
-
-def queries(data: vk.Empirical, count: int, sigma: float, seed: int = 1) -> Tensor:
-    """Even rows midway between two training points, odd rows a training point plus noise."""
-    g = torch.Generator(CUDA).manual_seed(seed)
-    i, j = torch.randint(0, data.n, (2, count), generator=g, device=CUDA)
-    a, b = data.take(i), data.take(j)
-    x = a + sigma * torch.randn(a.shape, generator=g, device=CUDA)
-    x[::2] = ((a + b) / 2)[::2]
-    return x.reshape(count, *data.shape)
 
 
 def reference(data: vk.Empirical, x: Tensor, sigma: float) -> tuple[Tensor, Tensor]:
@@ -62,11 +40,6 @@ def reference(data: vk.Empirical, x: Tensor, sigma: float) -> tuple[Tensor, Tens
         total, square = total * keep + e.sum(1, keepdim=True), square * keep**2 + e.square().sum(1, keepdim=True)
         mean, top = mean * keep + e @ yc, new
     return mean / total + data.center, (total.square() / square).squeeze(1)
-
-
-def plain(y: Tensor, half: Tensor, x: Tensor, sigma: float) -> Tensor:
-    """What one writes first: two float32 products and a softmax."""
-    return torch.softmax((x @ y.T - half) / sigma**2, 1) @ y
 
 
 def milliseconds(run: Callable[[], object], repeats: int = 15) -> float:
@@ -120,7 +93,7 @@ def table(
     half = None if y is None else y.square().sum(1) / 2
     rows: list[Row] = []
     for sigma in sigmas:
-        x = queries(data, batch, sigma)
+        x = asked(data, batch, sigma)
         truth, ess = reference(data, x, sigma)
         longest, taken = rungs(fast, score._queries(x, torch.tensor(sigma)))
         t = milliseconds(lambda x=x, s=sigma: score(x, s))
@@ -136,8 +109,8 @@ def table(
             row |= {"times the floor": t / (floor or 1)}
         else:
             flat = x.flatten(1)
-            t_plain = milliseconds(lambda x=flat, s=sigma: plain(y, half, x, s), 5)
-            row |= {"plain (ms)": t_plain, "plain error": errors(plain(y, half, flat, sigma), truth, ess, data)[0]}
+            t_plain = milliseconds(lambda x=flat, s=sigma: plain(y, x, s, half), 5)
+            row |= {"plain (ms)": t_plain, "plain error": errors(plain(y, flat, sigma, half), truth, ess, data)[0]}
             row |= {"ratio": t_plain / t}
         if not rows:
             print("  ".join(f"{name:>10}" for name in row))
@@ -191,7 +164,7 @@ def profile(score: vk.EmpiricalScore, x: Tensor, sigma: float) -> None:
 
 def cifar(quick: bool, profiled: bool = False) -> None:
     """50,000 images of 3 × 32 × 32, 1,024 queries."""
-    images = fields(50_000, 32)
+    images = fields(50_000, 3, 32, device=CUDA)
     small = vk.Empirical(images, scale=(-1.0, 1.0), name="fields")
     wide = vk.Empirical((images.float() + torch.rand(images.shape, device=CUDA)) / 128 - 1, name="fields")
     scores = []
@@ -202,13 +175,13 @@ def cifar(quick: bool, profiled: bool = False) -> None:
         scores.append(score)
     for score in scores if profiled else ():  # last: a profiler leaves the process slower than it was
         for sigma in (0.1, 10.0):
-            profile(score, queries(score.data, 1024, sigma), sigma)
+            profile(score, asked(score.data, 1024, sigma), sigma)
 
 
 def imagenet(rate: float, quick: bool, profiled: bool = False) -> None:
     """1,281,167 images of 3 × 64 × 64, 64 queries; and 64 samples by 50 Euler steps."""
     start = time.perf_counter()
-    large = vk.Empirical(fields(1_281_167, 64), scale=(-1.0, 1.0), name="fields")
+    large = vk.Empirical(fields(1_281_167, 3, 64, device=CUDA), scale=(-1.0, 1.0), name="fields")
     torch.cuda.synchronize()
     floor = 4 * 2 * large.n * large.d / rate * 1e3
     print(f"\nmade in {time.perf_counter() - start:.0f} s; two passes over two halves: {floor:.1f} ms")
@@ -223,7 +196,7 @@ def imagenet(rate: float, quick: bool, profiled: bool = False) -> None:
     title = "Exact samples by the probability flow, ImageNet-64's size"
     record("gpu", "samples", [{"samples": 64, "Euler steps": 50, "time (s)": lasted, "asked (s)": 2.0}], title=title)
     for sigma in (0.5, 10.0) if profiled else ():
-        profile(score, queries(large, 64, sigma), sigma)
+        profile(score, asked(large, 64, sigma), sigma)
 
 
 def run(quick: bool = False, only: str | None = None, profiled: bool = False) -> None:

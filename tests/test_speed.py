@@ -20,7 +20,7 @@ from vkernel.posterior.pruned import Pruned
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import ensembles
-from benchmarks.common import error, fields, images, plain, queries, reference
+from benchmarks.common import asked, error, fields, images, plain, queries, reference
 
 BATCH = 128
 
@@ -155,10 +155,9 @@ def test_large_linear_members_at_once_are_no_slower_than_a_loop(per_axis, draws,
 def test_a_gpu_is_faster_than_plain_products(sigma: float, least: float) -> None:
     """CIFAR's size: 10 and 5 times were measured."""
     from benchmarks.gpu import milliseconds
-    from benchmarks.gpu import queries as near_and_midway
 
     data = vk.Empirical(fields(50_000, 3, 32, device="cuda"), scale=(-1.0, 1.0))
-    score, y, x = vk.EmpiricalScore(data, vk.EDM()), data.rows(0, data.n), near_and_midway(data, 1024, sigma)
+    score, y, x = vk.EmpiricalScore(data, vk.EDM()), data.rows(0, data.n), asked(data, 1024, sigma)
     half = y.square().sum(1) / 2
     ours = milliseconds(lambda: score(x, sigma))
     assert milliseconds(lambda: plain(y, x.flatten(1), sigma, half), 5) > least * ours

@@ -50,8 +50,8 @@ class Left:
     r"""Queries as half-precision numbers: :math:`u x'_q = g_q (X_{0,q} + X_{1,q}) + \ldots`, ``factors (2, B, width)``.
 
     :math:`x' = (\alpha/\sigma^2)(x - \alpha c)`. ``gain`` :math:`g` and ``slope`` :math:`\alpha^2/\sigma^2`, float32,
-    make logits of products. In float64, ``norm`` is :math:`|x - \alpha c|`, ``size`` is :math:`|x'|`, which vanishes with
-    alpha, and ``delta`` bounds the logits' error. All ``(B,)``.
+    make logits of products. In float64, ``norm`` is :math:`|x - \alpha c|`, ``size`` is :math:`|x'|`, which vanishes
+    with alpha, and ``delta`` bounds the logits' error. All ``(B,)``.
     """
 
     factors: Tensor
