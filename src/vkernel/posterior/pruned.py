@@ -77,14 +77,13 @@ if TYPE_CHECKING:
 __all__ = ["Pruned"]
 
 FEWEST, NARROWEST = 4096, 128  # points and dimensions below which a dense query costs too little to save on
-AXES = (48, 8), (128, 4), (256, 3), (384, 2)  # of the bounds, shortest first: at most 1/8, 1/4, … of all dimensions
+AXES = (64, 8), (128, 4), (256, 3), (384, 2)  # of the bounds, shortest first: at most 1/8, 1/4, … of all dimensions
 GROUPS = 3, 2, 1  # of the components by which each is longer than the one before; one more group holds the rest
 SAMPLE, GRAM = 4096, 1024  # points whose principal components are taken; fewer where they have more coordinates
 SLACK = 2.0**-40  # of |y|²: more than float64 loses where a residual is what components leave of it
 LEAF = 64  # points whose largest bound is known; a power of two makes that ten times cheaper
 SPLIT = 16  # axes along which the tree is split
 CHUNK, BOUNDS = 1 << 17, (1 << 22, 1 << 24)  # points, and queries × points (16 to 64 MB), with bounds held at once
-TILE = 1 << 20  # queries × points whose bounds are computed at once: they stay in the caches until leaves' are known
 LEAVES, CANDIDATES = 8, 16  # the best leaves, and in them the points with the best bounds: evaluated for a large L
 CROWD = 8  # a query that keeps more than 1/CROWD of the points costs no less than one of many dense ones
 STRAGGLERS = 16  # so few dense queries cost as much as many, for all points are read: they may keep half the points
@@ -335,14 +334,10 @@ class Pruned:
         leaves = math.ceil(len(right) / LEAF)
         size = len(left) * leaves * LEAF
         bound = buffer[:size].view(len(left), leaves, LEAF)
-        flat, peaks = bound.flatten(1), bound.new_empty(len(left), leaves)
-        step = max(1, TILE // (len(left) * LEAF))
-        for first in range(0, leaves, step):
-            start, stop = first * LEAF, min((first + step) * LEAF, len(right))
-            torch.mm(left, right[start:stop].mT, out=flat[:, start:stop])
-            flat[:, stop : (first + step) * LEAF] = -torch.inf
-            peaks[:, first : first + step] = bound[:, first : first + step].amax(2)
-        return bound, peaks
+        flat = bound.flatten(1)
+        torch.mm(left, right.mT, out=flat[:, : len(right)])  # at once: threads that meet often wait for the slower one
+        flat[:, len(right) :] = -torch.inf
+        return bound, bound.amax(2)
 
     def _candidates(self, bound: Tensor, peaks: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """Pairs of every query and the places of the points with the best bounds in the best leaves."""
