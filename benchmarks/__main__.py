@@ -18,7 +18,7 @@ import torch
 from benchmarks import accuracy, curves, ensembles
 from benchmarks.report import render
 from benchmarks.results import HERE, QUICK, into
-from vkernel.progress import Reporter, progress
+from vkernel.core.progress import Reporter, progress
 
 Tell = Callable[[str], None]
 Work = Callable[[Tell], object]

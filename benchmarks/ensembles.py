@@ -25,9 +25,9 @@ from benchmarks.common import medians
 from benchmarks.limits import limits
 from benchmarks.report import table
 from benchmarks.results import HERE, QUICK, into, record
-from vkernel.models.linear import Linear
-from vkernel.models.mlp import MLP
-from vkernel.objective import J1, Training
+from vkernel.train.models.linear import Linear
+from vkernel.train.models.mlp import MLP
+from vkernel.train.objectives import J1, Training
 
 __all__ = ["linear", "members", "mlps"]
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import torch
 
-from vkernel.errors import require
-from vkernel.estimate import Estimate, student_quantile
+from vkernel.core.errors import require
+from vkernel.core.estimate import Estimate, student_quantile
 
 __all__ = ["exponent"]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from benchmarks.fit import exponent
 from benchmarks.results import PARTS, folder, recorded
-from vkernel.errors import require
-from vkernel.estimate import Estimate
-from vkernel.files import write
+from vkernel.core.errors import require
+from vkernel.core.estimate import Estimate
+from vkernel.core.files import write
 
 __all__ = ["fits", "render", "table"]
 

@@ -39,8 +39,8 @@ from typing import Any
 
 import torch
 
-from vkernel.errors import InputError, require
-from vkernel.files import write
+from vkernel.core.errors import InputError, require
+from vkernel.core.files import write
 
 __all__ = ["HERE", "PARTS", "QUICK", "Row", "folder", "into", "machine", "record", "recorded"]
 

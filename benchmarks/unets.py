@@ -15,8 +15,8 @@ import torch
 
 import vkernel as vk
 from benchmarks.results import Row, record
-from vkernel.models.unet import UNet
-from vkernel.objective import J1, Training
+from vkernel.train.models.unet import UNet
+from vkernel.train.objectives import J1, Training
 
 
 def setting(members: int) -> Training:

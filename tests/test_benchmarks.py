@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vkernel as vk
-from vkernel.errors import InputError
+from vkernel.core.errors import InputError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -13,130 +13,85 @@ torch.Size([1, 1])
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vkernel.version import __version__
 
-# Names are resolved when they are first used: ``import vkernel`` costs torch and numpy, nothing more.
-_HOME = {
+# Public names and the modules that define them. They are imported on first use: ``import vkernel`` imports torch and
+# numpy only.
+_NAMES = {
     "Anisotropic": "process",
+    "Checkpoint": "adapters.checkpoint",
+    "Checkpoints": "adapters.checkpoints",
     "Cosine": "process",
     "DDPM": "process",
     "EDM": "process",
-    "Empirical": "data",
-    "EmpiricalScore": "score",
-    "Ensemble": "ensemble",
-    "Estimate": "estimate",
+    "Empirical": "data.empirical",
+    "EmpiricalScore": "score.empirical",
+    "Ensemble": "train.ensemble",
+    "Estimate": "core.estimate",
     "FlowMatching": "process",
-    "GaussianMixture": "mixture",
-    "InputError": "errors",
-    "JK": "objective",
+    "GaussianMixture": "score.mixture",
+    "InputError": "core.errors",
+    "JK": "train.objectives",
     "Process": "process",
-    "Profile": "profiling",
+    "Profile": "reports.profile",
     "Toy": "process",
     "VE": "process",
     "VP": "process",
     "VPSong": "process",
-    "audit": "auditing",
-    "compare": "comparison",
-    "load": "loaders",
-    "load_ensemble": "ensemble",
-    "noise_fraction": "score",
-    "profile": "profiling",
-    "proxy_score": "score",
-    "train_ensemble": "ensemble",
-    "variance_split": "variance",
+    "as_unet": "adapters.diffusers",
+    "audit": "reports.audit",
+    "compare": "reports.compare",
+    "load": "data.loaders",
+    "load_ensemble": "train.ensemble",
+    "noise_fraction": "score.empirical",
+    "profile": "reports.profile",
+    "proxy_score": "score.conversions",
+    "train_ensemble": "train.ensemble",
+    "variance_split": "train.variance",
 }
-_MODULES = (
-    "auditing",
-    "comparison",
-    "covariance",
-    "data",
-    "ensemble",
-    "estimate",
-    "features",
-    "kernels",
-    "loaders",
-    "metrics",
-    "mixture",
-    "models",
-    "objective",
-    "path",
-    "plots",
-    "posterior",
-    "predictions",
-    "process",
-    "profiling",
-    "reproduce",
-    "rng",
-    "sample",
-    "score",
-    "study",
-    "variance",
-)
+_MODULES = {
+    "adapters": "adapters",
+    "core": "core",
+    "data": "data",
+    "features": "train.features",
+    "kernels": "kernels",
+    "metrics": "metrics",
+    "models": "train.models",
+    "path": "sample.path",
+    "plots": "plots",
+    "posterior": "posterior",
+    "process": "process",
+    "reports": "reports",
+    "reproduce": "reproduce",
+    "sample": "sample",
+    "score": "score",
+    "study": "study",
+    "train": "train",
+    # names of 0.1 that are on their way out
+    "auditing": "reports.audit",
+    "comparison": "reports.compare",
+    "covariance": "core.covariance",
+    "ensemble": "train.ensemble",
+    "estimate": "core.estimate",
+    "loaders": "data.loaders",
+    "mixture": "score.mixture",
+    "objective": "train.objectives",
+    "predictions": "score.conversions",
+    "profiling": "reports.profile",
+    "rng": "core.rng",
+    "variance": "train.variance",
+}
 
-__all__ = [
-    "DDPM",
-    "EDM",
-    "JK",
-    "VE",
-    "VP",
-    "Anisotropic",
-    "Cosine",
-    "Empirical",
-    "EmpiricalScore",
-    "Ensemble",
-    "Estimate",
-    "FlowMatching",
-    "GaussianMixture",
-    "InputError",
-    "Process",
-    "Profile",
-    "Toy",
-    "VPSong",
-    "__version__",
-    "audit",
-    "auditing",
-    "compare",
-    "comparison",
-    "covariance",
-    "data",
-    "ensemble",
-    "estimate",
-    "features",
-    "kernels",
-    "load",
-    "load_ensemble",
-    "loaders",
-    "metrics",
-    "mixture",
-    "models",
-    "noise_fraction",
-    "objective",
-    "path",
-    "plots",
-    "posterior",
-    "predictions",
-    "process",
-    "profile",
-    "profiling",
-    "proxy_score",
-    "reproduce",
-    "rng",
-    "sample",
-    "score",
-    "study",
-    "train_ensemble",
-    "variance",
-    "variance_split",
-]
+__all__ = ["__version__", *_NAMES, *_MODULES]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        value = getattr(importlib.import_module(f"vkernel.{_HOME[name]}"), name)
+def __getattr__(name: str) -> object:
+    if name in _NAMES:
+        value = getattr(importlib.import_module(f"vkernel.{_NAMES[name]}"), name)
     elif name in _MODULES:
-        value = importlib.import_module(f"vkernel.{name}")
+        value = importlib.import_module(f"vkernel.{_MODULES[name]}")
     else:
         raise AttributeError(f"module 'vkernel' has no attribute {name!r}")
     globals()[name] = value
@@ -144,46 +99,42 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+    return sorted({*globals(), *__all__})
 
 
 if TYPE_CHECKING:
     from vkernel import (
-        auditing,
-        comparison,
-        covariance,
+        adapters,
+        core,
         data,
-        ensemble,
-        estimate,
-        features,
         kernels,
-        loaders,
         metrics,
-        mixture,
-        models,
-        objective,
-        path,
         plots,
         posterior,
-        predictions,
         process,
-        profiling,
+        reports,
         reproduce,
-        rng,
         sample,
         score,
         study,
-        variance,
+        train,
     )
-    from vkernel.comparison import compare
-    from vkernel.data import Empirical
-    from vkernel.ensemble import Ensemble, load_ensemble, train_ensemble
-    from vkernel.errors import InputError
-    from vkernel.estimate import Estimate
-    from vkernel.loaders import load
-    from vkernel.mixture import GaussianMixture
-    from vkernel.objective import JK
+    from vkernel.adapters.checkpoint import Checkpoint
+    from vkernel.adapters.checkpoints import Checkpoints
+    from vkernel.adapters.diffusers import as_unet
+    from vkernel.core.errors import InputError
+    from vkernel.core.estimate import Estimate
+    from vkernel.data.empirical import Empirical
+    from vkernel.data.loaders import load
     from vkernel.process import DDPM, EDM, VE, VP, Anisotropic, Cosine, FlowMatching, Process, Toy, VPSong
-    from vkernel.profiling import Profile, profile
-    from vkernel.score import EmpiricalScore, noise_fraction, proxy_score
-    from vkernel.variance import variance_split
+    from vkernel.reports.audit.audit import audit
+    from vkernel.reports.compare import compare
+    from vkernel.reports.profile import Profile, profile
+    from vkernel.sample import path
+    from vkernel.score.conversions import proxy_score
+    from vkernel.score.empirical import EmpiricalScore, noise_fraction
+    from vkernel.score.mixture import GaussianMixture
+    from vkernel.train import features, models
+    from vkernel.train.ensemble import Ensemble, load_ensemble, train_ensemble
+    from vkernel.train.objectives import JK
+    from vkernel.train.variance import variance_split

@@ -15,7 +15,7 @@ from vkernel.cli.explore import explore
 from vkernel.cli.profile import profile
 from vkernel.cli.reproduce import reproduce
 from vkernel.cli.study import study
-from vkernel.errors import InputError
+from vkernel.core.errors import InputError
 
 __all__ = ["app", "main"]
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vkernel.cli.common import DATA, load_data, on_device, writable
-from vkernel.errors import require
+from vkernel.core.errors import require
 
 if TYPE_CHECKING:
-    from vkernel.auditing import Checkpoint
-    from vkernel.data import Empirical
+    from vkernel.data.empirical import Empirical
+    from vkernel.reports.audit import Checkpoint
 
 __all__ = ["audit"]
 
@@ -161,9 +161,9 @@ def audit(
     """
     from rich.console import Console
 
-    from vkernel.auditing import Sizes
-    from vkernel.auditing import audit as run
-    from vkernel.auditing.report import screen
+    from vkernel.reports.audit import Sizes
+    from vkernel.reports.audit import audit as run
+    from vkernel.reports.audit.report import screen
 
     writable(json, html)
     good = fail_if_memorised is None or 0 <= fail_if_memorised <= 1
@@ -212,7 +212,7 @@ def audit(
 
 
 def _read(path: Path, module: str | None, data: Empirical, device: Any, stated: dict[str, Any]) -> Checkpoint:
-    from vkernel.auditing import Checkpoint
+    from vkernel.reports.audit import Checkpoint
 
     require(path.exists(), f"There is no file or folder {path}; weights are read from this machine, never downloaded.")
     if path.is_dir():

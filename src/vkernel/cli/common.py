@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vkernel.errors import InputError, require
+from vkernel.core.errors import InputError, require
 
 if TYPE_CHECKING:
     import torch
 
-    from vkernel.data import Empirical
+    from vkernel.data.empirical import Empirical
 
 __all__ = ["DATA", "load_data", "on_device", "writable"]
 
@@ -22,8 +22,8 @@ DATA = (
 
 def load_data(data: str, scale: str = "auto", key: str | None = None, layout: str | None = None) -> Empirical:
     """The data that an argument names."""
-    from vkernel.data import toy
-    from vkernel.loaders import load
+    from vkernel.data.empirical import toy
+    from vkernel.data.loaders import load
 
     if data.startswith("toy:"):
         return toy(data.removeprefix("toy:"))

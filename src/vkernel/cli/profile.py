@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from vkernel.cli.common import DATA, load_data, on_device, writable
-from vkernel.errors import require
+from vkernel.core.errors import require
 
 __all__ = ["profile"]
 
@@ -52,8 +52,8 @@ def profile(
     from rich.console import Console
 
     from vkernel.process import parse
-    from vkernel.profiling import profile as run
-    from vkernel.profiling.report import table
+    from vkernel.reports.profile import profile as run
+    from vkernel.reports.profile.report import table
 
     law = parse(process)
     writable(json, html)

@@ -4,7 +4,7 @@ r"""What is exact, at one time: the noise of the target, the score, and the boun
 
 *Boundary lines* are the outline of where :func:`vkernel.metrics.boundary_mass` counts: the target is mostly noise, and
 the score pushes apart, :math:`\mathrm{tr}\,C > 1/\sigma^2` and :math:`\mathrm{tr}\,C > |s|^2`. All numbers come from
-:class:`~vkernel.score.EmpiricalScore`; here they are put on grids and into the units of a plot.
+:class:`~vkernel.score.empirical.EmpiricalScore`; here they are put on grids and into the units of a plot.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vkernel.data import Empirical
-from vkernel.estimate import Estimate
+from vkernel.core.estimate import Estimate
+from vkernel.data.empirical import Empirical
 from vkernel.explore.state import LIMIT, State
-from vkernel.score import EmpiricalScore, noise_fraction
+from vkernel.score.empirical import EmpiricalScore, noise_fraction
 
 __all__ = ["Exact", "axis", "empirical", "exact", "grid", "noise_share"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
-from vkernel.errors import require
+from vkernel.core.errors import require
 
 __all__ = ["Desk", "Job", "Stopped", "Workers"]
 

@@ -18,7 +18,7 @@ import panel as pn
 from bokeh.document import Document
 from panel.custom import JSComponent
 
-from vkernel.errors import InputError, require
+from vkernel.core.errors import InputError, require
 from vkernel.explore import compute
 from vkernel.explore.figures import Pictures, timeline
 from vkernel.explore.jobs import Desk, Workers

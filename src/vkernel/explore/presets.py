@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vkernel.data import toy
-from vkernel.errors import require
+from vkernel.core.errors import require
+from vkernel.data.empirical import toy
 from vkernel.explore.state import Point
 
 __all__ = ["PRESETS", "known_as", "preset"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vkernel.estimate import Estimate
+from vkernel.core.estimate import Estimate
 from vkernel.explore.compute import noise_share
 from vkernel.explore.simulate import Result
 from vkernel.explore.snippet import snippet

@@ -11,7 +11,7 @@ import webbrowser
 from functools import partial
 from typing import Any
 
-from vkernel.errors import InputError, require
+from vkernel.core.errors import InputError, require
 from vkernel.explore.jobs import Workers
 
 __all__ = ["LOOPBACK", "PORT", "serve", "server"]

@@ -1,7 +1,7 @@
 r"""What is sampled: by the exact score, the naive estimator, the effective SDE, or an ensemble of trained models.
 
 Every sampler integrates the PF-ODE on the same times, evenly spaced in :math:`\log(\sigma/\alpha)`. An ensemble is
-trained as :func:`vkernel.ensemble.train_ensemble` does it, and beside it a twin on the same inputs with noiseless
+trained as :func:`vkernel.train.ensemble.train_ensemble` does it, and beside it a twin on the same inputs with noiseless
 targets: the ratio of their gap masses is what the noise of the target does. For the naive estimator the twin is
 :math:`\kappa = 0`; for the effective SDE it is V without its target-noise term.
 
@@ -22,21 +22,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vkernel import kernels, models, rng, sample
-from vkernel.data import Empirical
-from vkernel.ensemble import Ensemble
-from vkernel.errors import InputError, require
-from vkernel.estimate import Estimate
+from vkernel import kernels, sample
+from vkernel.core import rng
+from vkernel.core.errors import InputError, require
+from vkernel.core.estimate import Estimate
+from vkernel.data.empirical import Empirical
 from vkernel.explore.compute import empirical, grid
 from vkernel.explore.state import LIMIT, State
-from vkernel.features import grid as feature_grid
 from vkernel.metrics import histogram, memorised_fraction
 from vkernel.metrics.neighbours import distinct
-from vkernel.models.base import Model
-from vkernel.objective import JK, VARIES, Objective, Training, parse
 from vkernel.process import Process
-from vkernel.sample.flow import Solution
-from vkernel.score import EmpiricalScore
+from vkernel.sample.ode import Solution
+from vkernel.score.empirical import EmpiricalScore
+from vkernel.train import models
+from vkernel.train.ensemble import Ensemble
+from vkernel.train.features import grid as feature_grid
+from vkernel.train.models.base import Model
+from vkernel.train.objectives import JK, VARIES, Objective, Training, parse
 
 __all__ = ["Result", "Tell", "concerns", "draws", "members", "model", "objective", "simulate", "variance"]
 
@@ -253,7 +255,7 @@ def _ensemble(data: Empirical, process: Process, state: State, tell: Tell) -> _M
 
 
 def _train(data: Empirical, process: Process, state: State, goal: Objective, tell: Callable[[float], None]) -> Ensemble:
-    """As :func:`~vkernel.ensemble.train_ensemble`, told of every step on the way."""
+    """As :func:`~vkernel.train.ensemble.train_ensemble`, told of every step on the way."""
     learner = model(state)
     training = Training(data, process, goal, draws(state), VARIES, state.seed, "uniform", learner.dtype)
     done = 0.0

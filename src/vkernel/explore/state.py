@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from vkernel.errors import InputError, require
+from vkernel.core.errors import InputError, require
 from vkernel.process import PROCESSES, Process
 
 __all__ = ["LAYERS", "LIMIT", "SAMPLERS", "State", "from_csv", "from_query", "weights_after"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from vkernel.estimate import Estimate
+from vkernel.core.estimate import Estimate
 from vkernel.explore.simulate import Result, concerns, draws, members
 from vkernel.explore.state import State
 

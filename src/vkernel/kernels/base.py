@@ -9,8 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from vkernel.covariance import Congruent, Covariance, Generator, Scaled
-from vkernel.errors import require
+from vkernel.core.covariance import Congruent, Covariance, Generator, Scaled
+from vkernel.core.errors import require
 from vkernel.process import Anisotropic, Process
 
 __all__ = ["Field", "Kernel", "ValidityWarning", "own", "times"]

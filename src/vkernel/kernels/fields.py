@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vkernel import rng
-from vkernel.covariance import Covariance, Cross, Factored, Generator, Matrix
-from vkernel.errors import require
+from vkernel.core import rng
+from vkernel.core.covariance import Covariance, Cross, Factored, Generator, Matrix
+from vkernel.core.errors import require
 from vkernel.kernels.base import Field, Kernel, Time, times
 from vkernel.process import Process
 

@@ -1,7 +1,7 @@
 r"""The V-kernel of infinitely wide networks (docs/theory.md, §8.2).
 
 A lazy network :math:`\hat s = a_t + B_t f`, trained for time :math:`\tau` on the inputs X = U and the targets y, is
-linear in both :math:`f_0` and y (:mod:`vkernel.models.lazy`): with the smoother G,
+linear in both :math:`f_0` and y (:mod:`vkernel.train.models.lazy`): with the smoother G,
 
 .. math:: f(x) = f_0(x) + w(x)^T (y - f_0(X)), \qquad w(x)^T = K(u,U)\, G .
 
@@ -27,13 +27,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vkernel.data import Empirical
-from vkernel.errors import require
+from vkernel.core.errors import require
+from vkernel.data.empirical import Empirical
 from vkernel.kernels.base import Time, times
 from vkernel.kernels.fields import Function
-from vkernel.models.lazy import Lazy as Model
-from vkernel.objective import J0, VARIES, Batch, Objective, Quantile, Training, parse
 from vkernel.process import Process
+from vkernel.train.models.lazy import Lazy as Model
+from vkernel.train.objectives import J0, VARIES, Batch, Objective, Quantile, Training, parse
 
 __all__ = ["Lazy"]
 
@@ -64,7 +64,7 @@ class Lazy(Function):
 
     ``sets`` sets of inputs are averaged over, those of the first members of an ensemble of this ``seed``; one, member
     0's, where inputs do not vary. ``objective``, ``vary``, ``seed`` and ``times`` as for
-    :func:`~vkernel.ensemble.train_ensemble`. ``effective`` is F_eff, the mean number of learned directions.
+    :func:`~vkernel.train.ensemble.train_ensemble`. ``effective`` is F_eff, the mean number of learned directions.
     """
 
     def __init__(

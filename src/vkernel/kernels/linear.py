@@ -26,17 +26,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vkernel import rng
-from vkernel.covariance import Generator
-from vkernel.data import Empirical
-from vkernel.errors import require
+from vkernel.core import rng
+from vkernel.core.covariance import Generator
+from vkernel.core.errors import require
+from vkernel.data.empirical import Empirical
 from vkernel.kernels.base import Field, Time, own, times
 from vkernel.kernels.fields import FiniteRank
-from vkernel.models.linear import Linear as Model
-from vkernel.models.linear import factor
-from vkernel.objective import J0, VARIES, Batch, Objective, Quantile, Training, parse
-from vkernel.predictions import wide_time
 from vkernel.process import Process
+from vkernel.score.conversions import wide_time
+from vkernel.train.models.linear import Linear as Model
+from vkernel.train.models.linear import factor
+from vkernel.train.objectives import J0, VARIES, Batch, Objective, Quantile, Training, parse
 
 __all__ = ["Linear", "LinearField"]
 
@@ -96,7 +96,7 @@ class Linear(LinearField):
     """The covariance that training gives a linear ``model`` fitted to ``draws`` noised points.
 
     ``form`` is "given-inputs" (averaged over ``sets`` sets of inputs) or "leading" (expectations over ``quadrature``
-    draws). ``objective``, ``vary``, ``seed`` and ``times`` as for :func:`~vkernel.ensemble.train_ensemble`. The two
+    draws). ``objective``, ``vary``, ``seed`` and ``times`` as for ``vk.train_ensemble``. The two
     terms are ``target_noise`` and ``misfit``, covariances of W. With the seed of an ensemble the kernel sees that
     ensemble's inputs; give another one for a prediction that owes it nothing.
     """

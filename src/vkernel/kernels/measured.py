@@ -14,11 +14,11 @@ import math
 import torch
 from torch import Tensor
 
-from vkernel import rng
-from vkernel.covariance import Covariance, Generator
-from vkernel.ensemble import Ensemble
-from vkernel.errors import require
+from vkernel.core import rng
+from vkernel.core.covariance import Covariance, Generator
+from vkernel.core.errors import require
 from vkernel.kernels.base import Field, Kernel, Time, own
+from vkernel.train.ensemble import Ensemble
 
 __all__ = ["Measured"]
 

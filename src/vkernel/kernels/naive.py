@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from vkernel.covariance import Covariance, Generator, Scaled
-from vkernel.errors import InputError, require
+from vkernel.core.covariance import Covariance, Generator, Scaled
+from vkernel.core.errors import InputError, require
 from vkernel.kernels.base import Field, Kernel, Time
-from vkernel.score import EmpiricalScore
+from vkernel.score.empirical import EmpiricalScore
 
 __all__ = ["Naive"]
 

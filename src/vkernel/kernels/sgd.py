@@ -20,12 +20,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vkernel.data import Empirical
-from vkernel.errors import require
+from vkernel.core.errors import require
+from vkernel.data.empirical import Empirical
 from vkernel.kernels.linear import CHUNK, LARGEST, LinearField, _Parts
-from vkernel.models.linear import Linear as Model
-from vkernel.objective import J0, VARIES, Objective, Quantile, Training, parse
 from vkernel.process import Process
+from vkernel.train.models.linear import Linear as Model
+from vkernel.train.objectives import J0, VARIES, Objective, Quantile, Training, parse
 
 __all__ = ["SGD"]
 

@@ -1,4 +1,4 @@
-r"""Masses and distances of laws, each an :class:`~vkernel.estimate.Estimate` with a 95 % interval.
+r"""Masses and distances of laws, each an :class:`~vkernel.core.estimate.Estimate` with a 95 % interval.
 
 A sample is ``(n, *shape)``, or ``(n,)`` for numbers; an ensemble, one sample for each of M members, is
 ``(M, n, *shape)``. The error is over *units*: the members of an ensemble, the points of a sample. Without ``members``,

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vkernel import rng
-from vkernel.errors import require
-from vkernel.estimate import Estimate
+from vkernel.core import rng
+from vkernel.core.errors import require
+from vkernel.core.estimate import Estimate
 from vkernel.metrics.samples import CHUNK, Generator, Members, read_two, with_error
 
 __all__ = ["energy_distance", "wasserstein"]

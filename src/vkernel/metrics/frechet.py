@@ -39,8 +39,8 @@ from typing import Any
 
 import torch
 
-from vkernel.errors import require
-from vkernel.estimate import Estimate
+from vkernel.core.errors import require
+from vkernel.core.estimate import Estimate
 from vkernel.metrics.samples import Members, read_two, with_error
 
 __all__ = ["frechet_distance"]

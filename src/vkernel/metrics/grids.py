@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vkernel import rng
-from vkernel.errors import InputError, require
-from vkernel.estimate import Estimate
+from vkernel.core import rng
+from vkernel.core.errors import InputError, require
+from vkernel.core.estimate import Estimate
 from vkernel.metrics.samples import Generator, Law, Members, read, read_two, with_error
 
 __all__ = ["counted", "histogram", "kl", "total_variation", "variation"]

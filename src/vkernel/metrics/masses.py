@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vkernel import rng
-from vkernel.data import Empirical
-from vkernel.errors import InputError, require
-from vkernel.estimate import Estimate
+from vkernel.core import rng
+from vkernel.core.errors import InputError, require
+from vkernel.core.estimate import Estimate
+from vkernel.data.empirical import Empirical
 from vkernel.metrics.grids import counted, variation
 from vkernel.metrics.neighbours import distinct, nearest
 from vkernel.metrics.samples import CHUNK, Generator, read, with_error
 from vkernel.process import Anisotropic, Process
-from vkernel.score import EmpiricalScore
+from vkernel.score.empirical import EmpiricalScore
 
 __all__ = ["ModeWeights", "boundary_mass", "gap_mass", "memorised_fraction", "mode_weights"]
 

@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vkernel.errors import require
-from vkernel.estimate import Estimate
+from vkernel.core.errors import require
+from vkernel.core.estimate import Estimate
 from vkernel.metrics.samples import CHUNK, Members, read_two, with_error
 
 __all__ = ["kernel", "kernel_distance"]

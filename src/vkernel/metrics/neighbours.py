@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vkernel.data import Empirical
+from vkernel.data.empirical import Empirical
 from vkernel.metrics.samples import CHUNK
 
 __all__ = ["distinct", "nearest"]

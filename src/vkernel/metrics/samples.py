@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vkernel.errors import InputError, require
-from vkernel.estimate import Estimate, student_quantile
+from vkernel.core.errors import InputError, require
+from vkernel.core.estimate import Estimate, student_quantile
 
 __all__ = ["CHUNK", "Generator", "Law", "Members", "read", "read_two", "wilson", "with_error"]
 

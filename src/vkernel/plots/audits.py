@@ -1,4 +1,4 @@
-"""What an audit of checkpoints found (:mod:`vkernel.auditing`): errors, copies, members, blindness, agreement.
+"""What an audit of checkpoints found (:mod:`vkernel.reports.audit`): errors, copies, members, blindness, agreement.
 
 Curves run along the noise level σ/α (coordinate ``ratio``); a variable ``name`` comes with the ends ``name_low`` and
 ``name_high`` of its 95 % interval, drawn as a band, or as a bar where a level stands alone. What has no place on a
@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from vkernel.errors import require
+from vkernel.core.errors import require
 from vkernel.plots.base import array, ink, lines, styled
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def membership_losses(
 def responses(ds: xarray.Dataset, threshold: float = 0.05) -> Figure:
     """The response R to each change of an image (of ``auditing.blind(…).to_dataset()``) against r = σ/(α s)."""
     known = "response" in ds and "change" in ds and "r" in ds
-    require(known, "responses draws what vkernel.auditing.blind(…).to_dataset() returns.")
+    require(known, "responses draws what vkernel.reports.audit.blind(…).to_dataset() returns.")
     x = array(ds["r"], 1, "noise levels")
     figure = Figure(figsize=(6.6, 4.4))
     ax = figure.subplots()

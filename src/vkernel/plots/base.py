@@ -17,8 +17,8 @@ import numpy as np
 from cycler import cycler
 from matplotlib.figure import Figure
 
-from vkernel.errors import require
-from vkernel.files import write
+from vkernel.core.errors import require
+from vkernel.core.files import write
 
 __all__ = ["array", "ink", "lines", "plain_ticks", "save", "style", "styled", "to_bytes", "to_data_uri"]
 

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from vkernel.errors import require
+from vkernel.core.errors import require
 from vkernel.plots.base import array, ink, lines, plain_ticks, styled
 
 if TYPE_CHECKING:

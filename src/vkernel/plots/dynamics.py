@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from vkernel.errors import require
+from vkernel.core.errors import require
 from vkernel.plots.base import array, ink, lines, plain_ticks, styled
 from vkernel.plots.images import as_pictures
 

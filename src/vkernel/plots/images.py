@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from vkernel.errors import require
+from vkernel.core.errors import require
 from vkernel.plots.base import array, ink, lines, styled
 
 __all__ = ["as_pictures", "image_row", "pairs", "sample_rows", "scatter_pairs", "sources"]

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
-from vkernel.errors import require
+from vkernel.core.errors import require
 from vkernel.plots.base import array, styled
 
 __all__ = ["plane_laws"]

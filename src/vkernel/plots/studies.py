@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from vkernel.errors import require
+from vkernel.core.errors import require
 from vkernel.plots.base import array, ink, lines, plain_ticks, styled
 
 __all__ = ["phase_diagram", "value_curves"]

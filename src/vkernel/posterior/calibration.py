@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from vkernel import rng
+from vkernel.core import rng
 from vkernel.posterior.eighths import eighths
 from vkernel.posterior.halves import Way
 from vkernel.posterior.kernels_torch import FULL, TINY, WIDE

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vkernel import rng
+from vkernel.core import rng
 from vkernel.posterior.cuda import Fast
 from vkernel.posterior.ladder import Ladder
 from vkernel.posterior.moments import Moments

@@ -28,7 +28,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from vkernel import rng
+from vkernel.core import rng
 from vkernel.posterior.moments import Moments
 
 __all__ = ["Few", "Many", "Part", "Piece", "Queries"]
@@ -38,7 +38,7 @@ PAIRS = 1 << 17, 1 << 21  # coordinates (pairs × d) gathered at once, in the ca
 
 
 class Points(Protocol):
-    """What the engine needs of a training set (see :class:`vkernel.data.Empirical`)."""
+    """What the engine needs of a training set (see :class:`vkernel.data.empirical.Empirical`)."""
 
     n: int
     d: int

@@ -66,7 +66,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from vkernel import rng
+from vkernel.core import rng
 from vkernel.posterior.ladder import TRIM
 from vkernel.posterior.pieces import Few, Found, Piece, Queries, padded, sampled, trimmed
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from vkernel import rng
-from vkernel.covariance import Covariance, Generator, fits
-from vkernel.errors import require
+from vkernel.core import rng
+from vkernel.core.covariance import Covariance, Generator, fits
+from vkernel.core.errors import require
 from vkernel.posterior.engine import Engine, reduce_moments
 from vkernel.posterior.moments import Moments
 from vkernel.posterior.pieces import Piece, Queries

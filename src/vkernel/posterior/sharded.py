@@ -33,9 +33,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vkernel import rng
-from vkernel.data import Empirical, _checked_weights, _tensor
-from vkernel.errors import InputError, require
+from vkernel.core import rng
+from vkernel.core.errors import InputError, require
+from vkernel.data.empirical import Empirical, _checked_weights, _tensor
 from vkernel.posterior.engine import Alone
 from vkernel.posterior.moments import Moments, merge
 
@@ -46,12 +46,12 @@ HASHED = 1 << 22  # numbers hashed at once
 
 
 def shard(data: Any, mesh: Any = None, *, whole: bool = True, weights: Any = None, scale: Any = None) -> Sharded:
-    """The training set spread over the processes of ``mesh``, as :class:`~vkernel.score.EmpiricalScore` takes it.
+    """The training set spread over the processes of ``mesh``, as ``vk.EmpiricalScore`` takes it.
 
     All processes call this together, and then everything that uses the result, with the same arguments.
 
     ``data``
-        an :class:`~vkernel.data.Empirical`, or a tensor, array or memory map ``(n, *shape)`` with ``weights`` and
+        a ``vk.Empirical``, or a tensor, array or memory map ``(n, *shape)`` with ``weights`` and
         ``scale`` as there. With ``whole=True`` every process describes the whole set and keeps its own rows; of a
         memory map it reads those alone (and three more, to see that all mean the same file). With ``whole=False``
         every process brings its own part, at least one point, in the order of the ranks; ``weights`` are then on one

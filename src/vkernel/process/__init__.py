@@ -52,7 +52,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from vkernel.errors import InputError, require
+from vkernel.core.errors import InputError, require
 from vkernel.process.anisotropic import Anisotropic
 from vkernel.process.base import Process
 from vkernel.process.kinds import DDPM, EDM, VE, VP, Cosine, FlowMatching, Toy, VPSong

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vkernel.covariance import Covariance, Diagonal, Matrix, Scaled
-from vkernel.errors import InputError, require
+from vkernel.core.covariance import Covariance, Diagonal, Matrix, Scaled
+from vkernel.core.errors import InputError, require
 from vkernel.process.base import Process, Time, real_dtype, wide_dtype
 
 
@@ -23,10 +23,10 @@ class Anisotropic(Process):
         gamma: Γ, positive definite. A square matrix ``(d, d)`` is the covariance of d coordinates; any other tensor
             holds the variances of independent coordinates and has the data's shape. For what this rule cannot say (a
             matrix for images, variances for square data) pass
-            :class:`~vkernel.covariance.Matrix` or :class:`~vkernel.covariance.Diagonal` with their shape.
+            :class:`~vkernel.core.covariance.Matrix` or :class:`~vkernel.core.covariance.Diagonal` with their shape.
 
     Attributes:
-        root, inverse_root: Γ^(1/2) and Γ^(-1/2), of gamma's kind: maps for :class:`~vkernel.covariance.Congruent`.
+        root, inverse_root: Γ^(1/2) and Γ^(-1/2), of gamma's kind: maps for :class:`~vkernel.core.covariance.Congruent`.
         half_log_det, inverse_trace: ½ log det Γ and tr Γ^-1, for densities and norms in whitened coordinates.
     """
 

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from vkernel import rng
-from vkernel.errors import InputError, require
+from vkernel.core import rng
+from vkernel.core.errors import InputError, require
 
 __all__ = ["Process", "formula"]
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vkernel.errors import require
+from vkernel.core.errors import require
 from vkernel.process.base import Process, formula, is_whole, numbers
 
 

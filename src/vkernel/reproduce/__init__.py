@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from vkernel.progress import Reporter, progress
+from vkernel.core.progress import Reporter, progress
 
 if TYPE_CHECKING:
     from vkernel.reproduce.page import Exhibit

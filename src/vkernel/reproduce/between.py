@@ -22,12 +22,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vkernel import plots, rng
-from vkernel.data import Empirical
-from vkernel.estimate import Estimate
+from vkernel import plots
+from vkernel.core import rng
+from vkernel.core.estimate import Estimate
+from vkernel.data.empirical import Empirical
 from vkernel.process import VP
 from vkernel.reproduce.page import Exhibit, Finding, Picture, Run, number
-from vkernel.score import EmpiricalScore, noise_fraction
+from vkernel.score.empirical import EmpiricalScore, noise_fraction
 
 __all__ = ["Sizes", "Study", "exhibit"]
 

@@ -14,18 +14,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vkernel import rng
-from vkernel.data import Empirical, digits
-from vkernel.errors import InputError
-from vkernel.estimate import Estimate
+from vkernel.core import rng
+from vkernel.core.errors import InputError
+from vkernel.core.estimate import Estimate
+from vkernel.data.empirical import Empirical, digits
+from vkernel.data.loaders import load
 from vkernel.kernels import Naive
-from vkernel.loaders import load
 from vkernel.plots import dynamics
 from vkernel.process import VP
 from vkernel.reproduce.memorise import one_thread
 from vkernel.reproduce.page import Exhibit, Finding, Picture, Run, Skip, Table, number, percent
 from vkernel.sample import effective_sde, pf_ode
-from vkernel.score import EmpiricalScore
+from vkernel.score.empirical import EmpiricalScore
 
 __all__ = ["Ends", "ends", "make"]
 

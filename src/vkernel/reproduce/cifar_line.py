@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vkernel.errors import InputError
-from vkernel.loaders import load
+from vkernel.core.errors import InputError
+from vkernel.data.loaders import load
 from vkernel.reproduce.between import Sizes, exhibit
 from vkernel.reproduce.page import Exhibit, Run, Skip
 

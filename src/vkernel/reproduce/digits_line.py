@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from vkernel.data import digits
-from vkernel.errors import InputError
+from vkernel.core.errors import InputError
+from vkernel.data.empirical import digits
 from vkernel.reproduce.between import Sizes, exhibit
 from vkernel.reproduce.page import Exhibit, Run, Skip
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from vkernel import plots
-from vkernel.data import toy
+from vkernel.data.empirical import toy
 from vkernel.process import Toy
 from vkernel.reproduce.page import Exhibit, Run, Table, number, percent
-from vkernel.score import EmpiricalScore
+from vkernel.score.empirical import EmpiricalScore
 
 __all__ = ["make", "noise_and_score"]
 

@@ -17,16 +17,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vkernel import features
-from vkernel.data import toy
-from vkernel.estimate import Estimate
-from vkernel.models import Linear
+from vkernel.core.estimate import Estimate
+from vkernel.data.empirical import toy
 from vkernel.plots import learned
 from vkernel.process import VP
 from vkernel.reproduce.page import Exhibit, Finding, Picture, Run, Table, number
 from vkernel.reproduce.transport import Tables, carry, quantiles
 from vkernel.reproduce.twins import twins
-from vkernel.score import EmpiricalScore
+from vkernel.score.empirical import EmpiricalScore
+from vkernel.train import features
+from vkernel.train.models import Linear
 
 __all__ = ["make"]
 

@@ -18,11 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vkernel.data import toy
-from vkernel.ensemble import Ensemble
-from vkernel.estimate import Estimate
-from vkernel.features import grid
-from vkernel.models.linear import Linear
+from vkernel.core.estimate import Estimate
+from vkernel.data.empirical import toy
 from vkernel.plots import planes
 from vkernel.process import VP
 from vkernel.reproduce.memorise import one_thread
@@ -53,7 +50,10 @@ from vkernel.reproduce.mlp_plane import (
 from vkernel.reproduce.page import Exhibit, Finding, Picture, Run, Table, number
 from vkernel.reproduce.twins import twins
 from vkernel.sample import pf_ode
-from vkernel.score import EmpiricalScore
+from vkernel.score.empirical import EmpiricalScore
+from vkernel.train.ensemble import Ensemble
+from vkernel.train.features import grid
+from vkernel.train.models.linear import Linear
 
 __all__ = ["make"]
 

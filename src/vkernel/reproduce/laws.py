@@ -12,15 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vkernel import rng
-from vkernel.data import Empirical, toy
+from vkernel.core import rng
+from vkernel.data.empirical import Empirical, toy
 from vkernel.kernels import Naive
 from vkernel.plots import dynamics
 from vkernel.process import VP
 from vkernel.reproduce.memorise import GAP, in_gap, one_thread, wilson
 from vkernel.reproduce.page import Exhibit, Finding, Picture, Run, Table, number
 from vkernel.sample import effective_sde, naive
-from vkernel.score import EmpiricalScore
+from vkernel.score.empirical import EmpiricalScore
 
 __all__ = ["make", "variation"]
 

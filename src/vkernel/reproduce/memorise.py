@@ -15,13 +15,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from vkernel import rng
-from vkernel.data import Empirical, toy
+from vkernel.core import rng
+from vkernel.data.empirical import Empirical, toy
 from vkernel.plots import dynamics
 from vkernel.process import VP
 from vkernel.reproduce.page import Exhibit, Finding, Run, Table, number
 from vkernel.sample import pf_ode
-from vkernel.score import EmpiricalScore
+from vkernel.score.empirical import EmpiricalScore
 
 __all__ = ["chi_square", "gap_mass", "make", "one_thread", "wilson"]
 

@@ -27,16 +27,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vkernel import metrics, rng
-from vkernel.data import Empirical, toy
-from vkernel.ensemble import Ensemble, train_ensemble
-from vkernel.estimate import Estimate, student_quantile
-from vkernel.models.mlp import MLP
+from vkernel import metrics
+from vkernel.core import rng
+from vkernel.core.estimate import Estimate, student_quantile
+from vkernel.data.empirical import Empirical, toy
 from vkernel.plots import planes
 from vkernel.process import VP
 from vkernel.reproduce.memorise import one_thread
 from vkernel.reproduce.page import Exhibit, Finding, Picture, Run, Table, number
 from vkernel.sample import pf_ode
+from vkernel.train.ensemble import Ensemble, train_ensemble
+from vkernel.train.models.mlp import MLP
 
 __all__ = ["make", "masses", "ratio", "start"]
 

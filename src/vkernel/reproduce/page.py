@@ -18,8 +18,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from vkernel import plots
-from vkernel.errors import InputError
-from vkernel.files import write
+from vkernel.core.errors import InputError
+from vkernel.core.files import write
 
 __all__ = ["Exhibit", "Finding", "Picture", "Run", "Skip", "Table", "number", "percent", "render"]
 
@@ -123,7 +123,7 @@ def render(path: Path, **values: Any) -> Path:
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("vkernel", "templates"),
+        loader=jinja2.PackageLoader("vkernel.reports", "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

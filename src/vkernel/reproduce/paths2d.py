@@ -12,15 +12,15 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from vkernel import rng
-from vkernel.data import toy
+from vkernel.core import rng
+from vkernel.data.empirical import toy
 from vkernel.kernels import Naive
 from vkernel.plots import dynamics
 from vkernel.process import Toy
 from vkernel.reproduce.figure1 import SETS, noise_and_score
 from vkernel.reproduce.memorise import one_thread, wilson
 from vkernel.reproduce.page import Exhibit, Run, Table, number, percent
-from vkernel.score import EmpiricalScore
+from vkernel.score.empirical import EmpiricalScore
 
 __all__ = ["chain", "make"]
 

@@ -19,15 +19,16 @@ import math
 import torch
 from torch import Tensor
 
-from vkernel import kernels, rng
-from vkernel.data import toy
-from vkernel.estimate import student_quantile
+from vkernel import kernels
+from vkernel.core import rng
+from vkernel.core.estimate import student_quantile
+from vkernel.data.empirical import toy
 from vkernel.plots import variances
 from vkernel.reproduce.memorise import one_thread
 from vkernel.reproduce.page import Exhibit, Finding, Run, Table, percent
 from vkernel.reproduce.v_linear import PROCESS, TIMES, denoiser, places
-from vkernel.score import EmpiricalScore
-from vkernel.variance import variance_split
+from vkernel.score.empirical import EmpiricalScore
+from vkernel.train.variance import variance_split
 
 __all__ = ["jackknife", "make", "verdict"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vkernel.errors import InputError, require
+from vkernel.core.errors import InputError, require
 from vkernel.reproduce.page import Exhibit, Finding, Picture, Run, Table, number
 from vkernel.study import Spec, read, report, runners
 from vkernel.study.export import export

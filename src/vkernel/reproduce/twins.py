@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from vkernel.data import Empirical
-from vkernel.ensemble import Ensemble
-from vkernel.models import Linear
-from vkernel.objective import J0, J1, Batch, Training
+from vkernel.data.empirical import Empirical
 from vkernel.process import Process
+from vkernel.train.ensemble import Ensemble
+from vkernel.train.models import Linear
+from vkernel.train.objectives import J0, J1, Batch, Training
 
 __all__ = ["twins"]
 

@@ -21,17 +21,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vkernel import kernels, rng
-from vkernel.data import toy
-from vkernel.ensemble import Ensemble, train_ensemble
-from vkernel.estimate import Estimate
-from vkernel.models import NTK, Lazy
+from vkernel import kernels
+from vkernel.core import rng
+from vkernel.core.estimate import Estimate
+from vkernel.data.empirical import toy
 from vkernel.plots import variances
 from vkernel.process import VP
 from vkernel.reproduce.memorise import GAP, one_thread
 from vkernel.reproduce.page import Exhibit, Finding, Picture, Run, Table, number, percent
 from vkernel.reproduce.v_linear import lognormal, places, quotient, relative
-from vkernel.score import EmpiricalScore
+from vkernel.score.empirical import EmpiricalScore
+from vkernel.train.ensemble import Ensemble, train_ensemble
+from vkernel.train.models import NTK, Lazy
 
 __all__ = ["crossing", "gap_words", "make", "verdict"]
 

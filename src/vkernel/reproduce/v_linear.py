@@ -23,17 +23,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vkernel import features, kernels, rng
-from vkernel.data import toy
-from vkernel.ensemble import Ensemble, train_ensemble
-from vkernel.estimate import student_quantile
+from vkernel import kernels
+from vkernel.core import rng
+from vkernel.core.estimate import student_quantile
+from vkernel.data.empirical import toy
 from vkernel.kernels import ValidityWarning
-from vkernel.models import Linear
 from vkernel.plots import variances
 from vkernel.process import VP
 from vkernel.reproduce.memorise import one_thread
 from vkernel.reproduce.page import Exhibit, Finding, Picture, Run, Table, number
-from vkernel.score import EmpiricalScore
+from vkernel.score.empirical import EmpiricalScore
+from vkernel.train import features
+from vkernel.train.ensemble import Ensemble, train_ensemble
+from vkernel.train.models import Linear
 
 __all__ = ["lognormal", "make", "places", "verdict"]
 

@@ -4,8 +4,8 @@ One signature, ``(score, process, x_T, *, steps, …)``, for all: :func:`pf_ode`
 :func:`effective_sde` and :func:`semiclassical`. Quenched dynamics is nothing but ``pf_ode(s_avg + field)``.
 """
 
-from vkernel.sample.flow import Solution, pf_ode
+from vkernel.sample.ode import Solution, pf_ode
+from vkernel.sample.sde import effective_sde, naive, reverse_sde
 from vkernel.sample.semiclassical import semiclassical
-from vkernel.sample.stochastic import effective_sde, naive, reverse_sde
 
 __all__ = ["Solution", "effective_sde", "naive", "pf_ode", "reverse_sde", "semiclassical"]

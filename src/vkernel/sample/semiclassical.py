@@ -24,14 +24,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from vkernel import rng
-from vkernel.covariance import Covariance, Factored, Generator, Matrix
-from vkernel.errors import require
-from vkernel.predictions import Score
+from vkernel.core import rng
+from vkernel.core.covariance import Covariance, Factored, Generator, Matrix
+from vkernel.core.errors import require
 from vkernel.process import Process
-from vkernel.sample.frame import Frame, Level
-from vkernel.sample.stochastic import VKernel, check
-from vkernel.score import EmpiricalScore
+from vkernel.sample.loop import Frame, Level
+from vkernel.sample.sde import VKernel, check
+from vkernel.score.conversions import Score
+from vkernel.score.empirical import EmpiricalScore
 
 __all__ = ["semiclassical"]
 

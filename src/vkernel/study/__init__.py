@@ -12,7 +12,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vkernel.errors import require
+from vkernel.core.errors import require
 from vkernel.study import runners
 from vkernel.study.live import Table
 from vkernel.study.spec import Spec, read

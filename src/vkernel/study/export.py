@@ -5,8 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from vkernel.errors import InputError, require
-from vkernel.files import write
+from vkernel.core.errors import InputError, require
+from vkernel.core.files import write
 from vkernel.study.report import scalars
 from vkernel.study.store import load
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from vkernel.errors import InputError, require
-from vkernel.estimate import Estimate, student_quantile
+from vkernel.core.errors import InputError, require
+from vkernel.core.estimate import Estimate, student_quantile
 from vkernel.study.spec import Spec
 
 if TYPE_CHECKING:

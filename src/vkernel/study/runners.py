@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vkernel.errors import InputError, require
+from vkernel.core.errors import InputError, require
 from vkernel.study.spec import Condition, Spec
 from vkernel.study.work import compute
 

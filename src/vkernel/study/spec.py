@@ -35,7 +35,7 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from vkernel.errors import InputError, require
+from vkernel.core.errors import InputError, require
 from vkernel.process import from_spec as make_process
 from vkernel.study.shipped import find
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vkernel.errors import InputError, require
+from vkernel.core.errors import InputError, require
 from vkernel.study.spec import Condition, Spec
 from vkernel.study.work import Quantity, datasets, fingerprint, layout
 from vkernel.version import __version__

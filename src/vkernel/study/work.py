@@ -29,20 +29,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vkernel import features, kernels, models, rng
-from vkernel.data import Empirical, toy
-from vkernel.ensemble import train_ensemble
-from vkernel.errors import InputError, require
-from vkernel.loaders import load
+from vkernel import kernels
+from vkernel.core import rng
+from vkernel.core.errors import InputError, require
+from vkernel.data.empirical import Empirical, toy
+from vkernel.data.loaders import load
 from vkernel.metrics.neighbours import nearest
-from vkernel.models.base import Model
-from vkernel.objective import J0, JK, Objective
 from vkernel.process import Process
 from vkernel.process import from_spec as make_process
 from vkernel.sample import semiclassical
-from vkernel.sample.flow import march
-from vkernel.sample.frame import Frame
+from vkernel.sample.loop import Frame
+from vkernel.sample.ode import march
 from vkernel.study.spec import Condition, Spec
+from vkernel.train import features, models
+from vkernel.train.ensemble import train_ensemble
+from vkernel.train.models.base import Model
+from vkernel.train.objectives import J0, JK, Objective
 
 __all__ = ["Quantity", "compute", "layout", "prepare"]
 

@@ -1,0 +1,1 @@
+"""Networks that other people trained, read as scores."""

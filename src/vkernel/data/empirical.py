@@ -1,0 +1,381 @@
+r"""Training sets: the points :math:`y_i` and weights :math:`w_i` that everything exact is a moment of (theory, §2).
+
+:class:`Empirical` is the law :math:`\sum_i w_i\, \delta(x - y_i)`. It reads its points by blocks of rows, so that a
+memory map is never held in memory and integers stay integers until a block is used; one pass at the door refuses what
+is not finite and measures
+
+.. math:: \bar y = \sum_i w_i y_i, \qquad \mathrm{spread} = \Big(\sum_i w_i |y_i - \bar y|^2\Big)^{1/2}
+
+in float64, by merging centred moments of blocks (Chan's formula), which does not cancel.
+
+The toy sets of the paper (theory, §3.4) are functions, and :func:`toy` finds them by name. Files are read by
+:mod:`vkernel.data.loaders`.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vkernel.core import rng
+from vkernel.core.errors import InputError, require
+
+__all__ = ["TOYS", "Empirical", "digits", "toy"]
+
+_BLOCK = 2**21  # numbers in a block of rows: 16 MB in float64
+
+
+class Empirical:
+    """The training set: ``n`` points of one shape with weights that sum to one.
+
+    ``points``
+        a tensor, an array, a memory map or nested lists, ``(n, *shape)``. A vector of n numbers is n points of shape
+        ``(1,)``. Tensors and arrays are shared, not copied: do not change them afterwards. Memory maps stay on disk.
+    ``weights``
+        ``(n,)``, not negative, normalised here; zeros are allowed; ``None`` means equal weights.
+    ``scale``
+        ``None`` keeps values as they are; ``(low, high)`` maps the full range of the stored integer type (0 … 255 for
+        uint8) to ``[low, high]``. Data stored as floats have no such range, and refuse it.
+    ``name``
+        a label for reports.
+
+    Attributes: ``n``, ``shape``, ``d``, ``weights`` (float64), ``device``, ``dtype`` (of the values that
+    :meth:`rows` yields: float64 if stored so, the default float for integers, else float32), ``stored`` (the type in
+    storage), ``in_memory``, ``scale``, ``center`` ``(d,)`` float64, ``spread``, ``name``.
+    """
+
+    def __init__(self, points: Any, weights: Any = None, scale: Any = None, *, name: str | None = None) -> None:
+        self._store, self.shape = _storage(points)
+        self._index: np.ndarray | None = None  # rows of a memory map that are in use, None for all
+        self.n, self.d, self.name = len(self._store), math.prod(self.shape), name
+        self.in_memory = isinstance(self._store, Tensor)
+        self.device = self._store.device if isinstance(self._store, Tensor) else torch.device("cpu")
+        self.stored = _type_name(self._store)
+        self.dtype = _float_dtype(self.stored)
+        self.scale = _checked_scale(scale, self.stored)
+        self.weights = _checked_weights(weights, self.n).to(self.device)
+        self.center, self.spread = self._moments()
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __repr__(self) -> str:
+        name = f"{self.name!r}, " if self.name else ""
+        where = "" if self.in_memory else ", memory map"
+        return (
+            f"Empirical({name}n={self.n}, shape={self.shape}, stored={self.stored}{where}, "
+            f"scale={self.scale}, device={self.device})"
+        )
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """The values of points ``start`` to ``stop``, flattened, ``(k, d)``; not to be written to."""
+        return self._values(self._read(slice(start, stop)))
+
+    def take(self, indices: Any) -> Tensor:
+        """The values of the points ``indices``, flattened, ``(k, d)``, in the order asked for."""
+        return self._values(self._read(self._indices(indices)))
+
+    def images(self, indices: Any) -> Tensor:
+        """The values of the points ``indices``, ``(k, *shape)``."""
+        values = self.take(indices)
+        return values.reshape(len(values), *self.shape)
+
+    def to(self, device: torch.device | str) -> Empirical:
+        """The same set on ``device``; a memory map stays on disk, and its blocks are sent there."""
+        moved = copy.copy(self)
+        moved.weights, moved.center = self.weights.to(device), self.center.to(device)
+        if isinstance(self._store, Tensor):
+            moved._store = self._store.to(device)
+        moved.device = moved.weights.device
+        return moved
+
+    def loaded(self) -> Empirical:
+        """The same set in memory, as it is stored; what is there already is returned as it is."""
+        if self.in_memory:
+            return self
+        held = copy.copy(self)
+        held._store, held._index, held.in_memory = self._read(slice(0, self.n)), None, True
+        return held
+
+    def subset(self, indices: Any) -> Empirical:
+        """The set of the points ``indices`` alone, weights in proportion; of a memory map, a view of those rows."""
+        indices = self._indices(indices)
+        require(len(indices) > 0, "A subset of a training set must hold at least one point; no index was given.")
+        weights = self.weights[indices.to(self.device)]
+        require(weights.sum() > 0, "Every point of this subset has weight zero; at least one must not.")
+        part = self._restricted(indices, weights / weights.sum())
+        part.center, part.spread = part._moments()
+        return part
+
+    def merged(self) -> tuple[Empirical, Tensor]:
+        """Exact duplicates merged into weights, and the map from each index to its merged index.
+
+        The first of equal points is kept, in order; -0.0 equals 0.0. Points are found by a 64-bit hash of their values
+        and then compared; should two different points share a hash, another hash is taken.
+        """
+        for salt in count():
+            _, first, inverse = np.unique(self._hashes(salt), return_index=True, return_inverse=True)
+            if self._same(first[inverse.reshape(-1)]):
+                break
+        order = np.argsort(first)
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        merge = torch.from_numpy(rank[inverse.reshape(-1)]).to(self.device)
+        if len(first) == self.n:
+            return self, merge
+        weights = torch.zeros(len(first), dtype=torch.float64, device=self.device)
+        return self._restricted(torch.from_numpy(first[order]), weights.index_add_(0, merge, self.weights)), merge
+
+    def _read(self, which: slice | Tensor) -> Tensor:
+        """Rows as stored, ``(k, d)``, on the device; a memory map is read in the order of its rows."""
+        if isinstance(self._store, Tensor):
+            return self._store[which.to(self._store.device) if isinstance(which, Tensor) else which]
+        chosen = which.cpu().numpy() if isinstance(which, Tensor) else which
+        if self._index is not None:
+            chosen = self._index[chosen]
+        if isinstance(chosen, slice):
+            block = np.array(self._store[chosen])
+        else:
+            order = np.argsort(chosen, kind="stable")
+            block = np.empty((len(chosen), *self._store.shape[1:]), self._store.dtype)
+            block[order] = self._store[chosen[order]]
+        return _tensor(block.reshape(len(block), self.d)).to(self.device)
+
+    def _values(self, block: Tensor) -> Tensor:
+        if self.scale is None:
+            return block.to(self.dtype)
+        low, high = self.scale
+        info = torch.iinfo(block.dtype)
+        return block.to(self.dtype).sub(info.min).div_(info.max - info.min).mul_(high - low).add_(low)
+
+    def _indices(self, indices: Any) -> Tensor:
+        indices = torch.as_tensor(indices)
+        indices = indices.long() if indices.numel() == 0 else indices
+        require(
+            indices.ndim == 1 and "int" in str(indices.dtype),
+            f"Indices of points must be a vector of integers; got {indices.dtype}, shape {tuple(indices.shape)}.",
+        )
+        if indices.device.type == "cpu" and indices.numel():
+            low, high = (int(end) for end in indices.aminmax())
+            outside = low if low < -self.n else high
+            require(-self.n <= low and high < self.n, f"There is no point {outside}: the set has {self.n} points.")
+        return indices.long()
+
+    def _restricted(self, indices: Tensor, weights: Tensor) -> Empirical:
+        part = copy.copy(self)
+        part.n, part.weights = len(indices), weights
+        if isinstance(self._store, Tensor):
+            part._store = self._store[indices.to(self._store.device)]
+        else:
+            rows = np.arange(self.n) if self._index is None else self._index
+            part._index = rows[indices.cpu().numpy()]
+        return part
+
+    def _blocks(self) -> Iterator[tuple[int, int]]:
+        step = max(1, _BLOCK // self.d)
+        return ((start, min(start + step, self.n)) for start in range(0, self.n, step))
+
+    def _moments(self) -> tuple[Tensor, float]:
+        """Weighted mean and root mean square distance from it; refuses what is not finite."""
+        mean = torch.zeros(self.d, dtype=torch.float64, device=self.device)
+        total, second = 0.0, 0.0
+        for start, stop in self._blocks():
+            values, weights = self.rows(start, stop), self.weights[start:stop]
+            _refuse_not_finite(values, start)
+            mass = float(weights.sum())
+            if mass == 0:
+                continue
+            values = values.double()
+            center = values[0] + (weights / mass) @ (values - values[0])
+            inner = float(weights @ (values - center).square_().sum(-1))
+            step = center - mean
+            second += inner + float(step @ step) * total * mass / (total + mass)
+            total += mass
+            mean = mean + step * (mass / total)
+        spread = math.sqrt(second / total)
+        require(math.isfinite(spread), "Squared distances of the training points overflow; rescale the points.")
+        return mean, spread
+
+    def _hashes(self, salt: int) -> np.ndarray:
+        keys = rng.keys((self.d,), rng.stream(salt, "merge equal points"), self.device)
+        blocks = (_row_hashes(self.rows(start, stop), keys) for start, stop in self._blocks())
+        return torch.cat([block.cpu() for block in blocks]).numpy()
+
+    def _same(self, partner: np.ndarray) -> bool:
+        """Whether every point equals its partner."""
+        others = np.flatnonzero(partner != np.arange(self.n))
+        step = max(1, _BLOCK // self.d)
+        pairs = (others[start : start + step] for start in range(0, len(others), step))
+        return all(torch.equal(self.take(i) + 0.0, self.take(partner[i]) + 0.0) for i in pairs)
+
+
+def _storage(points: Any) -> tuple[Tensor | np.memmap, tuple[int, ...]]:
+    """What holds the points, and the shape of one: a flat tensor, or a memory map as it is."""
+    if isinstance(points, Tensor):
+        require(points.layout == torch.strided, "Training points must be a dense tensor; call .to_dense() first.")
+    elif not isinstance(points, np.memmap):
+        try:
+            points = np.asarray(points)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise InputError("Training points must be one array (n, *shape) of numbers; these form none.") from error
+    kind = _type_name(points)
+    require(kind != "bool", "Training points are True and False; convert them to numbers first.")
+    require("complex" not in kind, "Training points are complex; give real and imaginary parts as coordinates.")
+    require(kind[0] != "q" and ("int" in kind or "float" in kind), f"Training points must be numbers, not {kind}.")
+    require(points.ndim > 0, "Training points must be an array (n, *shape); a single number was given.")
+    require(len(points) > 0, "The training set is empty; it needs at least one point.")
+    shape = tuple(points.shape[1:]) or (1,)
+    require(math.prod(shape) > 0, f"Training points have no coordinates: shape {tuple(points.shape)}.")
+    if isinstance(points, np.memmap):
+        return points, shape
+    tensor = points.detach() if isinstance(points, Tensor) else _tensor(points)
+    return tensor.reshape(len(points), math.prod(shape)), shape
+
+
+def _type_name(points: Tensor | np.ndarray) -> str:
+    """The name of the numbers' type, such as ``uint8``."""
+    return points.dtype.name if isinstance(points, np.ndarray) else str(points.dtype).removeprefix("torch.")
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    """The array as a tensor, shared where torch can; in the machine's byte order, at most 64 bits."""
+    long_double = array.dtype.kind == "f" and array.dtype.itemsize > 8
+    kind = np.dtype(np.float64) if long_double else array.dtype.newbyteorder("=")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable.*")  # nothing here writes
+        return torch.from_numpy(np.ascontiguousarray(array, dtype=kind))
+
+
+def _float_dtype(stored: str) -> torch.dtype:
+    wide = stored in ("float64", "float96", "float128") if "float" in stored else torch.get_default_dtype().itemsize > 4
+    return torch.float64 if wide else torch.float32
+
+
+def _checked_scale(scale: Any, stored: str) -> tuple[float, float] | None:
+    if scale is None:
+        return None
+    try:
+        low, high = (float(end) for end in scale)
+    except (TypeError, ValueError):
+        raise InputError(f"scale must be None or a pair (low, high) of numbers, not {scale!r}.") from None
+    require(
+        math.isfinite(low) and math.isfinite(high) and low < high,
+        f"scale must be a pair (low, high) with low < high, not ({low:g}, {high:g}).",
+    )
+    require(
+        "int" in stored,
+        f"scale=({low:g}, {high:g}) maps the full range of stored integers, but these points are stored as {stored}; "
+        "leave scale out, or rescale the points first.",
+    )
+    return low, high
+
+
+def _checked_weights(weights: Any, n: int) -> Tensor:
+    if weights is None:
+        return torch.full((n,), 1.0 / n, dtype=torch.float64)
+    try:
+        given = weights.detach() if isinstance(weights, Tensor) else _tensor(np.asarray(weights))
+        require(not given.is_complex(), "Weights must be real numbers, not complex ones.")
+        w = given.double()
+    except (TypeError, ValueError) as error:
+        raise InputError(f"Weights must be {n} real numbers: {error}") from error
+    require(w.shape == (n,), f"There must be one weight for each of the {n} points; got shape {tuple(w.shape)}.")
+    bad = (~w.isfinite() | (w < 0)).nonzero()
+    require(len(bad) == 0, f"Weights must be finite and not negative; weight {int(bad[0]) if len(bad) else 0} is not.")
+    require(w.max() > 0, "Every weight is zero; at least one must not be.")
+    w = w / w.max()
+    return w / w.sum()
+
+
+def _refuse_not_finite(values: Tensor, start: int) -> None:
+    good = values.isfinite()
+    if not good.all():
+        row, column = (int(i) for i in (~good).nonzero()[0])
+        raise InputError(
+            f"Training point {start + row} is not finite: its coordinate {column} (flattened) is "
+            f"{float(values[row, column])}; drop such points or repair them."
+        )
+
+
+def _row_hashes(rows: Tensor, keys: Tensor) -> Tensor:
+    """One 64-bit hash per row: the sum, modulo 2^64, of a hash for each value and position."""
+    bits = (rows + 0.0).contiguous().view(torch.int64 if rows.dtype == torch.float64 else torch.int32).long()
+    return rng.hashed(keys, bits).sum(-1)
+
+
+# --- toy sets (theory, §3.4) ----------------------------------------------------------------------------------------
+
+
+def _circle(degrees: np.ndarray) -> np.ndarray:
+    return np.stack([np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))], axis=1)
+
+
+def hexagon() -> Empirical:
+    """Six points on the unit circle, at multiples of 60°."""
+    return Empirical(_circle(60.0 * np.arange(6)), name="hexagon")
+
+
+def line() -> Empirical:
+    """Six points at equal distances on the diagonal from (-1, -1) to (1, 1)."""
+    return Empirical(np.repeat(np.linspace(-1, 1, 6)[:, None], 2, axis=1), name="line")
+
+
+def ell() -> Empirical:
+    """Six points in the shape of the letter L."""
+    return Empirical(np.array([[-1, -1, -1, 0, 0.5, 1], [-1, 0, 1, -1, -1, -1.0]]).T, name="L")
+
+
+def random_six() -> Empirical:
+    """The paper's six points without pattern."""
+    return Empirical(np.array([[-1, -0.9, -0.3, 0.1, 0.2, 0.9], [-1, 1, 0.2, -0.1, -0.1, 0.7]]).T, name="random")
+
+
+def triple() -> Empirical:
+    """{-1, 0, 1} in one dimension."""
+    return Empirical(np.array([-1.0, 0.0, 1.0]), name="triple")
+
+
+def pair() -> Empirical:
+    """{-1, 1} in one dimension."""
+    return Empirical(np.array([-1.0, 1.0]), name="pair")
+
+
+def square(rotation: float = 0.0) -> Empirical:
+    """Four points on the unit circle, at multiples of 90°, turned by ``rotation`` degrees."""
+    return Empirical(_circle(90.0 * np.arange(4) + rotation), name=f"square turned by {rotation:g}°")
+
+
+def digits() -> Empirical:
+    """scikit-learn's 1,797 images of digits, ``(1, 8, 8)``; grey levels 0 … 16 become [-1, 1]."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise InputError("The digits ship with scikit-learn; install it: pip install 'vkernel[digits]'.") from error
+    return Empirical((load_digits().images[:, None] / 8 - 1).astype(np.float32), name="digits")
+
+
+TOYS: dict[str, Callable[..., Empirical]] = {
+    "hexagon": hexagon,
+    "line": line,
+    "L": ell,
+    "random": random_six,
+    "triple": triple,
+    "pair": pair,
+    "square": square,
+    "digits": digits,
+}
+
+
+def toy(name: str, rotation: float | None = None) -> Empirical:
+    """A toy set by its name in :data:`TOYS`; ``rotation``, in degrees, is for ``"square"`` alone."""
+    require(name in TOYS, f"There is no toy set {name!r}; there are {', '.join(TOYS)}.")
+    require(rotation is None or name == "square", f"rotation turns the toy set 'square' alone, not {name!r}.")
+    return TOYS[name]() if rotation is None else square(rotation)

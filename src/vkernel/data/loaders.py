@@ -1,0 +1,418 @@
+"""Training sets from files: :func:`load` knows the format by suffix, by magic number, or by what a folder holds.
+
+========================================  ============================================================================
+``.npy``                                  memory-mapped, never read whole
+``.npz`` · ``.safetensors`` · ``.pt``     one array: the only one, the first with two or more axes (.npz), or ``key``
+``.csv`` · ``.tsv``                       one point a line, numbers alone; a header line is allowed
+``.parquet``                              a column of images or of lists, else all columns of numbers; or ``key``
+IDX, IDX ``.gz`` (MNIST and its kin)      images become ``(1, H, W)``; memory-mapped where not compressed
+folder of images                          all of one size; grey ``(1, H, W)``, colour ``(3, H, W)``; sorted by name
+folder of ``Dataset.save_to_disk``        Hugging Face data sets, as ``.parquet``
+sheet, or folder of sheets                one PNG with an image in each row of pixels, as CIFAR-10 is kept here
+========================================  ============================================================================
+
+Files may come from strangers: nothing is unpickled and no code in them runs. What cannot be read is refused with one
+sentence. Libraries other than torch and numpy are imported when a file needs them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gzip
+import importlib
+import io
+import math
+import os
+import re
+import struct
+import warnings
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vkernel.core.errors import InputError, require
+from vkernel.data.empirical import Empirical
+
+__all__ = ["load", "read_cifar_sheets"]
+
+_IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+_IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM")  # plain decoders; none that runs another program
+_SHEET_NAME = re.compile(r"cifar10_batch_(\d+)\.png")
+_FIRST_TEST_SHEET = 50
+_IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+
+
+def load(
+    path: str | os.PathLike[str], scale: Any = "auto", layout: str | None = None, key: str | None = None
+) -> Empirical:
+    """The training set in the file or folder ``path``.
+
+    ``scale``
+        ``"auto"``: uint8 images (events with two or three axes) go to [-1, 1], all else stays as it is; ``"none"``;
+        or ``(low, high)``, also as text ``"low,high"``, for any integers.
+    ``layout``
+        ``"sheet:HxW"``: the PNG file, or each PNG of the folder, is a sheet with one H×W image in each row of pixels.
+        Files named ``cifar10_batch_*.png`` are known to be sheets of 32×32. Of a *folder* of these only the training
+        sheets are taken, those numbered below 50; a test sheet is loaded by its own path.
+    ``key``
+        which array of .npz, .safetensors or .pt; which column of .parquet, or several as ``"a,b"``; of a Hugging Face
+        folder a column, a split, or ``"split/column"`` (default: the split ``train``).
+    """
+    path = Path(path).expanduser()
+    require(path.exists(), f"There is no file or folder {path}.")
+    points = _read_folder(path, layout, key) if path.is_dir() else _read_file(path, layout, key)
+    try:
+        return Empirical(points, scale=_parse_scale(scale, points), name=path.name)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def _parse_scale(scale: Any, points: Any) -> Any:
+    if isinstance(scale, str) and scale.strip().lower() == "auto":
+        return (-1.0, 1.0) if points.dtype in (np.uint8, torch.uint8) and points.ndim in (3, 4) else None
+    if scale is None or (isinstance(scale, str) and scale.strip().lower() == "none"):
+        return None
+    if isinstance(scale, str):
+        try:
+            low, high = (float(end) for end in scale.split(","))
+        except ValueError:
+            raise InputError(f"scale must be 'auto', 'none' or 'low,high', not {scale!r}.") from None
+        return low, high
+    return scale
+
+
+def _read_file(path: Path, layout: str | None, key: str | None) -> Any:
+    suffix = path.suffix.lower()
+    require(path.is_file(), f"{path} is neither a file nor a folder.")
+    require(path.stat().st_size > 0, f"{path} is an empty file.")
+    if suffix in _IMAGES:
+        require(key is None, f"{path} is an image; a key picks an array of a file that holds several.")
+        return _read_image_file(path, layout)
+    require(layout is None, f"layout={layout!r} describes PNG files, and {path} is none.")
+    if suffix in _KEYED:
+        return _KEYED[suffix](path, key)
+    require(key is None, f"{path} holds a single array, so key={key!r} picks nothing; leave it out.")
+    if suffix in _PLAIN:
+        return _PLAIN[suffix](path)
+    return _read_idx(path)
+
+
+def _read_folder(path: Path, layout: str | None, key: str | None) -> Any:
+    if any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        require(layout is None, f"layout={layout!r} describes PNG files, and {path} holds a Hugging Face data set.")
+        return _read_hugging_face(path, key)
+    require(key is None, f"{path} is a folder of images, so key={key!r} picks nothing; leave it out.")
+    files = [f for f in path.rglob("*") if f.suffix.lower() in _IMAGES and f.is_file() and not f.name.startswith(".")]
+    files.sort(key=lambda file: file.relative_to(path).as_posix())
+    require(files, f"The folder {path} holds no images and no saved Hugging Face data set.")
+    sheets = [file for file in files if _SHEET_NAME.fullmatch(file.name)]
+    if layout is None and not sheets:
+        return _stack(map(_decode, files, map(str, files)), files)
+    training = sorted((file for file in sheets if _sheet_number(file) < _FIRST_TEST_SHEET), key=_sheet_number)
+    require(training or not sheets, f"{path} holds test sheets alone; load the sheet by its own path.")
+    return _read_sheets(training or files, _sheet_size(layout or "sheet:32x32"))
+
+
+@contextlib.contextmanager
+def _reading(path: Path, what: str) -> Iterator[None]:
+    """Turn whatever a reader raises on a broken file into one sentence."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise InputError(f"{path} cannot be read as {what}: {why}.") from error
+
+
+def _library(name: str, package: str, purpose: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise InputError(f"Reading {purpose} needs {name}: pip install {package}.") from error
+
+
+def _choose(path: Path, names: Sequence[str], key: str | None) -> str:
+    """The array that ``key`` names, or the only one."""
+    require(names, f"{path} holds no array.")
+    require(key is None or key in names, f"{path} holds no array {key!r}; it holds {_listed(names)}.")
+    require(key or len(names) == 1, f"{path} holds several arrays; pick one with key: {_listed(names)}.")
+    return key or names[0]
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _read_npy(path: Path) -> np.ndarray:
+    with _reading(path, "a .npy array"):
+        return np.lib.format.open_memmap(path, mode="r")
+
+
+def _read_npz(path: Path, key: str | None) -> np.ndarray:
+    with _reading(path, "a .npz archive"):
+        require(zipfile.is_zipfile(path), f"{path} cannot be read as a .npz archive: it is damaged, or another format.")
+        with np.load(path, allow_pickle=False) as archive:
+            if key is None and len(archive.files) > 1:
+                arrays = (archive[name] for name in archive.files)
+                first = next((array for array in arrays if array.ndim > 1), None)
+                if first is not None:
+                    return first
+            return archive[_choose(path, archive.files, key)]
+
+
+def _read_safetensors(path: Path, key: str | None) -> Any:
+    with _reading(path, "safetensors"):
+        safe = _library("safetensors", "safetensors", ".safetensors")
+        with safe.safe_open(str(path), framework="pt") as file:
+            return file.get_tensor(_choose(path, list(file.keys()), key))
+
+
+def _read_torch(path: Path, key: str | None) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            held = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise InputError(
+            f"{path} cannot be read as plain tensors: it is damaged, or it holds Python objects, which could run code "
+            "and are never loaded; save a tensor, or a dictionary of tensors."
+        ) from error
+    if isinstance(held, dict):
+        tensors = {str(name): value for name, value in held.items() if isinstance(value, torch.Tensor)}
+        return tensors[_choose(path, list(tensors), key)]
+    require(
+        isinstance(held, torch.Tensor), f"{path} holds a {type(held).__name__}, not a tensor or a dictionary of them."
+    )
+    require(key is None, f"{path} holds a single tensor, so key={key!r} picks nothing; leave it out.")
+    return held
+
+
+def _read_text(path: Path) -> np.ndarray:
+    separator = "\t" if path.suffix.lower() == ".tsv" else ","
+    with _reading(path, f"a table of numbers ({path.suffix.lower()})"):
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = ((n, row) for n, row in enumerate(csv.reader(file, delimiter=separator), 1) if any(row))
+            number, first = next(rows, (0, []))
+            header = number if not any(map(_is_number, first)) else 0
+            require(number and (not header or next(rows, None)), f"{path} holds no line of numbers.")
+        try:
+            return np.loadtxt(
+                path, delimiter=separator, skiprows=header, ndmin=2, comments=None, quotechar='"', encoding="utf-8-sig"
+            )
+        except ValueError:
+            _blame(path, separator, header)
+            raise
+
+
+def _blame(path: Path, separator: str, header: int) -> None:
+    """Name the first line that is no row of numbers."""
+    width = None
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        for number, row in enumerate(csv.reader(file, delimiter=separator), 1):
+            if number <= header or not any(row):
+                continue
+            for cell in row:
+                require(_is_number(cell), f"{path}, line {number}: {cell!r} is not a number.")
+            width = width or len(row)
+            require(len(row) == width, f"{path}, line {number}: {len(row)} numbers where lines before have {width}.")
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return "_" not in cell
+
+
+def _read_idx(path: Path) -> np.ndarray:
+    """An IDX file, known by its magic number: two zero bytes, a type, a number of axes; then the axes' lengths."""
+    zipped = _starts_with(path, b"\x1f\x8b")
+    with _reading(path, "an IDX file"), gzip.open(path, "rb") if zipped else path.open("rb") as file:
+        head = file.read(4)
+        known = len(head) == 4 and head[:2] == b"\0\0" and head[2] in _IDX_TYPES and head[3] > 0
+        require(known, f"{path} has no format known here; known are {', '.join([*_PLAIN, *_KEYED])}, IDX and folders.")
+        sizes = file.read(4 * head[3])
+        require(len(sizes) == 4 * head[3], f"{path} is truncated: its IDX header is incomplete.")
+        shape = struct.unpack(f">{head[3]}I", sizes)
+        kind, offset = np.dtype(_IDX_TYPES[head[2]]), 4 + len(sizes)
+        expected = math.prod(shape) * kind.itemsize
+        body = file.read(expected + 1) if zipped else b""
+    found = len(body) if zipped else path.stat().st_size - offset
+    require(found >= expected, f"{path} is truncated: its header announces {expected} bytes, and {found} are there.")
+    require(found == expected, f"{path} is damaged: there is more in it than the {expected} bytes it announces.")
+    require(expected > 0, f"{path} holds no points.")
+    images = (shape[0], 1, *shape[1:]) if len(shape) == 3 else shape
+    if zipped:
+        return np.frombuffer(body, kind).reshape(images)
+    return np.memmap(path, kind, mode="r", offset=offset, shape=images)
+
+
+def _starts_with(path: Path, magic: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(magic)) == magic
+
+
+def _read_parquet(path: Path, key: str | None) -> np.ndarray:
+    parquet = _library("pyarrow.parquet", "'vkernel[data]'", ".parquet")
+    with _reading(path, "a .parquet table"):
+        return _table_points(path, parquet.read_table(path), key)
+
+
+def _read_hugging_face(path: Path, key: str | None) -> np.ndarray:
+    datasets = _library("datasets", "'vkernel[data]'", "a Hugging Face data set")
+    with _reading(path, "a saved Hugging Face data set"):
+        held = datasets.load_from_disk(str(path))
+        if isinstance(held, datasets.DatasetDict):
+            split, _, column = (key or "").partition("/")
+            if split not in held:
+                split, column = "train" if "train" in held else next(iter(held), ""), key or ""
+                require(len(held) == 1 or split == "train", f"{path} has splits {_listed(held)}; pick one with key.")
+            held, key = held[split], column or None
+        return _table_points(path, held.with_format("arrow")[:], key)
+
+
+def _table_points(path: Path, table: Any, key: str | None) -> np.ndarray:
+    """Points from an Arrow table: a column of images, else one of lists, else all columns of numbers."""
+    require(len(table) > 0, f"{path} holds no rows.")
+    if key is None:
+        kinds = {field.name: _kind(field.type) for field in table.schema}
+        images, lists, names = ([n for n in kinds if kinds[n] == k] for k in ("image", "list", "number"))
+        names = images[:1] or lists[:1] or names
+        require(names, f"{path} holds no column of images or numbers; it holds {_listed(table.column_names)}.")
+    else:
+        names = [key] if key in table.column_names else [name.strip() for name in key.split(",")]
+        missing = [name for name in names if name not in table.column_names]
+        require(not missing, f"{path} holds no column {_listed(missing)!r}; it holds {_listed(table.column_names)}.")
+    columns = [_column_points(path, name, table.column(name)) for name in names]
+    if len(columns) == 1:
+        return columns[0]
+    require(all(c.ndim == 1 for c in columns), f"Columns picked together from {path} must hold single numbers.")
+    return np.stack(columns, axis=1)
+
+
+def _kind(kind: Any) -> str:
+    """What an Arrow type holds: ``image`` (encoded bytes, or a struct with them), ``list``, ``number`` or ``other``."""
+    import pyarrow.types as t
+
+    kind = getattr(kind, "storage_type", kind)
+    if t.is_binary(kind) or t.is_large_binary(kind) or (t.is_struct(kind) and kind.get_field_index("bytes") >= 0):
+        return "image"
+    if t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind):
+        return "list"
+    return "number" if t.is_integer(kind) or t.is_floating(kind) else "other"
+
+
+def _column_points(path: Path, name: str, column: Any) -> np.ndarray:
+    import pyarrow as pa
+    import pyarrow.compute as compute
+
+    what, missing = f"Column {name!r} of {path}", "has missing values; drop those rows first."
+    array = pa.concat_arrays([c.storage if isinstance(c, pa.ExtensionArray) else c for c in column.chunks])
+    if _kind(array.type) == "image":
+        cells = compute.struct_field(array, "bytes") if pa.types.is_struct(array.type) else array
+        require(cells.null_count == 0, f"{what} {missing}")
+        labels = [f"{what}, image {i}" for i in range(len(cells))]
+        files = (io.BytesIO(cell.as_py()) for cell in cells)
+        return _stack(map(_decode, files, labels), labels)
+    shape = [len(array)]
+    require(array.null_count == 0, f"{what} {missing}")
+    while _kind(array.type) == "list":
+        lengths = compute.unique(compute.list_value_length(array))
+        require(len(lengths) == 1, f"{what} holds lists of different lengths; points must have one shape.")
+        shape.append(lengths[0].as_py())
+        array = array.flatten()
+        require(array.null_count == 0, f"{what} {missing}")
+    require(_kind(array.type) == "number", f"{what} holds {array.type}, not numbers or images.")
+    return array.to_numpy(zero_copy_only=False).reshape(shape)
+
+
+def _decode(file: Any, label: str) -> np.ndarray:
+    """One image, ``(C, H, W)`` uint8, C = 1 for grey and 3 for colour."""
+    images = _library("PIL.Image", "pillow", "images")
+    with _reading(Path(label), "an image"), images.open(file, formats=_IMAGE_FORMATS) as image:
+        mode = {"1": "L", "P": "RGB"}.get(image.mode, image.mode)
+        require(mode in ("L", "RGB"), f"{label} has mode {mode}; grey (L) and colour (RGB) images can be read.")
+        pixels = np.asarray(image.convert(mode))
+    return pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
+
+
+def _stack(images: Iterable[np.ndarray], labels: Sequence[Any]) -> np.ndarray:
+    """Images of one size and mode, in one array."""
+    stacked = np.empty(0, np.uint8)
+    for i, image in enumerate(images):
+        if i == 0:
+            stacked = np.empty((len(labels), *image.shape), np.uint8)
+        require(
+            image.shape == stacked.shape[1:],
+            f"Images must have one size and mode: {labels[0]} is {_size(stacked[0])}, {labels[i]} is {_size(image)}.",
+        )
+        stacked[i] = image
+    return stacked
+
+
+def _size(image: np.ndarray) -> str:
+    return f"{image.shape[2]}×{image.shape[1]} {'grey' if image.shape[0] == 1 else 'RGB'}"
+
+
+def _read_image_file(path: Path, layout: str | None) -> np.ndarray:
+    if layout is None and not _SHEET_NAME.fullmatch(path.name):
+        raise InputError(
+            f"{path} is one image; give the folder that holds the training images, or layout='sheet:32x32' for a "
+            "sheet with one image in each row of pixels."
+        )
+    return _read_sheets([path], _sheet_size(layout or "sheet:32x32"))
+
+
+def read_cifar_sheets(paths: Any) -> np.ndarray:
+    """CIFAR-10 sheets (PNG, 1024 pixels wide, one 32×32 image a row) stacked in the order given, ``(n, 3, 32, 32)``."""
+    paths = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    require(paths, "No sheet was given.")
+    return _read_sheets([Path(path) for path in paths], (32, 32))
+
+
+def _read_sheets(paths: Sequence[Path], size: tuple[int, int]) -> np.ndarray:
+    sheets = [_read_sheet(path, size) for path in paths]
+    modes = {sheet.shape[1] for sheet in sheets}
+    require(len(modes) == 1, f"Some sheets among {paths[0]} … {paths[-1]} are grey and some are RGB.")
+    return np.concatenate(sheets) if len(sheets) > 1 else sheets[0]
+
+
+def _read_sheet(path: Path, size: tuple[int, int]) -> np.ndarray:
+    require(path.is_file(), f"There is no file {path}.")
+    pixels, (height, width) = _decode(path, str(path)), size
+    require(
+        pixels.shape[2] == height * width,
+        f"{path} is {pixels.shape[2]} pixels wide; a sheet of {height}×{width} images is {height * width}.",
+    )
+    rows = pixels.transpose(1, 0, 2)
+    return np.ascontiguousarray(rows).reshape(len(rows), pixels.shape[0], height, width)
+
+
+def _sheet_number(path: Path) -> int:
+    match = _SHEET_NAME.fullmatch(path.name)
+    return int(match[1]) if match else -1
+
+
+def _sheet_size(layout: str) -> tuple[int, int]:
+    match = re.fullmatch(r"sheet:(\d+)x(\d+)", layout.strip().lower())
+    if match is None:
+        raise InputError(f"layout must be 'sheet:HxW', such as 'sheet:32x32', not {layout!r}.")
+    return int(match[1]), int(match[2])
+
+
+_PLAIN: dict[str, Callable[[Path], Any]] = {".npy": _read_npy, ".csv": _read_text, ".tsv": _read_text}
+_KEYED: dict[str, Callable[[Path, str | None], Any]] = {
+    ".npz": _read_npz,
+    ".parquet": _read_parquet,
+    ".safetensors": _read_safetensors,
+    ".pt": _read_torch,
+    ".pth": _read_torch,
+}

@@ -1,0 +1,217 @@
+r"""Features of images, in which laws of images are compared.
+
+An :class:`Extractor` maps images ``(n, *shape)`` to features ``(n, k)``:
+
+==========================  =========================================================================================
+pixels                      the image as it is
+standardised                each image less its mean, in units of the root mean square of what remains: blind to
+                            brightness and contrast (a constant image becomes 0)
+pca:K                       the first K principal components of the pixels
+pca:K of SPEC               … of other features
+package.file:function,      the user's own: called with images, it returns their features, of any shape after the first
+path/to/file.py:function    axis. Naming it imports that file, which runs it.
+a function or a network     likewise
+==========================  =========================================================================================
+
+Principal components are fitted on at most 4,096 training images with features :math:`f`: with the largest eigenvalues
+:math:`\lambda_1 \ge \dots \ge \lambda_K` of their covariance and the eigenvectors :math:`e_j`,
+
+.. math:: z_j = e_j \cdot (f - \bar f) / s, \qquad s^2 = \frac1K \sum_j \lambda_j .
+
+One number s for all: they are not whitened, and have mean variance 1 whatever the unit of pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vkernel.adapters import weights as files
+from vkernel.core import rng
+from vkernel.core.errors import InputError, require
+from vkernel.data.empirical import Empirical
+from vkernel.reports.audit.levels import chosen
+
+__all__ = ["Extractor", "extractor"]
+
+FITTED = 4096  # images, for principal components
+_NUMBERS = 2**21  # of pixels in one call
+_FLAT = 1e-6  # of an image's largest value: less is no contrast but rounding
+
+
+@dataclass(frozen=True, eq=False)
+class Extractor:
+    """``extract(images)`` are their features ``(n, k)``; principal components must be fitted first.
+
+    ``theirs`` is true of the user's own features, ``components`` is K if there are to be principal components.
+    """
+
+    name: str
+    function: Callable[[Tensor], Any] = field(repr=False)
+    theirs: bool = False
+    components: int | None = None
+    center: Tensor | None = field(default=None, repr=False)
+    axes: Tensor | None = field(default=None, repr=False)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        features = self._features(images)
+        if self.components is None:
+            return features
+        if self.center is None or self.axes is None:
+            raise InputError(f"The principal components of {self.name!r} are not fitted; call .fit(data).")
+        own = self.axes.to(features.device)
+        require(
+            features.shape[1] == len(own),
+            f"{self.name!r} was fitted on {len(own)} features, but these images have {features.shape[1]}.",
+        )
+        return (features.double() - self.center.to(features.device)) @ own
+
+    def over(self, images: Empirical | Tensor, indices: Tensor | None = None) -> Tensor:
+        """The features of all images, or of those at ``indices``, ``(n, k)``, taken chunk by chunk."""
+        parts: list[Tensor] = []
+        for chunk in _chunks(images, indices):
+            parts.append(self(chunk))
+            k, first = parts[-1].shape[1], parts[0].shape[1]
+            require(k == first, f"{self.name!r} returned {first} features for some images and {k} for others.")
+        return torch.cat(parts)
+
+    def fit(self, data: Empirical | Tensor, seed: int = 0) -> Extractor:
+        """With principal components of ``data``; an extractor that needs none returns itself."""
+        if self.components is None:
+            return self
+        data = data if isinstance(data, Empirical) else Empirical(data)
+        which = chosen(data, min(FITTED, data.n), rng.stream(seed, "images for principal components"))
+        features = replace(self, components=None).over(data, which).double().cpu()
+        n, k = features.shape
+        require(
+            self.components < n and self.components <= k,
+            f"{self.name!r} asks for {self.components} components, but {n} images with {k} features have "
+            f"{min(n - 1, k)} at most.",
+        )
+        center = features.mean(0)
+        return replace(self, center=center, axes=_axes(features - center, self.components))
+
+    def reduced(self, components: int) -> Extractor:
+        """The first principal components of these features, to be fitted."""
+        require(self.components is None, f"{self.name!r} are principal components already.")
+        name = f"pca:{components}" + ("" if self.name == "pixels" else f" of {self.name}")
+        return replace(self, name=name, components=components)
+
+    def remainder(self) -> Extractor:
+        """One feature: the length of what the fitted principal components leave out, in their unit s."""
+        if self.center is None or self.axes is None:
+            raise InputError(f"{self.name!r} has no fitted principal components, and leaves nothing out.")
+        center, unit = self.center, 1 / float(self.axes[:, 0].norm())
+        axes = self.axes * unit
+
+        def length(images: Tensor) -> Tensor:
+            rows = self._features(images).double() - center.to(images.device)
+            own = axes.to(images.device)
+            return (rows - rows @ own @ own.mT).norm(dim=1) / unit
+
+        return Extractor(f"what {self.name} leaves out", length)
+
+    def _features(self, images: Tensor) -> Tensor:
+        """What the function returns, refused unless it is one finite row of numbers for each image."""
+        n = len(images)
+        try:
+            with torch.no_grad():
+                out = torch.as_tensor(self.function(images)).detach()
+        except Exception as error:
+            raise InputError(
+                f"The features {self.name!r} failed on images of shape {tuple(images.shape)}: {type(error).__name__}: "
+                f"{files._why(error)}."
+            ) from error
+        require(
+            out.ndim > 0 and len(out) == n and out.numel() > 0 and not out.is_complex(),
+            f"The features {self.name!r} must be real numbers, one row for each of {n} images; got {out.dtype} of "
+            f"shape {tuple(out.shape)}.",
+        )
+        out = out.reshape(n, -1).to(images.device)
+        out = out if out.dtype in (torch.float32, torch.float64) else out.float()
+        bad = int((~out.isfinite().all(1)).sum())
+        require(not bad, f"The features {self.name!r} of {bad} of {n} images are NaN or infinite.")
+        return out
+
+
+def extractor(spec: Any) -> Extractor:
+    """The extractor that ``spec`` describes: a text of the table above, a function, a network or an extractor."""
+    if isinstance(spec, Extractor):
+        return spec
+    if not isinstance(spec, str):
+        require(callable(spec), f"Features are named by a text or computed by a function, not {type(spec).__name__}.")
+        return _theirs(spec, getattr(spec, "__name__", type(spec).__name__))
+    text = spec.strip()
+    if text in _OURS:
+        return Extractor(text, _OURS[text])
+    if text.startswith("pca:"):
+        count, _, rest = text.removeprefix("pca:").partition(" of ")
+        whole = count.strip().isdecimal() and int(count) > 0
+        require(whole, f"Principal components are written pca:32 or pca:32 of standardised, not {spec!r}.")
+        return extractor(rest or "pixels").reduced(int(count))
+    require(
+        ":" in text,
+        f"There are no features {spec!r}; there are {', '.join(_OURS)}, pca:K, and your own as package.file:function "
+        "or path/to/file.py:function.",
+    )
+    return _theirs(files.named(text, "function"), text)
+
+
+def _theirs(function: Any, name: str) -> Extractor:
+    require(callable(function), f"The features {name!r} are no function but a {type(function).__name__}.")
+    require(
+        not (isinstance(function, nn.Module) and function.training),
+        f"The network {name!r} is in training mode, where features may change from call to call; call .eval() first.",
+    )
+    return Extractor(name, function, theirs=True)
+
+
+def _pixels(images: Tensor) -> Tensor:
+    return images.flatten(1) if images.ndim > 1 else images[:, None]
+
+
+def _standardised(images: Tensor) -> Tensor:
+    rows = _pixels(images).double()
+    rest = rows - rows.mean(1, keepdim=True)
+    size = rest.square().mean(1, keepdim=True).sqrt()
+    flat = size <= _FLAT * rows.abs().amax(1, keepdim=True)
+    return (rest / size.masked_fill(flat, 1.0)).masked_fill(flat, 0.0).to(images.dtype)
+
+
+_OURS: dict[str, Callable[[Tensor], Tensor]] = {"pixels": _pixels, "standardised": _standardised}
+
+
+def _chunks(images: Any, indices: Tensor | None) -> Iterator[Tensor]:
+    """Images ``(k, *shape)``, as many at a time as one call should take."""
+    if isinstance(images, Empirical):
+        which = torch.arange(images.n) if indices is None else indices
+        require(len(which) > 0, "There are no images to take features of.")
+        for some in which.split(max(1, _NUMBERS // images.d)):
+            yield images.images(some)
+        return
+    require(isinstance(images, Tensor), f"Images must be a tensor or an Empirical set, not {type(images).__name__}.")
+    images = images if indices is None else images[indices]
+    require(images.numel() > 0, f"There are no images in a tensor of shape {tuple(images.shape)}.")
+    images = images if images.is_floating_point() else images.float()
+    yield from images.split(max(1, _NUMBERS // math.prod(images.shape[1:])))
+
+
+def _axes(rows: Tensor, count: int) -> Tensor:
+    """The first principal axes of centred rows ``(n, k)``, ``(k, count)``, over the root mean variance along them."""
+    from scipy.linalg import eigh
+
+    n, k = rows.shape
+    product = (rows.mT @ rows if k <= n else rows @ rows.mT) / (n - 1)
+    size = len(product)
+    values, vectors = eigh(product.numpy(), subset_by_index=[size - count, size - 1])
+    mean = float(values.clip(0).mean())
+    require(mean > 0, "All images have the same features; there are no principal components.")
+    axes = torch.from_numpy(vectors).flip(1)
+    if k > n:
+        axes = torch.linalg.qr(rows.mT @ axes).Q
+    return axes / math.sqrt(mean)

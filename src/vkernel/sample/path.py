@@ -1,0 +1,400 @@
+r"""Paths and their weights: the path integral of the effective dynamics, made of finite steps (docs/theory.md, §5).
+
+A trained model goes down one path, the solution of :math:`\dot x = -\beta x - D \hat s_\theta`. A delta function that
+says so at every time, written as an integral over a *response field* :math:`p`, is the form of Martin, Siggia and Rose,
+:math:`\int \mathcal{D}x\, \mathcal{D}p\, \exp\{\int i p \cdot (\dot x + \beta x + D \hat s_\theta) dt\}`, in which the
+model stands in the exponent, linearly. Averaged over training it is :math:`\exp(M_1 - \tfrac12 M_2 + \dots)`, with
+
+.. math:: M_1 = i \int p \cdot R\, dt, \quad R = \dot x + \beta x + D s_{avg}, \qquad
+          M_2 = \iint p_t^T\, V(x_t,t;x_{t'},t')\, p_{t'}\, dt\, dt' ,
+
+which :func:`cumulants` returns; the rest is dropped. **Discretisation**: a path is ``(steps + 1, *batch, d)`` at
+descending times, :math:`\Delta_k = t_k - t_{k+1} > 0`; all is taken at the pre-step point, that of larger t (Itô):
+
+.. math:: x_{k+1} = x_k + \Delta_k (\beta_k x_k + D_k s_{avg}(x_k, t_k)) - \Delta_k R_k .
+
+The map from noise to path is triangular with :math:`-\Delta_k` on its diagonal: its Jacobian is the constant
+:math:`\prod_k \Delta_k^d`, and no determinant of the drift appears ("Jacobian 1"). The integral over p is Gaussian and
+leaves the law of the residuals, with covariances *on the path*: independent :math:`R_k \sim N(0, D\,\mathrm{Cov}_k D /
+\Delta_k)` for a white V; for a quenched V together :math:`N(0, V)`, :math:`V_{kl} = D_k \mathrm{Cov}[\hat s(x_k,t_k),
+\hat s(x_l,t_l)] D_l`, where each step is conditioned on what the field said before. Hence
+:math:`-\log P = \tfrac12 R^T V^{-1} R + \tfrac12 \log\det V[path] + d \sum_k \log \Delta_k + \mathrm{const}`;
+:func:`action` is the first term (Freidlin and Wentzell's), :func:`log_prob` all of it. Where V is singular (data that
+span less than the space, few features) a path whose residual leaves its range is impossible, and the density is one in
+the coordinates that are left free: at each step, those that the steps before do not fix.
+
+The PF-ODE of :math:`s_{avg}`, R = 0, has action zero (:func:`zero_action`). It is the *mode* only if V does not depend
+on the state, or as V → 0; else the determinant moves the mode towards small V, and for a white V ever further as the
+step is refined (:func:`most_probable` warns). What has a meaning of its own is the probability of a *bundle* of paths.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vkernel.core import rng
+from vkernel.core.covariance import Covariance, Generator
+from vkernel.core.errors import require
+from vkernel.core.estimate import Estimate
+from vkernel.process import Process
+from vkernel.sample.sde import VKernel
+from vkernel.score.conversions import Score
+
+__all__ = ["action", "bundle_probability", "cumulants", "log_prob", "most_probable", "probability", "residual"]
+__all__ += ["simulate", "zero_action"]
+
+Grid = int | Tensor  # a number of steps on the process's own grid, or descending times
+Noise = Callable[[int, Tensor, float], Tensor]
+DENSE, ALONG = 64, 2048  # largest d, and largest steps × d of a quenched V, for which matrices are formed
+WHITE, FACTORS, FUNCTION = 1e-6, 1e-10, 3e-5  # standard deviations that are zero beside the largest, by kind of V
+
+
+class _Chain(NamedTuple):
+    """A path with the process along it, in float64: dt and D ``(steps, 1, …, 1)``, R ``(steps, *batch, d)``."""
+
+    x: Tensor
+    t: list[float]
+    dt: Tensor
+    D: Tensor
+    R: Tensor
+    room: Tensor  # |R| up to which it is rounding, (steps, *batch)
+
+
+def residual(path: Tensor, s_avg: Score, process: Process, times: Tensor | None = None) -> Tensor:
+    r""":math:`R = \dot x + \beta x + D s_{avg}` at the pre-step points, ``(steps, *batch, d)``: zero on the PF-ODE."""
+    return _chain(path, s_avg, None, process, times).R.to(path.dtype)
+
+
+def cumulants(
+    path: Tensor, response: Tensor, s_avg: Score, V: VKernel, process: Process, times: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    r"""The first two cumulants of a path and its ``response`` field p, ``(steps, *batch, d)``; both ``(*batch,)``.
+
+    :math:`M_1 = \sum_k \Delta_k p_k \cdot R_k`, the *real number that multiplies i*; :math:`M_2 = \sum_k \Delta_k p_k^T
+    D\,\mathrm{Cov}\,D\, p_k` for a white V, :math:`\sum_{kl} \Delta_k \Delta_l p_k^T V_{kl}\, p_l` for a quenched one.
+    """
+    c = _chain(path, s_avg, V, process, times)
+    good = isinstance(response, Tensor) and response.shape == c.R.shape and bool(response.isfinite().all())
+    require(good, f"The response field must be finite and have the shape of the residual, {tuple(c.R.shape)}.")
+    p = response.detach().to(c.x)
+    second = (_factors(c, V)[0].mT @ _rows(c.dt * p, V)[..., None]).square().sum((0, -2, -1) if V.white else (-2, -1))
+    return (c.dt * p * c.R).sum((0, -1)).to(path.dtype), second.to(path.dtype)
+
+
+def action(path: Tensor, s_avg: Score, V: VKernel, process: Process, times: Tensor | None = None) -> Tensor:
+    r"""The quadratic (Freidlin–Wentzell) action :math:`\tfrac12 R^T V^+ R` of each path, ``(*batch,)``.
+
+    White: :math:`\sum_k \tfrac12 \Delta_k R_k^T (D\,\mathrm{Cov}\,D)^+ R_k`. Quenched, with factors: the least
+    :math:`\tfrac12 |w|^2` of unit normal weights w that make the path. +inf, and a warning, where no noise makes it.
+    """
+    return _weigh(_chain(path, s_avg, V, process, times), V)[0].to(path.dtype)
+
+
+def log_prob(path: Tensor, s_avg: Score, V: VKernel, process: Process, times: Tensor | None = None) -> Tensor:
+    r"""The log-density of each path given its first point, in the coordinates :math:`x_1 \dots x_N`; ``(*batch,)``.
+
+    :math:`-\tfrac12 R^T V^+ R - \tfrac12 \log\det(2\pi V) - d \sum_k \log \Delta_k`, V on the path (see the module's
+    text for a singular V); -inf, and a warning, off the support. A path that is certain (V = 0, R = 0) has 0.
+    """
+    square, norm = _weigh(_chain(path, s_avg, V, process, times), V)
+    return (norm - square).to(path.dtype)
+
+
+def zero_action(s_avg: Score, process: Process, x_T: Tensor, steps: Grid, spacing: str | None = None) -> Tensor:
+    """The PF-ODE path of ``s_avg`` by Euler's method, ``(steps + 1, *batch, d)``: the zero of the quadratic action."""
+    _door(s_avg, None, process)
+    return _walk(_start(x_T), s_avg, process, _grid(process, steps, spacing), lambda k, x, t: 0 * x).to(x_T.dtype)
+
+
+def simulate(
+    s_avg: Score, V: VKernel, process: Process, x_T: Tensor, *, steps: Grid, samples: int, generator: Generator = None
+) -> Tensor:
+    """Paths, ``(steps + 1, samples, *x_T.shape)``; a quenched V draws one field per sample, which a batch shares."""
+    _door(s_avg, V, process)
+    require(isinstance(samples, int) and samples >= 1, f"samples must be a whole number ≥ 1; got {samples!r}.")
+    x, source, times = _start(x_T), rng.as_generator(generator), _grid(process, steps)
+    dt, D = (-times.diff()).tolist(), process.D(times).tolist()
+    field = None if V.white else V.draw(samples, source)
+
+    def noise(k: int, x: Tensor, t: float) -> Tensor:
+        return D[k] * (dt[k] * field(x, t) if field else math.sqrt(dt[k]) * _cov(V, x, t).draw(source))
+
+    return _walk(x.expand(samples, *x.shape).contiguous(), s_avg, process, times, noise).to(x_T.dtype)
+
+
+def probability(
+    event: Callable[[Tensor], Tensor], s_avg: Score, V: VKernel, process: Process, x_T: Tensor, **chain: Any
+) -> Estimate:
+    """The probability of an event by simulation, with Wilson's interval; ``chain`` goes to :func:`simulate`.
+
+    ``event`` takes paths ``(steps + 1, samples, *batch, d)`` and returns booleans ``(samples, *batch)``.
+    """
+    paths = simulate(s_avg, V, process, x_T, **chain)
+    hit, n = event(paths), paths.shape[1]
+    good = isinstance(hit, Tensor) and hit.dtype == torch.bool and hit.shape == paths.shape[1:-1]
+    require(good, f"The event must return booleans of shape {tuple(paths.shape[1:-1])}.")
+    p, z2 = hit.double().mean(0), 1.959963984540054**2
+    centre, half = p + z2 / (2 * n), (z2 * (p * (1 - p) / n + z2 / (4 * n**2))).sqrt()
+    low, high = ((centre + sign * half).div(1 + z2 / n).clamp(0, 1) for sign in (-1, 1))
+    return Estimate(*(a if a.ndim else float(a) for a in (p, (p * (1 - p) / n).sqrt(), low, high)))
+
+
+def bundle_probability(
+    paths: Tensor, s_avg: Score, V: VKernel, process: Process, cell: float | Tensor, times: Tensor | None = None
+) -> Tensor:
+    """The probability of a bundle: the density summed over ``paths (steps + 1, bundle, *batch, d)`` times ``cell``.
+
+    ``cell`` is the volume of path space (of x_1 … x_N) for which a path stands: one number, or one for each path.
+    The shares of single paths are ``log_prob(paths, …).softmax(0)``.
+    """
+    require(getattr(paths, "ndim", 0) >= 3, "A bundle of paths is a tensor (steps + 1, bundle, *batch, d).")
+    volume = torch.as_tensor(cell, dtype=torch.float64, device=paths.device)
+    good = bool((volume > 0).all() and volume.isfinite().all()) and volume.shape in ((), (paths.shape[1],))
+    require(good, f"cell must be a positive volume, one number or one for each path; got {cell!r}.")
+    log = log_prob(paths, s_avg, V, process, times)
+    return (log.double() + volume.log().reshape(-1, *(1,) * (log.ndim - 1))).logsumexp(0).exp().to(log.dtype)
+
+
+def most_probable(
+    s_avg: Score, V: VKernel, process: Process, x_T: Tensor, *, steps: Grid, x_end: Tensor | None = None
+) -> Tensor:
+    r"""The mode of the chain from ``x_T`` (to ``x_end``, if given), ``(steps + 1, *batch, d)``; small d and few steps.
+
+    White: a local search (L-BFGS on -log_prob, central differences) from the path of least action, in the normals that
+    make a path; the answer belongs to its step, as a warning says. Quenched: the mode *in the coordinates of the
+    field*, where the density is normal: with a free end the mean field, so :func:`zero_action`; to ``x_end`` the least
+    :math:`\tfrac12|w|^2` that ends there, by Newton's iteration from weights to the end (for a V with factors).
+    """
+    _door(s_avg, V, process)
+    start, times = _start(x_T), _grid(process, steps).to(x_T.device)
+    d, dt, D = start.shape[-1], -times.diff(), process.D(times)
+    require(d <= DENSE, f"most_probable forms matrices: it needs d ≤ {DENSE}; here d = {d}.")
+    goal = None if x_end is None else _start(x_end, "x_end")
+    require(goal is None or goal.shape == start.shape, f"x_end must have the shape of x_T, {tuple(start.shape)}.")
+    if not V.white and goal is None:
+        return zero_action(s_avg, process, x_T, times)
+    require(V.white or hasattr(V, "factors"), "A quenched mode with a given end needs a V with factors (FiniteRank).")
+
+    def walk(z: Tensor) -> tuple[Tensor, Tensor]:
+        """The paths that noise ``z (many, *batch, n)`` makes, and -log_prob where a white V makes them."""
+        z = torch.nn.functional.pad(z, (0, count - z.shape[-1]))
+        cost = 0.5 * z.square().sum(-1)
+
+        def noise(k: int, x: Tensor, t: float) -> Tensor:
+            nonlocal cost
+            if not V.white:
+                return dt[k] * D[k] * (z.movedim(-1, 0)[..., None] * V.factors(x, t)).sum(0)  # type: ignore[attr-defined]
+            values, vectors = _spectrum(dt[k] * D[k] ** 2 * _cov(V, x, t).dense())
+            cost = cost + 0.5 * torch.where(values > 0, 2 * math.pi * values, 1.0).log().sum(-1)
+            inside = vectors.mT @ z[..., k * d : (k + 1) * d, None]
+            return (vectors @ (values.sqrt()[..., None] * inside)).squeeze(-1)
+
+        return _walk(start.expand(*z.shape[:-1], d), s_avg, process, times, noise), cost
+
+    def minus_log_prob(z: Tensor) -> Tensor:
+        path, cost = walk(z)
+        if goal is None:
+            return cost
+        path[-1] = goal  # whatever z says of the last step
+        square, norm = _weigh(_chain(path, s_avg, V, process, times), V)
+        return square - norm
+
+    count = len(dt) * d if V.white else len(V.factors(start, float(times[0])))  # type: ignore[attr-defined]
+    z = start.new_zeros(*start.shape[:-1], count)
+    if goal is not None:
+        z = _reach(lambda z: walk(z)[0][-1], z, goal)
+    if V.white:
+        step = f"{float(dt.max()):.3g} ({len(dt)} steps): it has no limit as the step goes to 0."
+        warnings.warn(f"The most probable path of a white V belongs to its step, here {step}", stacklevel=2)
+        z = _descend(minus_log_prob, z if goal is None else z[..., :-d])
+    path = walk(z[None])[0][:, 0]
+    if goal is not None:
+        path[-1] = goal
+    return path.to(x_T.dtype)
+
+
+def _around(z: Tensor, h: float) -> Tensor:
+    """z, then z with h added to each coordinate, then subtracted, along a new first axis."""
+    eye = h * torch.eye(z.shape[-1], dtype=z.dtype, device=z.device).reshape(-1, *(1,) * (z.ndim - 1), z.shape[-1])
+    return torch.cat([z[None], z + eye, z - eye])
+
+
+def _descend(cost: Callable[[Tensor], Tensor], z: Tensor, h: float = 1e-5) -> Tensor:
+    """L-BFGS on the sum over the batch, with central differences along each coordinate."""
+    if z.numel() == 0:
+        return z
+    z = z.clone()
+    method = torch.optim.LBFGS([z], 1, 200, tolerance_grad=1e-5, tolerance_change=1e-14, line_search_fn="strong_wolfe")
+
+    def closure() -> float:
+        values = cost(_around(z, h))
+        require(bool(values.isfinite().all()), "The search for the most probable path left the support of V.")
+        z.grad = (values[1:].unflatten(0, (2, -1)).diff(dim=0)[0] / (-2 * h)).movedim(0, -1).contiguous()
+        return float(values[0].sum())
+
+    method.step(closure)
+    closure()
+    slope = float(torch.as_tensor(z.grad).abs().max())
+    if slope > 1e-4:
+        warnings.warn(f"No mode was found: the gradient of -log_prob is still {slope:.2g}.", stacklevel=3)
+    return z.detach()
+
+
+def _reach(end: Callable[[Tensor], Tensor], z: Tensor, goal: Tensor, h: float = 1e-6) -> Tensor:
+    """The least |z| with ``end(z) = goal``: Newton–Lagrange steps to J^+ (goal - end(z) + J z), halved until nearer."""
+    small = 1e-9 * (1 + goal.norm(dim=-1))
+    for _ in range(40):
+        now, up, down = torch.split(end(_around(z, h)), [1, z.shape[-1], z.shape[-1]])
+        J, miss = ((up - down) / (2 * h)).movedim(0, -1), goal - now[0]
+        step = (torch.linalg.pinv(J, rtol=1e-9) @ (miss[..., None] + J @ z[..., None])).squeeze(-1) - z
+        for _ in range(12):
+            left = (goal - end((z + step)[None])[0]).norm(dim=-1)
+            worse = (left > 0.9 * miss.norm(dim=-1)) & (left > small)
+            step = torch.where(worse[..., None], step / 2, step)
+            if not bool(worse.any()):
+                break
+        z = z + step
+        if bool((left <= small).all()) and float(step.abs().max()) < 1e-7 * (1 + float(z.abs().max())):
+            return z
+    require(
+        bool((left <= small).all()), f"No noise of V was found that ends at x_end; missed by {float(left.max()):.2g}."
+    )
+    warnings.warn("A path to x_end was found, but perhaps not the one of least action.", stacklevel=3)
+    return z
+
+
+def _weigh(c: _Chain, V: VKernel) -> tuple[Tensor, Tensor]:
+    """½ R^T V^+ R, +inf where R leaves the range of V, and the log-density at R = 0; both ``(*batch,)``."""
+    A, floor = _factors(c, V)
+    U, scale, _ = torch.linalg.svd(A, full_matrices=False)
+    R, top = _rows(c.R, V), scale.amax(-1)
+    keep = scale > floor * top[..., None]
+    inside = (U.mT @ R[..., None]).squeeze(-1) * keep
+    square = 0.5 * (inside / torch.where(keep, scale, 1.0)).square().sum(-1)
+    room = (c.room if V.white else c.room.norm(dim=0)) + 10 * floor * math.sqrt(R.shape[-1]) * top
+    off = (R - (U @ inside[..., None]).squeeze(-1)).norm(dim=-1) > room
+    norm = _log_volume(A.unflatten(-2, (-1, c.x.shape[-1])), [c.dt] if V.white else list(c.dt), floor * top)
+    if V.white:  # the steps are independent
+        square, off, norm = square.sum(0), off.any(0), norm.sum(0)
+    if bool(off.any()):
+        many = f"{int(off.sum())} of {off.numel()} paths leave the support of V"
+        warnings.warn(f"{many}: no noise makes them (action +inf, log-density -inf).", stacklevel=3)
+    return square.masked_fill(off, math.inf), norm
+
+
+def _log_volume(A: Tensor, dts: list[Tensor], floor: Tensor) -> Tensor:
+    """The log-density of the path at R = 0: at each step, in the directions that earlier steps leave free."""
+    out, F = A.new_zeros(A.shape[:-3]), A.shape[-1]
+    seen = A.new_zeros(*A.shape[:-3], F, F)  # the projector on the weights that are fixed
+    for k, dt in enumerate(dts):
+        rest = A[..., k, :, :] - A[..., k, :, :] @ seen
+        _, scale, v = torch.linalg.svd(rest - rest @ seen, full_matrices=False)
+        keep = scale > floor[..., None]
+        out = out - torch.where(keep, (math.sqrt(2 * math.pi) * dt * scale).log(), 0.0).sum(-1)
+        v = v - v @ seen  # once more: a small rest has a rough direction
+        v = keep[..., None] * v / v.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+        seen = seen + v.mT @ v
+    return out
+
+
+def _rows(a: Tensor, V: VKernel) -> Tensor:
+    """``(steps, *batch, d)`` as it is for a white V (its steps are independent), ``(*batch, steps·d)`` otherwise."""
+    return a if V.white else a.movedim(0, -2).flatten(-2)
+
+
+def _factors(c: _Chain, V: VKernel) -> tuple[Tensor, float]:
+    """A with A A^T = Cov[R], and what is zero beside its largest singular value; rows as in :func:`_rows`."""
+    x, D, (n, *_, d) = c.x[:-1], c.D, c.R.shape
+    if V.white:
+        require(d <= DENSE, f"The inverse of a white V is a matrix: it needs d ≤ {DENSE}; here d = {d}.")
+        covs = [_cov(V, y, t).dense().expand(*y.shape, d) for y, t in zip(x, c.t, strict=False)]
+        values, vectors = _spectrum(torch.stack(covs) * (D**2 / c.dt)[..., None])
+        return vectors * values.sqrt()[..., None, :], WHITE
+    require(n * d <= ALONG, f"A quenched V along the path needs steps·d ≤ {ALONG}; here it is {n * d}.")
+    if hasattr(V, "factors"):
+        rows = [V.factors(y, t) for y, t in zip(x, c.t, strict=False)]
+        return (D * torch.stack(rows, 1).double()).movedim((0, 1), (-1, -3)).flatten(-3, -2), FACTORS
+    t = torch.tensor(c.t[:-1], dtype=x.dtype, device=x.device).reshape(-1, *(1,) * (x.ndim - 2))
+    there = x[None].expand(n, *x.shape)
+    k = V.cov(x[:, None].expand_as(there), t[:, None], there, t[None]).dense()
+    k = k.double() * (D[:, None] * D[None])[..., None]
+    values, vectors = _spectrum(k.movedim((0, 1), (-4, -2)).flatten(-2).flatten(-3, -2))
+    return vectors * values.sqrt()[..., None, :], FUNCTION
+
+
+def _spectrum(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, zero where they are rounding, and eigenvectors."""
+    values, vectors = torch.linalg.eigh((matrix + matrix.mT).double() / 2)
+    top, low = values.abs().amax(-1, keepdim=True), float(values.min())
+    require(bool((values >= -1e-7 * top).all()), f"V is not positive semidefinite: it has the eigenvalue {low:.3g}.")
+    return torch.where(values > WHITE**2 * top, values, 0.0), vectors
+
+
+def _cov(V: VKernel, x: Tensor, t: float) -> Covariance:
+    cov = V.cov(x, t)
+    good = isinstance(cov, Covariance) and cov.shape == tuple(x.shape[-1:])
+    require(good, f"V.cov(x, t) must be a Covariance on vectors like x, of {x.shape[-1]} entries; got {cov!r}.")
+    return cov
+
+
+def _door(s_avg: Score, V: VKernel | None, process: Process) -> None:
+    require(isinstance(process, Process), f"A path needs a forward process such as vk.VP(), not {process!r}.")
+    require(process.base is process, "Paths are weighed for isotropic processes; whiten the data first.")
+    require(V is None or hasattr(V, "white"), f"V must be a V-kernel such as vk.kernels.Naive, not {V!r}.")
+    for name, one in (("mean score", s_avg), ("V-kernel", V)):
+        own = getattr(one, "process", process)
+        require(own == process, f"The {name} belongs to another process ({own!r}) than the path's ({process!r}).")
+    shape = getattr(getattr(s_avg, "data", None), "shape", (0,))
+    require(len(shape) == 1, "Paths are of vectors, (steps + 1, *batch, d): flatten the data's events first.")
+
+
+def _grid(process: Process, steps: Grid, spacing: str | None = None) -> Tensor:
+    grid = process.times(steps, spacing) if isinstance(steps, int) else torch.as_tensor(steps, dtype=torch.float64)
+    require(grid.ndim == 1 and bool((grid.diff() < 0).all()), "The times of a path must descend, from T down to eps.")
+    return process.check(grid)
+
+
+def _start(x: Tensor, name: str = "x_T") -> Tensor:
+    good = isinstance(x, Tensor) and x.ndim >= 1 and x.is_floating_point() and bool(x.isfinite().all())
+    require(good, f"{name} must be a tensor of real vectors, (*batch, d), without NaN or infinite values.")
+    return x.detach().double()
+
+
+def _drift(x: Tensor, s_avg: Score, t: float, beta: float, D: float) -> Tensor:
+    s = s_avg(x, t)
+    require(getattr(s, "shape", None) == x.shape, f"The mean score must return a tensor like x, {tuple(x.shape)}.")
+    return beta * x + D * s.detach().double()
+
+
+def _walk(x: Tensor, s_avg: Score, process: Process, times: Tensor, noise: Noise) -> Tensor:
+    """The chain from ``x``; ``noise(k, x, t)`` is what a step adds to the drift's."""
+    path, t, beta, D = [x], times.tolist(), process.beta(times).tolist(), process.D(times).tolist()
+    for k in range(len(t) - 1):
+        x = x + (t[k] - t[k + 1]) * _drift(x, s_avg, t[k], beta[k], D[k]) + noise(k, x, t[k])
+        require(bool(x.isfinite().all()), "The path diverged: NaN or infinite values. Take more steps, or log spacing.")
+        path.append(x)
+    return torch.stack(path)
+
+
+def _chain(path: Tensor, s_avg: Score, V: VKernel | None, process: Process, times: Tensor | None) -> _Chain:
+    """A path, checked at the door, and its residual."""
+    _door(s_avg, V, process)
+    good = isinstance(path, Tensor) and path.ndim >= 2 and path.shape[0] >= 2 and path.is_floating_point()
+    require(good, "A path is a tensor of real numbers, (steps + 1, *batch, d), of at least one step.")
+    require(bool(path.isfinite().all()), "The path holds NaN or infinite values.")
+    x, grid = path.detach().double(), _grid(process, len(path) - 1 if times is None else times)
+    require(len(grid) == len(x), f"A path of {len(x) - 1} steps has {len(x)} times; got {len(grid)}.")
+    beta, D, S = (a.to(x.device) for a in (process.beta(grid), process.D(grid), process.S(grid)))
+    along = zip(x[:-1], grid.tolist(), beta.tolist(), D.tolist(), strict=False)
+    drift = torch.stack([_drift(y, s_avg, *at) for y, *at in along])
+    dt, D, S = (a.reshape(-1, *(1,) * (x.ndim - 1)) for a in (-grid.diff().to(x.device), D[:-1], S[:-1]))
+    far, rate = x.norm(dim=-1), (D / S)[..., 0]  # the score rounds as x/S does
+    size = (far[1:] + far[:-1]) / dt[..., 0] + rate * far[:-1] + drift.norm(dim=-1)
+    room = (1e-8 if path.dtype == torch.float64 else 1e-4) * size
+    return _Chain(x, grid.tolist(), dt, D, drift - x.diff(dim=0) / dt, room)

@@ -1,0 +1,1 @@
+"""Training: objectives, features, models, and ensembles of trained models."""

@@ -1,0 +1,232 @@
+r"""Features of linear models: functions :math:`\phi_f(x, t)` (docs/theory.md, §6.3).
+
+A *grid* is the set of products of one-dimensional functions, one for each coordinate of x and one for t, as in the
+paper. On an axis from ``low`` to ``high``, of length L, with m functions (k counts from 1 where not said):
+
+==============  =====================================================================================================
+gaussian        normal densities centred at m evenly spaced points from low to high; width half their spacing
+fourier         :math:`1,\ \cos(2\pi k x/L)\ (k \le m/2),\ \sin(2\pi k x/L)\ (k \le (m-1)/2)`, not shifted
+polynomial      Legendre's :math:`P_k`, k from 0 to m - 1, of x mapped to [-1, 1]
+==============  =====================================================================================================
+
+:class:`RandomFourier` has :math:`\sqrt{2/F} \cos(\omega_f \cdot u + b_f)`, :math:`\omega \sim N(0, \ell^{-2})`, of
+:math:`u = (x, t)` with t scaled to [-1, 1] (Rahimi and Recht 2007); its kernel is Gaussian of length :math:`\ell`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vkernel.core import rng
+from vkernel.core.errors import InputError, require
+from vkernel.process import Process
+from vkernel.process.base import numbers
+
+__all__ = ["Axis", "Features", "Grid", "RandomFourier", "from_spec", "grid", "random_fourier"]
+
+KINDS = ("gaussian", "fourier", "polynomial")
+CHUNK = 1 << 23  # numbers of one product held at once
+
+
+class Features(ABC):
+    """F functions of x and t, for events that are vectors of ``dim`` numbers."""
+
+    dim: int
+    count: int
+
+    @abstractmethod
+    def __call__(self, x: Tensor, t: float | Tensor) -> Tensor:
+        """``(*batch, F)`` for ``x (*batch, dim)``; t broadcasts to the batch."""
+
+    def apply(self, weights: Tensor, x: Tensor, t: Tensor) -> Tensor:
+        """``(M, N, o)``: features at ``x (M or 1, N, dim)`` and ``t (M or 1, N or 1)``, times ``weights (M, F, o)``."""
+        width = max(1, CHUNK // (self.count * len(x)))
+        parts = [
+            self(x[:, i : i + width], t if t.shape[1] == 1 else t[:, i : i + width]) @ weights
+            for i in range(0, max(1, x.shape[1]), width)
+        ]
+        return torch.cat(parts, 1)
+
+    @property
+    @abstractmethod
+    def spec(self) -> dict[str, Any]:
+        """The features in JSON, read by :func:`from_spec`."""
+
+    def _check(self, x: Tensor) -> None:
+        good = x.ndim >= 1 and x.shape[-1] == self.dim
+        require(good, f"These features take vectors of {self.dim} numbers; x has shape {tuple(x.shape)}.")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One-dimensional functions of a kind, ``count`` of them, on ``low`` to ``high``."""
+
+    kind: str
+    count: int
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        require(self.kind in KINDS, f"There are no {self.kind!r} features; give one of {', '.join(KINDS)}.")
+        good = isinstance(self.count, int) and not isinstance(self.count, bool) and self.count >= 1
+        require(good, f"An axis needs at least one function, a whole number; got {self.count!r}.")
+        good = all(isinstance(end, int | float) and math.isfinite(end) for end in (self.low, self.high))
+        good = good and self.low < self.high
+        require(good, f"An axis runs from low to high > low, both finite; got {self.low!r} and {self.high!r}.")
+        good = self.kind != "gaussian" or self.count > 1
+        require(good, "Gaussian features need two or more centres: their width is half the spacing.")
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """``(*batch, count)`` for ``v (*batch)``."""
+        if self.kind == "gaussian":
+            centres = torch.linspace(self.low, self.high, self.count, dtype=v.dtype, device=v.device)
+            width = (self.high - self.low) / (self.count - 1) / 2
+            z = (v[..., None] - centres) / width
+            return (z.square() * -0.5).exp() / (width * math.sqrt(2 * math.pi))
+        if self.kind == "fourier":
+            k = torch.arange(1, self.count // 2 + 1, dtype=v.dtype, device=v.device)
+            angle = (2 * math.pi / (self.high - self.low)) * v[..., None] * k
+            return torch.cat(
+                [torch.ones_like(v[..., None]), angle.cos(), angle[..., : (self.count - 1) // 2].sin()], -1
+            )
+        z = (2 * v - (self.low + self.high)) / (self.high - self.low)
+        found = [torch.ones_like(z), z][: self.count]
+        for n in range(1, self.count - 1):  # Bonnet's recursion
+            found.append(((2 * n + 1) * z * found[n] - n * found[n - 1]) / (n + 1))
+        return torch.stack(found, -1)
+
+
+class Grid(Features):
+    """All products of functions, one from each axis; the last axis is that of t, and its index runs fastest."""
+
+    def __init__(self, axes: tuple[Axis, ...], time: Axis) -> None:
+        require(len(axes) >= 1, "A grid needs an axis for each coordinate of x; got none.")
+        self.axes, self.time, self.dim = axes, time, len(axes)
+        self.count = math.prod(a.count for a in (*axes, time))
+        require(self.count <= 1 << 20, f"This grid has {self.count:,} features; a grid is for few dimensions.")
+
+    def parts(self, x: Tensor, t: float | Tensor) -> list[Tensor]:
+        """The functions of every axis, those of t last."""
+        self._check(x)
+        when = torch.as_tensor(t, dtype=x.dtype, device=x.device)
+        return [*(axis(x[..., j]) for j, axis in enumerate(self.axes)), self.time(when)]
+
+    def __call__(self, x: Tensor, t: float | Tensor) -> Tensor:
+        parts = self.parts(x, t)
+        batch = torch.broadcast_shapes(x.shape[:-1], parts[-1].shape[:-1])
+
+        def product(a: Tensor, b: Tensor) -> Tensor:
+            return (a[..., :, None] * b[..., None, :]).flatten(-2)
+
+        return functools.reduce(product, parts).expand(*batch, self.count)
+
+    def apply(self, weights: Tensor, x: Tensor, t: Tensor) -> Tensor:
+        if len(x) < len(weights):  # shared inputs: the features once, for all members
+            return super().apply(weights, x, t)
+        width = max(1, CHUNK // (len(x) * self.count // self.axes[0].count * weights.shape[-1]))
+        # one axis after the other: no sample ever holds all F products
+        if t.shape[1] == 1:
+            last = self.time(t.to(x.dtype))[:, 0]
+            w = weights.reshape(len(weights), -1, self.time.count, weights.shape[-1])
+            weights = (w * last[:, None, :, None]).sum(2)
+            width *= self.time.count
+        pieces = []
+        for i in range(0, max(1, x.shape[1]), width):
+            parts = self.parts(x[:, i : i + width], t if t.shape[1] == 1 else t[:, i : i + width])
+            if t.shape[1] == 1:
+                parts = parts[:-1]
+            first = parts[0]
+            out = first @ weights.reshape(len(weights), first.shape[-1], -1)
+            for part in parts[1:]:
+                out = torch.einsum("mnf,mnfr->mnr", part, out.unflatten(-1, (part.shape[-1], -1)))
+            pieces.append(out)
+        return torch.cat(pieces, 1)
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        axes = [[a.kind, a.count, a.low, a.high] for a in (*self.axes, self.time)]
+        return {"kind": "grid", "axes": axes}
+
+    def __repr__(self) -> str:
+        sizes = " × ".join(str(a.count) for a in (*self.axes, self.time))
+        return f"Grid({sizes} = {self.count} {self.axes[0].kind} features)"
+
+
+def grid(
+    kind: str = "gaussian",
+    per_axis: int = 16,
+    dim: int = 1,
+    low: float = -1.5,
+    high: float = 1.5,
+    process: Process | None = None,
+    *,
+    per_time: int | None = None,
+) -> Grid:
+    """The paper's products: ``per_axis`` functions of each coordinate, ``per_time`` (as many) of t on [eps, T]."""
+    require(isinstance(process, Process), "A grid of features needs process=…: t runs from its eps to its T.")
+    assert process is not None
+    good = isinstance(dim, int) and dim >= 1
+    require(good, f"dim must be a whole number ≥ 1; got {dim!r}.")
+    low, high = numbers("low and high", [low, high])
+    time = Axis(kind, per_axis if per_time is None else per_time, process.eps, process.T)
+    return Grid((Axis(kind, per_axis, low, high),) * dim, time)
+
+
+class RandomFourier(Features):
+    """Cosines in random directions; ``frequencies (F, dim + 1)``, the last for t, and ``phases (F,)``."""
+
+    def __init__(self, frequencies: Tensor, phases: Tensor, eps: float, T: float) -> None:
+        good = frequencies.ndim == 2 and len(frequencies) >= 1 and frequencies.shape[1] >= 2
+        require(good, f"frequencies must be (F, dim + 1) with F ≥ 1; got {tuple(frequencies.shape)}.")
+        require(phases.shape == frequencies.shape[:1], f"phases must be (F,); got {tuple(phases.shape)}.")
+        self.frequencies, self.phases, self.eps, self.T = frequencies, phases, eps, T
+        self.count, self.dim = len(frequencies), frequencies.shape[1] - 1
+
+    def __call__(self, x: Tensor, t: float | Tensor) -> Tensor:
+        self._check(x)
+        when = torch.as_tensor(t, dtype=x.dtype, device=x.device)
+        scaled = (2 * when - (self.eps + self.T)) / (self.T - self.eps)
+        omega = self.frequencies.to(x)
+        angle = x @ omega[:, :-1].mT + scaled[..., None] * omega[:, -1] + self.phases.to(x)
+        return math.sqrt(2 / self.count) * angle.cos()
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        numbers = {"frequencies": self.frequencies.tolist(), "phases": self.phases.tolist()}
+        return {"kind": "random_fourier", "eps": self.eps, "T": self.T, **numbers}
+
+    def __repr__(self) -> str:
+        return f"RandomFourier({self.count} features of {self.dim} coordinates and t)"
+
+
+def random_fourier(
+    count: int, dim: int, process: Process, *, length: float = 0.5, generator: torch.Generator | int | None = 0
+) -> RandomFourier:
+    """``count`` random cosines whose kernel is Gaussian of the given ``length``, in units of x; t runs over [-1, 1]."""
+    require(isinstance(count, int) and count >= 1, f"The number of features must be ≥ 1; got {count!r}.")
+    require(isinstance(dim, int) and dim >= 1, f"dim must be a whole number ≥ 1; got {dim!r}.")
+    require(isinstance(process, Process), f"Random features need a process such as vk.VP(), not {process!r}.")
+    require(math.isfinite(length) and length > 0, f"length must be positive; got {length!r}.")
+    source = rng.as_generator(generator)
+    omega = torch.randn((count, dim + 1), generator=source, dtype=torch.float64, device=source.device) / length
+    phase = torch.rand(count, generator=source, dtype=torch.float64, device=source.device) * 2 * math.pi
+    return RandomFourier(omega, phase, process.eps, process.T)
+
+
+def from_spec(spec: dict[str, Any]) -> Features:
+    """Features from their ``spec``."""
+    if spec.get("kind") == "grid":
+        axes = tuple(Axis(*row) for row in spec["axes"])
+        require(len(axes) >= 2, f"A grid has an axis for each coordinate of x and one for t; got {len(axes)}.")
+        return Grid(axes[:-1], axes[-1])
+    if spec.get("kind") == "random_fourier":
+        omega, phase = (torch.tensor(spec[k], dtype=torch.float64) for k in ("frequencies", "phases"))
+        return RandomFourier(omega, phase, spec["eps"], spec["T"])
+    raise InputError(f"There are no features of kind {spec.get('kind')!r}.")

@@ -1,0 +1,265 @@
+"""Random streams and numbers with errors: distributions, independence, coverage."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+import vkernel as vk
+from vkernel.core import rng
+from vkernel.core.errors import InputError
+from vkernel.core.estimate import Estimate, student_quantile
+
+
+def gen(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# --- counter-based numbers -----------------------------------------------------------------------------------------
+
+
+def splitmix64(state: int) -> int:
+    """Steele, Lea and Flood's finaliser in Python's own integers."""
+    mask = (1 << 64) - 1
+    z = (state + 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**63 - 1), st.integers(0, 2**40))
+def test_the_hash_is_splitmix64(key, counter):
+    want = splitmix64((key + counter * 0x9E3779B97F4A7C15) & ((1 << 64) - 1))
+    got = int(rng.hashed(torch.tensor(key), torch.tensor(counter))) & ((1 << 64) - 1)
+    assert got == want
+
+
+def test_the_hash_of_the_reference_implementation():
+    """The first outputs of splitmix64 from state 0, as published with it."""
+    out = rng.hashed(torch.tensor(0), torch.arange(3))
+    assert [int(v) & (2**64 - 1) for v in out] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+
+
+KEYS = {
+    "one key": lambda n: (torch.tensor(12345), torch.arange(n)),
+    "random keys, one counter": lambda n: (rng.keys((n,), gen(0)), torch.tensor(7)),
+    "neighbouring keys": lambda n: (torch.arange(n), torch.tensor(0)),
+    "large counters": lambda n: (torch.tensor(1), torch.arange(n) + 2**40),
+    "zero key": lambda n: (torch.tensor(0), torch.arange(n)),
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_uniforms_are_uniform(kind):
+    u = rng.uniforms(*KEYS[kind](50_000)).numpy()
+    assert u.dtype == np.float64
+    assert 0 < u.min() < u.max() < 1
+    assert stats.kstest(u, "uniform").pvalue > 1e-3
+    assert stats.kstest((u * 2**20) % 1, "uniform").pvalue > 1e-3  # the low bits too
+    assert abs(np.corrcoef(u[1:], u[:-1])[0, 1]) < 5 / math.sqrt(len(u))
+    assert len(np.unique(u)) == len(u)
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_normals_are_normal(kind):
+    n = 50_000
+    z = rng.normals(*KEYS[kind](n)).numpy()
+    assert z.dtype == np.float64
+    assert np.isfinite(z).all()
+    assert abs(z.mean()) < 4.5 / math.sqrt(n)
+    assert abs(z.var() - 1) < 4.5 * math.sqrt(2 / n)
+    assert abs(stats.skew(z)) < 4.5 * math.sqrt(6 / n)
+    assert abs(stats.kurtosis(z)) < 4.5 * math.sqrt(24 / n)
+    assert stats.kstest(z, "norm").pvalue > 1e-3
+    for lag in (1, 2, 3, 64):
+        assert abs(np.corrcoef(z[lag:], z[:-lag])[0, 1]) < 5 / math.sqrt(n)
+        assert abs(np.corrcoef(z[lag:] ** 2, z[:-lag] ** 2)[0, 1]) < 5 / math.sqrt(n)
+
+
+def test_normals_of_keys_and_counters_are_independent():
+    z = rng.normals(rng.keys((200,), gen(1))[:, None], torch.arange(500))
+    assert z.shape == (200, 500)
+    across = torch.corrcoef(z)
+    across.fill_diagonal_(0)
+    assert across.abs().max() < 6 / math.sqrt(500)
+    down = torch.corrcoef(z.mT)
+    down.fill_diagonal_(0)
+    assert down.abs().max() < 6.5 / math.sqrt(200)
+    assert abs(across.square().mean() * 500 - 1) < 0.05
+    assert stats.kstest(z.flatten().numpy(), "norm").pvalue > 1e-3
+
+
+def test_tails_reach_as_far_as_they_should():
+    z = rng.normals(torch.tensor(3), torch.arange(1_000_000)).abs()
+    for q in (3.0, 4.0):
+        expected = 1e6 * 2 * stats.norm.sf(q)
+        assert abs(int((z > q).sum()) - expected) < 5 * math.sqrt(expected)
+    assert 4.5 < z.max() < 6.5
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**62), st.integers(1, 500), st.integers(1, 97))
+def test_a_number_belongs_to_its_pair_alone(seed, n, step):
+    key, counter = rng.keys((3, 1), gen(seed)), torch.arange(n)
+    whole = rng.normals(key, counter)
+    parts = torch.cat([rng.normals(key, counter[s : s + step]) for s in range(0, n, step)], 1)
+    assert torch.equal(whole, parts)
+    assert torch.equal(whole[1], rng.normals(key[1], counter))
+    order = torch.randperm(n, generator=gen(1))
+    assert torch.equal(whole[:, order], rng.normals(key, counter[order]))
+
+
+def test_keys_are_spread_over_63_bits():
+    k = rng.keys((20_000,), gen(0))
+    assert k.dtype == torch.int64
+    assert k.min() >= 0
+    assert len(k.unique()) == 20_000
+    assert stats.kstest(k.double().numpy() / 2**63, "uniform").pvalue > 1e-3
+    assert torch.equal(k, rng.keys((20_000,), gen(0)))
+
+
+# --- streams -------------------------------------------------------------------------------------------------------
+
+
+def first(generator: torch.Generator) -> list[float]:
+    return torch.rand(4, generator=generator).tolist()
+
+
+def test_a_stream_depends_on_seed_purpose_and_member_alone():
+    want = first(rng.stream(3, "inputs", 5))
+    torch.manual_seed(99)
+    torch.rand(10)
+    assert first(rng.stream(3, "inputs", 5)) == want
+    for m in range(20):
+        rng.stream(3, "inputs", m)
+    assert first(rng.stream(3, "inputs", 5)) == want
+    others = [
+        (4, "inputs", 5),
+        (3, "targets", 5),
+        (3, "inputs", 6),
+        (3, "inputs", 0),
+        (35, "inputs", 5),
+        (-3, "inputs", 5),
+    ]
+    seen = {tuple(first(rng.stream(*o))) for o in others} | {tuple(want)}
+    assert len(seen) == len(others) + 1
+    # the parts do not run together: (1, "a/2", 3) is not (1, "a", 2/3)
+    assert first(rng.stream(1, "a", 23)) != first(rng.stream(1, "a/2", 3))
+
+
+def test_drawing_leaves_the_global_stream_alone():
+    state = torch.random.get_rng_state()
+    rng.stream(0, "x")
+    rng.normals(torch.tensor(1), torch.arange(4))
+    score = vk.EmpiricalScore(vk.data.triple(), vk.VP())
+    x = torch.zeros(3, 1)
+    score.covariance(x, 0.3).draw()
+    score.posterior(x, 0.3).sample(4)
+    vk.VP().perturb(x, 0.3)
+    vk.noise_fraction(vk.data.hexagon(), vk.VP(), 0.3, queries=8)
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_members_are_independent():
+    z = torch.stack([torch.randn(400, generator=rng.stream(0, "noise", m)) for m in range(200)])
+    c = torch.corrcoef(z)
+    c.fill_diagonal_(0)
+    assert c.abs().max() < 6 / 20
+    assert stats.kstest(z.flatten().numpy(), "norm").pvalue > 1e-3
+
+
+def test_generators_seeds_and_nothing():
+    g = gen(0)
+    assert rng.as_generator(g) is g
+    assert first(rng.as_generator(7)) == first(gen(7))
+    assert first(rng.as_generator(None)) != first(rng.as_generator(None))
+    for bad in ("1", 1.0, True, [1], np.random.default_rng(0)):
+        with pytest.raises(InputError, match="generator"):
+            rng.as_generator(bad)
+
+
+@pytest.mark.parametrize("d", [3, 40])
+@pytest.mark.parametrize("sigma", [0.5, 2.0])
+def test_draws_do_not_depend_on_chunks_and_blocks(d, sigma):
+    points = torch.randn(500, d, generator=gen(0), dtype=torch.float64)
+    x = points[:6] + sigma * torch.randn(6, d, generator=gen(1), dtype=torch.float64)
+    want = None
+    for chunk, block in ((500, 6), (64, 6), (64, 1), (9, 4), (500, 2)):
+        score = vk.EmpiricalScore(points, vk.EDM())
+        score._engine.chunk, score._engine.block = chunk, block
+        posterior = score.posterior(x, sigma)
+        got = posterior.cov.draw(3), posterior.sample(40, 3)
+        if want is None:
+            want = got
+        assert torch.equal(got[1], want[1])
+        assert (got[0] - want[0]).norm(dim=1).le(1e-3 * posterior.cov.trace().sqrt() + 1e-6 * score.data.spread).all()
+        assert (posterior.cov.draw(3) == got[0]).all()
+
+
+# --- estimates -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dof", [1, 2, 3, 4, 5, 7, 10, 30, 100, 4095, 10**6])
+def test_the_quantile_is_students(dof):
+    assert student_quantile(dof) == pytest.approx(stats.t.ppf(0.975, dof), abs=2e-3 if dof < 6 else 1e-4)
+
+
+def test_no_degrees_of_freedom_know_nothing():
+    assert student_quantile(0) == math.inf
+    e = Estimate.of_mean(torch.tensor([2.0]))
+    assert (e.value, e.se, e.low, e.high) == (2.0, math.inf, -math.inf, math.inf)
+
+
+@pytest.mark.parametrize("n", [3, 5, 20, 200])
+def test_the_interval_covers_95_percent(n):
+    runs = 20_000
+    z = 3 + 2 * torch.randn(n, runs, generator=gen(n), dtype=torch.float64)
+    e = Estimate.of_mean(z)
+    covered = float(((e.low <= 3) & (e.high >= 3)).double().mean())
+    assert abs(covered - 0.95) < 4 * math.sqrt(0.05 * 0.95 / runs)
+
+
+def test_an_estimate_is_the_mean_with_its_error():
+    z = torch.randn(50, 4, generator=gen(0), dtype=torch.float64)
+    e = Estimate.of_mean(z, scale=-2.0)
+    for j in range(4):
+        result = stats.ttest_1samp(-2 * z[:, j].numpy(), 0).confidence_interval(0.95)
+        assert float(e.value[j]) == pytest.approx(-2 * float(z[:, j].mean()))
+        assert float(e.se[j]) == pytest.approx(stats.sem(2 * z[:, j].numpy()))
+        assert float(e.low[j]) == pytest.approx(result.low, rel=1e-4, abs=1e-4)
+        assert float(e.high[j]) == pytest.approx(result.high, rel=1e-4, abs=1e-4)
+    assert (e.low <= e.value).all()
+    assert (e.value <= e.high).all()
+    other = Estimate.of_mean(z.mT, dim=1, scale=-2.0)
+    torch.testing.assert_close(other.value, e.value)
+    torch.testing.assert_close(other.se, e.se)
+    one = Estimate.of_mean(z[:, 0])
+    assert all(isinstance(v, float) for v in (one.value, one.se, one.low, one.high))
+    assert float(one) == one.value
+    assert "±" in str(one)
+    assert "se=" in str(e)
+
+
+def test_exact_estimates_have_no_error():
+    e = Estimate.exact(0.5)
+    assert (e.value, e.se, e.low, e.high) == (0.5, 0.0, 0.5, 0.5)
+    many = Estimate.exact(torch.ones(3))
+    assert (many.se == 0).all()
+    assert torch.equal(many.low, many.high)
+
+
+def test_the_noise_fraction_covers_its_truth():
+    """The reported interval of 200 small runs holds the value of one long run about 95 times in 100."""
+    data, process, t = vk.data.hexagon(), vk.VP(), 0.12
+    score = vk.EmpiricalScore(data, process)
+    truth = vk.noise_fraction(score, process, t, queries=100_000, generator=0).value
+    runs = [vk.noise_fraction(score, process, t, queries=200, generator=k) for k in range(1, 201)]
+    covered = sum(r.low <= truth <= r.high for r in runs)
+    assert 176 <= covered <= 200

@@ -1,0 +1,501 @@
+"""Training sets, populations and toy sets against numpy, autograd and Monte Carlo."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vkernel import data as module
+from vkernel.core.errors import InputError
+from vkernel.data.empirical import TOYS, Empirical, digits, toy
+from vkernel.score.mixture import GaussianMixture
+
+
+class FigureOne:
+    """The process of the paper's first figure, as a duck."""
+
+    def alpha(self, t):
+        return torch.sqrt(1 - torch.as_tensor(t))
+
+    def S(self, t):
+        return torch.as_tensor(t)
+
+
+def memory_map(tmp_path: Path, array: np.ndarray) -> np.memmap:
+    np.save(tmp_path / "points.npy", array)
+    return np.load(tmp_path / "points.npy", mmap_mode="r")
+
+
+def numbers(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return (rng.integers(0, 127, shape) if "f" not in dtype else rng.normal(size=shape)).astype(dtype)
+
+
+DTYPES = ["uint8", "int8", "uint16", "int64", "float16", "float32", "float64", ">f4", ">i2", "longdouble"]
+
+
+# --- values --------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 4), min_size=0, max_size=3), st.integers(1, 9), st.sampled_from(DTYPES), st.booleans())
+def test_rows_take_and_images_are_the_points(tmp_path_factory, event, n, dtype, mapped):
+    array = numbers((n, *event), dtype)
+    data = Empirical(memory_map(tmp_path_factory.mktemp("map"), array) if mapped else array)
+    shape = tuple(event) or (1,)
+    wide = dtype in ("float64", "longdouble")
+    expected = torch.from_numpy(array.astype("f8" if wide else "f4").reshape(n, -1))
+    indices = torch.from_numpy(np.random.default_rng(1).integers(0, n, 7))
+    assert (data.n, len(data), data.shape, data.d) == (n, n, shape, math.prod(shape))
+    assert data.in_memory is not mapped
+    assert data.dtype == (torch.float64 if wide else torch.float32)
+    assert torch.equal(data.rows(0, n), expected)
+    assert torch.equal(data.rows(1, n - 1), expected[1 : n - 1])
+    assert torch.equal(data.take(indices), expected[indices])
+    assert torch.equal(data.images(indices), expected[indices].reshape(7, *shape))
+    part = data.subset(indices).subset([6, 0, 0])
+    assert torch.equal(part.rows(0, 3), expected[indices[[6, 0, 0]]])
+    assert part.in_memory is not mapped
+
+
+def test_no_copy_where_none_is_needed():
+    points = torch.randn(5, 2, 3)
+    assert Empirical(points).rows(1, 4).data_ptr() == points[1].data_ptr()
+    array = np.random.default_rng(0).normal(size=(5, 2))
+    assert Empirical(array).rows(0, 5).data_ptr() == array.ctypes.data
+
+
+def test_integers_follow_the_default_type_and_lists_are_arrays():
+    assert Empirical([[0], [1]]).dtype == torch.float32
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert Empirical([[0], [1]]).rows(0, 1).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert Empirical([0.5, 1.5]).shape == (1,)
+    assert Empirical(torch.ones(3, 2, requires_grad=True)).rows(0, 3).requires_grad is False
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", ">i2"])
+def test_scale_maps_the_full_range_of_integers(tmp_path, dtype):
+    info = np.iinfo(dtype)
+    array = np.array([[info.min, info.max, (info.min + info.max) // 2]], dtype)
+    for points in (array, memory_map(tmp_path, array)):
+        data = Empirical(points, scale=(-1, 1))
+        values = data.rows(0, 1)[0]
+        assert values[:2].tolist() == [-1.0, 1.0]
+        assert abs(values[2]) <= 1.001 / (info.max - info.min)
+        assert data.scale == (-1.0, 1.0)
+    assert Empirical(array, scale=(0, 10)).rows(0, 1)[0, :2].tolist() == [0.0, 10.0]
+
+
+def test_memory_maps_are_read_by_blocks(tmp_path):
+    shape = (20_000, 784)
+    mapped = np.lib.format.open_memmap(tmp_path / "big.npy", mode="w+", dtype=np.uint8, shape=shape)
+    mapped[-1] = 255
+    mapped = np.load(tmp_path / "big.npy", mmap_mode="r")
+    tracemalloc.start()
+    data = Empirical(mapped, scale=(-1, 1))
+    some = data.subset(torch.arange(19_000, 20_000))
+    some.take([0, 999])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10e6 < mapped.nbytes
+    assert isinstance(data._store, np.memmap)
+    assert not data.in_memory
+    assert not some.in_memory
+    torch.testing.assert_close(data.center[0].item(), -1 + 2 / 20_000, rtol=0, atol=1e-12)
+    assert some.images([999]).min() == 1
+
+
+def test_no_read_is_larger_than_a_block(tmp_path, monkeypatch):
+    reads = []
+
+    class Spy(np.memmap):
+        def __getitem__(self, key):
+            result = super().__getitem__(key)
+            reads.append(result.size)
+            return result
+
+    monkeypatch.setattr(module, "_BLOCK", 64)
+    array = numbers((50, 3, 5), "float32")
+    data = Empirical(memory_map(tmp_path, array).view(Spy))
+    assert max(reads) <= 64
+    assert sum(reads) == array.size
+    np.testing.assert_allclose(data.center, array.reshape(50, -1).mean(0), atol=1e-6)
+    data.merged()
+    assert max(reads) <= 64
+
+
+# --- weights and moments -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "weights", [[1, 3, 0], np.array([1e308, 1.5e308, 0.0]), torch.tensor([1e-300, 1, 1], dtype=torch.float64)]
+)
+def test_weights_are_normalised(weights):
+    data = Empirical([0.0, 1.0, 2.0], weights)
+    expected = np.asarray(weights, dtype=np.longdouble)
+    assert data.weights.dtype == torch.float64
+    np.testing.assert_allclose(data.weights, (expected / expected.sum()).astype(float), rtol=1e-14)
+
+
+def test_weights_default_to_equal():
+    assert Empirical(np.zeros((4, 2))).weights.tolist() == [0.25] * 4
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 10_000))
+def test_center_and_spread_agree_with_numpy_whatever_the_blocks(n, block, seed):
+    rng = np.random.default_rng(seed)
+    points = (1e4 + 1e-2 * rng.normal(size=(n, 3))).astype(np.float32)
+    weights = rng.random(n) * (rng.random(n) < 0.7)
+    weights[rng.integers(n)] = 1.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_BLOCK", block)
+        data = Empirical(points, weights)
+    exact, w = points.astype(np.longdouble), (weights / weights.sum()).astype(np.longdouble)
+    center = (w[:, None] * exact).sum(0)
+    spread = np.sqrt((w * ((exact - center) ** 2).sum(1)).sum())
+    np.testing.assert_allclose(data.center, center.astype(float), rtol=1e-13)
+    np.testing.assert_allclose(data.spread, float(spread), rtol=1e-8, atol=1e-11)
+    assert data.center.dtype == torch.float64
+
+
+def test_center_keeps_digits_at_a_large_offset():
+    points = 1e12 + np.array([[-1.0], [0.0], [1.0]])
+    data = Empirical(points)
+    assert data.center.item() == 1e12
+    assert data.spread == pytest.approx(math.sqrt(2 / 3), rel=1e-12)
+
+
+def test_subset_renormalises_and_measures_anew():
+    data = Empirical([0.0, 1.0, 5.0], [1, 1, 2])
+    part = data.subset([1, 2])
+    np.testing.assert_allclose(part.weights, [1 / 3, 2 / 3])
+    assert part.center.item() == pytest.approx(11 / 3)
+    assert (data.n, data.center.item()) == (3, 2.75)
+
+
+# --- duplicates ----------------------------------------------------------------------------------------------------
+
+
+def brute_force_merge(array: np.ndarray, weights: np.ndarray) -> tuple[list[int], list[int], list[float]]:
+    seen: dict[tuple, int] = {}
+    first, inverse, total = [], [], []
+    for i, row in enumerate(array.reshape(len(array), -1).tolist()):
+        if tuple(row) not in seen:
+            seen[tuple(row)] = len(first)
+            first.append(i)
+            total.append(0.0)
+        inverse.append(seen[tuple(row)])
+        total[inverse[-1]] += weights[i]
+    return first, inverse, total
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 30), st.sampled_from(["uint8", "float32", "float64"]), st.booleans(), st.integers(0, 999))
+def test_merged_duplicates_become_weights(tmp_path_factory, n, dtype, mapped, seed):
+    rng = np.random.default_rng(seed)
+    array = rng.integers(0, 2, (n, 2, 2)).astype(dtype)
+    if dtype != "uint8":
+        array *= rng.choice([-1, 1], array.shape).astype(dtype)  # makes some zeros negative
+    weights = rng.random(n) + 0.1
+    points = memory_map(tmp_path_factory.mktemp("map"), array) if mapped else array
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_BLOCK", 24)
+        data = Empirical(points, weights)
+        merged, inverse = data.merged()
+    first, expected, total = brute_force_merge(array, weights / weights.sum())
+    assert inverse.tolist() == expected
+    assert merged.in_memory is not mapped
+    np.testing.assert_allclose(merged.weights, total, rtol=1e-13)
+    assert torch.equal(merged.rows(0, merged.n), data.take(first))
+    assert torch.equal(merged.take(inverse), data.rows(0, n))
+    torch.testing.assert_close(merged.center, data.center)
+    assert merged.spread == data.spread
+    assert brute_force_merge(array[first], np.ones(len(first)))[0] == list(range(merged.n))
+
+
+def test_a_collision_of_hashes_is_noticed(monkeypatch):
+    true_hash, calls = module._row_hashes, []
+
+    def weak_at_first(rows, keys):
+        calls.append(1)
+        return torch.zeros(len(rows), dtype=torch.int64) if len(calls) == 1 else true_hash(rows, keys)
+
+    monkeypatch.setattr(module, "_row_hashes", weak_at_first)
+    merged, inverse = Empirical([1.0, 2.0, 1.0]).merged()
+    assert merged.n == 2
+    assert inverse.tolist() == [0, 1, 0]
+    assert len(calls) == 2
+
+
+def test_many_distinct_points_of_few_values_do_not_merge():
+    signs = torch.from_numpy(np.unpackbits(np.arange(2**14, dtype=">u2").view(np.uint8).reshape(-1, 2), axis=1))
+    data = Empirical(signs.double() * 2 - 1)
+    merged, inverse = data.merged()
+    assert merged is data
+    assert torch.equal(inverse, torch.arange(2**14))
+
+
+# --- devices and printing ------------------------------------------------------------------------------------------
+
+
+def test_to_moves_and_leaves_the_original():
+    data = Empirical([0.0, 1.0])
+    moved = data.to("meta")
+    assert moved.device.type == moved.weights.device.type == moved.rows(0, 1).device.type == "meta"
+    assert data.device.type == "cpu"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("mapped", [False, True])
+def test_cuda_gives_the_same_values(tmp_path, mapped):
+    array = np.concatenate([numbers((50, 2, 3), "uint8")] * 2)
+    here = Empirical(memory_map(tmp_path, array) if mapped else array, scale=(-1, 1))
+    there = here.to("cuda")
+    indices = torch.tensor([3, 99, 0, 3])
+    assert there.rows(0, 5).device.type == there.center.device.type == "cuda"
+    # a GPU fuses the multiplication and addition of the scale: one rounding less
+    torch.testing.assert_close(there.take(indices).cpu(), here.take(indices))
+    torch.testing.assert_close(there.take(indices.cuda()).cpu(), here.take(indices))
+    merged, inverse = there.merged()
+    assert (merged.n, inverse.device.type) == (50, "cuda")
+    assert torch.equal(inverse.cpu(), here.merged()[1])
+    torch.testing.assert_close(there.subset(indices.cuda()).center.cpu(), here.subset(indices).center)
+
+
+def test_repr_is_one_line(tmp_path):
+    text = repr(Empirical(memory_map(tmp_path, numbers((4, 1, 2, 2), "uint8")), scale=(-1, 1), name="mine"))
+    assert text == "Empirical('mine', n=4, shape=(1, 2, 2), stored=uint8, memory map, scale=(-1.0, 1.0), device=cpu)"
+
+
+def test_the_module_imports_torch_and_numpy_alone():
+    code = (
+        "import sys, torch, numpy; before = set(sys.modules); import vkernel.data.empirical, vkernel.data.loaders\n"
+        "print([m for m in ('sklearn', 'pyarrow', 'datasets', 'PIL', 'safetensors', 'pandas')"
+        " if m in sys.modules and m not in before])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------
+
+BAD_POINTS = {
+    "empty": (np.zeros((0, 3)), "empty"),
+    "no coordinates": (np.zeros((3, 0)), "no coordinates"),
+    "a number": (np.float64(3.0), "single number"),
+    "text": (np.array(["a", "b"]), "must be numbers"),
+    "objects": (np.array([{}, 1], dtype=object), "must be numbers"),
+    "dates": (np.array(["2020-01-01"], dtype="datetime64[D]"), "must be numbers"),
+    "complex array": (np.zeros((2, 2), complex), "complex"),
+    "complex tensor": (torch.zeros(2, 2, dtype=torch.complex64), "complex"),
+    "bool array": (np.zeros((2, 2), bool), "True and False"),
+    "bool tensor": (torch.zeros(2, 2, dtype=torch.bool), "True and False"),
+    "ragged": ([[1.0, 2.0], [3.0]], "one array"),
+    "sparse": (torch.eye(3).to_sparse(), "dense"),
+    "overflow": (np.array([[-1e200], [1e200]]), "overflow"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_POINTS)
+def test_points_that_cannot_be_used_are_refused(case):
+    points, sentence = BAD_POINTS[case]
+    with pytest.raises(InputError, match=sentence):
+        Empirical(points)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_the_first_point_that_is_not_finite_is_named(tmp_path, monkeypatch, bad, mapped):
+    monkeypatch.setattr(module, "_BLOCK", 12)
+    array = np.zeros((20, 2, 2), np.float32)
+    array[13, 1, 0] = array[17, 0, 0] = bad
+    with pytest.raises(InputError, match=rf"Training point 13 .* coordinate 2 .* is {float(bad)}"):
+        Empirical(memory_map(tmp_path, array) if mapped else array)
+
+
+@pytest.mark.parametrize(
+    ("weights", "sentence"),
+    [
+        ([1.0], "one weight for each of the 3"),
+        ([[1.0, 1.0, 1.0]], "one weight for each of the 3"),
+        ([1.0, -1.0, 1.0], "weight 1 is not"),
+        ([1.0, 1.0, np.nan], "weight 2 is not"),
+        ([np.inf, 1.0, 1.0], "weight 0 is not"),
+        ([0.0, 0.0, 0.0], "Every weight is zero"),
+        (["a", "b", "c"], "3 real numbers"),
+        ([1j, 1, 1], "not complex"),
+    ],
+)
+def test_weights_that_cannot_be_used_are_refused(weights, sentence):
+    with pytest.raises(InputError, match=sentence):
+        Empirical([0.0, 1.0, 2.0], weights)
+
+
+@pytest.mark.parametrize("scale", [(1, -1), (0, 0), (0, np.inf), "auto", (1, 2, 3), 5])
+def test_scales_that_cannot_be_used_are_refused(scale):
+    with pytest.raises(InputError, match="scale must be"):
+        Empirical(np.zeros((2, 2), np.uint8), scale=scale)
+
+
+def test_floats_refuse_a_scale():
+    with pytest.raises(InputError, match="stored as float32"):
+        Empirical(np.zeros((2, 2), np.float32), scale=(-1, 1))
+
+
+@pytest.mark.parametrize("indices", [[3], [-4], [[0]], [0.5], [True, False, True]])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_indices_that_cannot_be_used_are_refused(tmp_path, indices, mapped):
+    array = np.arange(3.0)
+    data = Empirical(memory_map(tmp_path, array) if mapped else array)
+    for method in (data.take, data.images, data.subset):
+        with pytest.raises(InputError, match=r"no point|vector of integers"):
+            method(indices)
+
+
+def test_subsets_without_weight_are_refused():
+    with pytest.raises(InputError, match="at least one point"):
+        Empirical([0.0, 1.0]).subset([])
+    with pytest.raises(InputError, match="weight zero"):
+        Empirical([0.0, 1.0], [0, 1]).subset([0])
+
+
+# --- populations ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mixture() -> GaussianMixture:
+    means = torch.tensor([[[0.0, 1.0]], [[2.0, -1.0]], [[-1.0, -1.0]]])
+    return GaussianMixture(means, weights=[1, 2, 3], variance=[0.1, 0.5, 0.0])
+
+
+def test_population_score_is_the_gradient_of_logp(mixture):
+    x = torch.randn(5, 4, 1, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    t = torch.tensor([0.05, 0.2, 0.5, 0.9], dtype=torch.float64)
+    logp = mixture.logp(x, t, FigureOne())
+    (gradient,) = torch.autograd.grad(logp.sum(), x)
+    assert logp.shape == (5, 4)
+    torch.testing.assert_close(mixture.score(FigureOne())(x, t), gradient, rtol=1e-10, atol=1e-10)
+
+
+def test_population_score_and_posterior_mean_obey_tweedie(mixture):
+    x = torch.randn(6, 1, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for t in (0.1, 0.6):
+        s, m = mixture.score(FigureOne())(x, t), mixture.posterior_mean(x, t, FigureOne())
+        torch.testing.assert_close(s, (math.sqrt(1 - t) * m - x) / t, rtol=1e-10, atol=1e-10)
+
+
+def test_posterior_mean_agrees_with_monte_carlo(mixture):
+    x0 = mixture.sample(200_000, generator=0).double()
+    assert x0.shape == (200_000, 1, 2)
+    for t in (0.3, 0.8):
+        alpha = math.sqrt(1 - t)
+        for x in (torch.tensor([[0.5, -0.5]]), torch.tensor([[-0.4, 0.2]])):
+            logits = -((x - alpha * x0) ** 2).sum((-1, -2)) / (2 * t)
+            r = logits.softmax(0)
+            mean = torch.einsum("n,nij->ij", r, x0)
+            error = torch.einsum("n,nij->ij", r**2, (x0 - mean) ** 2).sqrt()
+            exact = mixture.posterior_mean(x.double(), t, FigureOne())
+            assert ((mean - exact).abs() < 5 * error).all()
+            logp = (logits.logsumexp(0) - math.log(len(x0)) - math.log(2 * math.pi * t)).item()
+            assert mixture.logp(x.double(), t, FigureOne()).item() == pytest.approx(logp, abs=0.02)
+
+
+def test_population_samples_have_the_moments_of_the_mixture(mixture):
+    x0 = mixture.sample(100_000, generator=3).double().reshape(-1, 2)
+    w, mu, v = mixture.weights, mixture.means, mixture.variance
+    mean = w @ mu
+    variance = w @ (v[:, None] + (mu - mean) ** 2)
+    assert ((x0.mean(0) - mean).abs() < 5 * (variance / 1e5).sqrt()).all()
+    torch.testing.assert_close(x0.var(0), variance, rtol=0.03, atol=0)
+    assert torch.equal(mixture.sample(5, generator=7), mixture.sample(5, generator=7))
+
+
+def test_population_without_variance_is_the_empirical_posterior():
+    population = GaussianMixture([-1.0, 1.0], [1, 3], variance=0.0)
+    x, t = torch.linspace(-2, 2, 9, dtype=torch.float64)[:, None], 0.2
+    alpha = math.sqrt(1 - t)
+    expected = torch.tanh(alpha * x / t + 0.5 * math.log(3))
+    torch.testing.assert_close(population.posterior_mean(x, t, FigureOne()), expected)
+
+
+def test_population_results_have_the_type_of_x(mixture):
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        x = torch.zeros(3, 1, 2, dtype=dtype)
+        assert mixture.score(FigureOne())(x, 0.5).dtype == mixture.logp(x, 0.5, FigureOne()).dtype == dtype
+    assert mixture.score(FigureOne())(torch.zeros(1, 2, dtype=torch.long), 0.5).dtype == torch.float32
+
+
+def test_population_refusals(mixture):
+    with pytest.raises(InputError, match=r"must end in the shape \(1, 2\)"):
+        mixture.logp(torch.zeros(3, 2, 2), 0.5, FigureOne())
+    with pytest.raises(InputError, match="one for each of 2 components"):
+        GaussianMixture([0.0, 1.0], variance=[1.0, 1.0, 1.0])
+    with pytest.raises(InputError, match="not negative"):
+        GaussianMixture([0.0, 1.0], variance=-1.0)
+
+
+# --- toy sets ------------------------------------------------------------------------------------------------------
+
+
+def test_toy_sets_are_the_papers():
+    assert {name: (toy(name).n, toy(name).shape) for name in TOYS if name != "digits"} == {
+        **dict.fromkeys(["hexagon", "line", "L", "random"], (6, (2,))),
+        **{"triple": (3, (1,)), "pair": (2, (1,)), "square": (4, (2,))},
+    }
+    hexagon = toy("hexagon").rows(0, 6)
+    np.testing.assert_allclose(hexagon[1], [0.5, math.sqrt(3) / 2], atol=1e-15)
+    np.testing.assert_allclose(hexagon.norm(dim=1), np.ones(6), atol=1e-15)
+    np.testing.assert_allclose((hexagon - hexagon.roll(1, 0)).norm(dim=1), np.ones(6), atol=1e-15)
+    np.testing.assert_allclose(toy("line").rows(0, 6), np.linspace([-1, -1], [1, 1], 6))
+    assert toy("L").rows(3, 5).tolist() == [[0.0, -1.0], [0.5, -1.0]]
+    assert toy("random").rows(1, 3).tolist() == [[-0.9, 1.0], [-0.3, 0.2]]
+    assert toy("triple").rows(0, 3).tolist() == [[-1.0], [0.0], [1.0]]
+    assert toy("pair").rows(0, 2).tolist() == [[-1.0], [1.0]]
+    np.testing.assert_allclose(toy("square", rotation=45).rows(0, 1)[0], [math.sqrt(0.5)] * 2, atol=1e-15)
+
+
+def test_toy_refuses_unknown_names_and_needless_rotation():
+    with pytest.raises(InputError, match="hexagon, line, L"):
+        toy("circle")
+    with pytest.raises(InputError, match="alone"):
+        toy("line", rotation=5)
+
+
+def test_digits_are_scaled_to_one():
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    data = digits()
+    values = data.rows(0, data.n)
+    assert (data.n, data.shape, data.dtype) == (1797, (1, 8, 8), torch.float32)
+    assert (values.min(), values.max()) == (-1, 1)
+
+
+def test_digits_without_scikit_learn_say_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(InputError, match="scikit-learn"):
+        digits()
+
+
+def test_a_memory_map_is_read_into_memory(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(48, dtype=np.uint8).reshape(8, 2, 3))
+    mapped = Empirical(np.load(tmp_path / "a.npy", mmap_mode="r"), weights=[1, 2, 3, 4, 5, 6, 7, 8], scale=(-1, 1))
+    for part in (mapped, mapped.subset([5, 1, 2])):
+        held = part.loaded()
+        assert (part.in_memory, held.in_memory) == (False, True)
+        assert held.loaded() is held
+        assert torch.equal(held.rows(0, held.n), part.rows(0, part.n))
+        assert torch.equal(held.weights, part.weights)
+        assert (held.shape, held.scale, held.stored, held.spread) == (part.shape, part.scale, part.stored, part.spread)
+        assert torch.equal(held.subset([1]).images([0]), part.images([1]))

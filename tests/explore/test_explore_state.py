@@ -1,0 +1,212 @@
+"""What the page shows is one value: it survives its address, and refuses what makes no picture."""
+
+from __future__ import annotations
+
+import math
+import string
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vkernel.core.errors import InputError
+from vkernel.explore.knobs import GROUPS, LAYER_WORDS
+from vkernel.explore.presets import PRESETS, preset
+from vkernel.explore.state import KINDS, LAYERS, LIMIT, SAMPLERS, State, from_csv, from_query
+from vkernel.explore.tour import STEPS
+
+coordinate = st.floats(-LIMIT, LIMIT)
+sets = st.integers(1, 2).flatmap(lambda d: st.lists(st.tuples(*[coordinate] * d), min_size=1, max_size=40))
+
+
+@st.composite
+def states(draw: st.DrawFn) -> State:
+    points = tuple(draw(sets))
+    return State(
+        points=points,
+        weights=tuple(draw(st.lists(st.integers(1, 63), min_size=len(points), max_size=len(points)))),
+        process=draw(st.sampled_from(KINDS)),
+        eps=draw(st.sampled_from((1e-4, 0.003, 0.1))),
+        steps=draw(st.integers(5, 300)),
+        sampler=draw(st.sampled_from(SAMPLERS)),
+        kappa=draw(st.sampled_from((0.0, 0.003, 1.0))),
+        features=draw(st.sampled_from(("gaussian", "fourier"))),
+        ratio=draw(st.sampled_from((0.25, 1.0, 8.0))),
+        tau=draw(st.sampled_from((0.0, 10.0, math.inf))),
+        K=draw(st.integers(0, 64)),
+        t=draw(st.sampled_from((0.0, 0.1, 0.375, 0.9, 5.0))),
+        layers=tuple(draw(st.sets(st.sampled_from(LAYERS)))),
+        seed=draw(st.integers(0, 9999)),
+        dark=draw(st.booleans()),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(states())
+def test_an_address_gives_the_state_back(state: State) -> None:
+    again, message = from_query("?" + state.to_query())
+    assert message is None
+    assert again == state
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(("v", "x", "w", "eps", "t", "K", "steps", "layers", "process", "sampler", "tau", "zz")),
+        st.text(string.printable, max_size=30),
+    )
+)
+def test_a_malformed_address_gives_the_default_and_a_sentence(query: dict[str, str]) -> None:
+    state, message = from_query(query)
+    if message is not None:
+        assert state == State()
+        assert message.startswith("This address could not be read")
+
+
+@pytest.mark.parametrize(
+    ("query", "word"),
+    [
+        ("v=9", "version"),
+        ("v=1&x=2AAA", "garbled"),
+        ("v=1&x=2" + "AAAA" * 1001, "points"),
+        ("v=1&eps=nan", "eps"),
+        ("v=1&eps=-1", "eps"),
+        ("v=1&tau=nan", "tau"),
+        ("v=1&t=inf", "t"),
+        ("v=1&K=1.5", "whole"),
+        ("v=1&sampler=magic", "magic"),
+        ("v=1&layers=99", "layers"),
+        ("v=1&w=!", "weights"),
+        ("v=1&w=BB", "weights"),
+        ("v=1&x=2____", "outside"),
+    ],
+)
+def test_what_is_wrong_with_an_address_is_said(query: str, word: str) -> None:
+    state, message = from_query(query)
+    if query == "v=1&t=inf":  # a time beyond T is T
+        assert state.t == state.make_process().T
+        return
+    assert state == State()
+    assert message is not None
+    assert word in message
+
+
+def test_the_address_of_a_thousand_points_is_short() -> None:
+    points = tuple((round(-2 + 0.004 * k, 3), round(2 - 0.003 * k, 3)) for k in range(1000))
+    query = State(points=points).to_query()
+    assert len(query) < 4100
+    assert from_query(query)[0].points == points
+    with pytest.raises(InputError, match="1,000"):
+        State(points=(*points, (0.0, 0.0)))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"points": ()},
+        {"points": ((math.nan, 0.0),)},
+        {"points": ((math.inf, 0.0),)},
+        {"points": ((3.0, 0.0),)},
+        {"points": ((0.0, 0.0), (1.0,))},
+        {"points": (("a", "b"),)},
+        {"weights": (1, 2)},
+        {"weights": (0,) * 6},
+        {"weights": (64,) * 6},
+        {"layers": ("noise", "nope")},
+        {"process": "ddpm"},
+        {"kappa": -1},
+        {"tau": math.nan},
+        {"steps": 2.5},
+        {"K": "many"},
+    ],
+)
+def test_what_makes_no_picture_is_refused(given: dict[str, object]) -> None:
+    with pytest.raises(InputError):
+        State(**given)  # type: ignore[arg-type]
+
+
+def test_times_are_brought_into_the_process() -> None:
+    assert State(t=0.0).t == State().eps
+    assert State(process="edm", t=99.0).t == 10.0
+    assert State(process="edm", t=5.0).but(process="flow").t == 0.999
+
+
+def test_new_points_keep_weights_only_if_they_are_as_many() -> None:
+    state = State(points=((0.0,), (1.0,)), weights=(3, 1))
+    assert state.but(points=((0.5,), (1.0,))).weights == (3, 1)
+    assert state.but(points=((0.5,),)).weights == (1,)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_sets_and_have_addresses(name: str) -> None:
+    state = State(points=preset(name))
+    assert 2 <= len(set(state.points)) == len(state.points) <= 64
+    assert from_query(state.to_query())[0] == state
+    with pytest.raises(InputError, match="nope"):
+        preset("nope")
+
+
+def test_csv_takes_headings_weights_separators_and_one_column() -> None:
+    assert from_csv("x,y\n0,1\n-1,.5\n")[0] == ((0.0, 1.0), (-1.0, 0.5))
+    points, weights, _ = from_csv("a;b;weight\n0;1;3\n1;0;1\n")
+    assert points == ((0.0, 1.0), (1.0, 0.0))
+    assert weights == (3, 1)
+    assert from_csv("0.5\n\n-0.5\n")[0] == ((0.5,), (-0.5,))
+    assert from_csv("1\t2\n0\t0\n")[0] == ((1.0, 2.0), (0.0, 0.0))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6)), min_size=1, max_size=20))
+def test_csv_points_come_into_the_window_all_alike(rows: list[tuple[float, float]]) -> None:
+    points, _, sentence = from_csv("\n".join(f"{a!r},{b!r}" for a, b in rows))
+    State(points=points)
+    if "scaled" in sentence and len(rows) > 2:
+        i, j, k = rows[0], rows[1], rows[-1]
+        a, b, c = points[0], points[1], points[-1]
+        before, after = math.dist(i, j) * math.dist(a, c), math.dist(i, k) * math.dist(a, b)
+        assert before == pytest.approx(after, rel=1e-6, abs=1e-9 * (1 + math.dist(i, j) + math.dist(i, k)))
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("", "empty"),
+        ("x,y\n", "no row"),
+        ("0,1\n2\n", "columns"),
+        ("0,nan\n", "finite"),
+        ("0,1\n0,nan\n", "Row 2"),
+        ("0,1\n0,inf\n", "finite"),
+        ("0,1\n0,one\n", "no number"),
+        ("0,1,2\n", "3 columns"),
+        ("x,y,weight\n0,1,0\n", "weight"),
+        ("x,y,weight\n0,1,1.5\n", "whole"),
+        ("0,1\n" * 1001, "1,001"),
+        ("0,1\n" * (1 << 19), "MB"),
+        ("\0\0\0", "no text"),
+        ("0,1e300\n1,0\n", "too large"),
+    ],
+)
+def test_what_is_wrong_with_a_csv_is_said(text: str, word: str) -> None:
+    with pytest.raises(InputError, match=word):
+        from_csv(text)
+
+
+def test_every_knob_and_layer_has_a_sentence_and_a_field() -> None:
+    default = State()
+    for _, knobs in GROUPS:
+        for knob in knobs:
+            assert hasattr(default, knob.field)
+            assert knob.sentence.endswith(".")
+            assert knob.sentence.count(". ") == 0
+            for value, words in knob.options:
+                assert words
+                assert getattr(default.but(**{knob.field: value}), knob.field) == value
+    assert {layer.name for layer in LAYER_WORDS} == set(LAYERS)
+    assert all(layer.sentence.endswith(".") for layer in LAYER_WORDS)
+
+
+def test_the_tour_has_five_short_steps() -> None:
+    assert len(STEPS) == 5
+    for step in STEPS:
+        assert len(step.text.split()) <= 60
+        assert from_query(step.state.to_query())[0] == step.state

@@ -1,0 +1,124 @@
+"""The same answers on a GPU; skipped where there is none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import vkernel as vk
+from vkernel.train.objectives import J1, Training
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+
+
+@pytest.mark.parametrize(("n", "d"), [(5, 2), (2000, 64), (3000, 784)])
+@pytest.mark.parametrize("sigma", [0.05, 1.0, 20.0])
+def test_same_as_cpu(n: int, d: int, sigma: float) -> None:
+    g = torch.Generator().manual_seed(0)
+    points, weights = torch.randn(n, d, generator=g), torch.rand(n, generator=g)
+    x = points[torch.randint(0, n, (33,), generator=g)] + sigma * torch.randn(33, d, generator=g)
+    x[::2] = (points[0] + points[-1]) / 2 + 0.1 * sigma * x[::2]
+    here = vk.EmpiricalScore(vk.Empirical(points, weights), vk.EDM())
+    there = vk.EmpiricalScore(vk.Empirical(points, weights).to("cuda"), vk.EDM())
+    a, b = here.posterior(x, sigma), there.posterior(x.cuda(), sigma)
+    assert b.mean.device.type == "cuda"
+    spread = here.data.spread
+    assert float((a.mean - b.mean.cpu()).norm(dim=1).max()) < 3e-5 * spread
+    for name in ("logp", "entropy", "ess"):
+        assert torch.allclose(getattr(a, name), getattr(b, name).cpu(), rtol=1e-4, atol=1e-4)
+    assert torch.allclose(a.cov.trace(), b.cov.trace().cpu(), rtol=1e-3, atol=1e-6 * spread**2)
+    v = torch.randn(33, d, generator=g)
+    assert torch.allclose(a.cov @ v, (b.cov @ v.cuda()).cpu(), rtol=1e-3, atol=1e-4 * spread**2)
+    assert torch.equal(a.top(2)[1], b.top(2)[1].cpu())
+    # noise belongs to (query, point): the device does not change it
+    assert torch.allclose(a.cov.draw(0), b.cov.draw(0).cpu(), rtol=1e-3, atol=1e-4 * spread)
+    assert float((a.sample_indices(50, 0) == b.sample_indices(50, 0).cpu()).float().mean()) > 0.99
+
+
+def test_queries_on_another_device_than_the_data() -> None:
+    score = vk.EmpiricalScore(vk.Empirical(torch.randn(10, 3)).to("cuda"), vk.VP())
+    assert score(torch.randn(4, 3), 0.1).device.type == "cpu"
+
+
+def test_tf32_does_not_cost_accuracy() -> None:
+    """A process-wide switch to tf32 makes coarse products worse; the engine must notice."""
+    g = torch.Generator().manual_seed(0)
+    points = torch.randn(4000, 512, generator=g).cuda()
+    x = (points[:40] + points[40:80]) / 2
+    truth = vk.EmpiricalScore(vk.Empirical(points.double()), vk.EDM()).posterior(x.double(), 0.5).mean
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        got = vk.EmpiricalScore(vk.Empirical(points), vk.EDM()).posterior(x, 0.5).mean
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert float((got - truth).norm(dim=1).max()) < 5e-5 * 512**0.5
+
+
+def test_profile_on_a_gpu() -> None:
+    p = vk.profile(vk.Empirical(torch.randn(500, 40)).to("cuda"), queries=64)
+    assert p.isolated
+
+
+def test_effective_sde_on_a_gpu() -> None:
+    """The same noise and the same chain on both devices."""
+    g = torch.Generator().manual_seed(0)
+    points = torch.randn(200, 40, generator=g)
+    process, ends = vk.VP(), []
+    x_T = process.prior((6, 40), generator=1)
+    for device in ("cpu", "cuda"):
+        score = vk.EmpiricalScore(vk.Empirical(points).to(device), process)
+        V = vk.kernels.Naive(score, 0.01)
+        ends.append(vk.sample.effective_sde(score, V, process, x_T.to(device), steps=20, generator=3).cpu())
+    assert torch.allclose(ends[0], ends[1], atol=2e-2)
+
+
+@pytest.mark.parametrize("objective", ["J1", "J0"])
+def test_a_linear_ensemble_and_its_kernel_are_the_same_on_the_gpu(objective):
+    process = vk.VP(eps=1e-2)
+    model = vk.models.Linear(vk.features.grid("gaussian", 6, 1, -1.5, 1.5, process), "x0", 0.1)
+    x = torch.linspace(-1.2, 1.2, 7, dtype=torch.float64)[:, None]
+    answers = []
+    for device in ("cpu", "cuda"):
+        data = vk.data.toy("triple").to(device)
+        ensemble = vk.train_ensemble(model, data, process, members=8, draws=100, objective=objective)
+        V = vk.kernels.Linear(model, data, process, draws=100, objective=objective, sets=8)
+        place = x.to(device)
+        field = V.draw(8, generator=0)(place.expand(8, 7, 1), 0.2)
+        sample = ensemble.sample(x_T=place, steps=20)
+        assert sample.device.type == device
+        answers.append(
+            [a.cpu() for a in (ensemble(place, 0.1), V.cov(place, 0.1).trace(), V.s_avg(place, 0.1), sample)]
+        )
+        assert field.shape == (8, 7, 1)
+    for a, b in zip(*answers, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
+
+
+def test_a_lazy_ensemble_and_an_mlp_are_the_same_on_the_gpu():
+    process = vk.VP(eps=1e-2)
+    lazy = vk.models.Lazy(vk.models.NTK(2, "erf"), tau=5.0)
+    mlp = vk.models.MLP(width=16, depth=2, steps=20, batch=16, dtype="float64")
+    x = torch.linspace(-1.2, 1.2, 7, dtype=torch.float64)[:, None]
+    for model in (lazy, mlp):
+        both = [
+            vk.train_ensemble(model, vk.data.toy("triple").to(d), process, members=3, draws=32)(x.to(d), 0.1).cpu()
+            for d in ("cpu", "cuda")
+        ]
+        torch.testing.assert_close(*both, rtol=1e-6, atol=1e-8)
+
+
+def test_unets_from_a_graph_learn_what_the_plain_loop_learns():
+    """Two members side by side, replayed, against the same steps without a graph: they differ by rounding alone."""
+    points = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    data = vk.Empirical(points.cuda())
+    training = Training(data, vk.VP(), J1(), None)
+    fast, plain = (vk.models.UNet((8, 8, 8), steps=12, batch=16, ema=0.9, decay="cosine", chunk=c) for c in (1, 2))
+    assert [model._recorded(training) for model in (fast, plain)] == [True, False]
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        both = [vk.train_ensemble(model, data, vk.VP(), members=2, show=False).state for model in (fast, plain)]
+    found, known = both
+    start = plain.initial(training, [0, 1])
+    moved = torch.cat([(known[name] - start[name]).flatten() for name in start])
+    apart = torch.cat([(known[name] - found[name]).flatten() for name in start])
+    assert apart.norm() < 0.02 * moved.norm(), float(apart.norm() / moved.norm())

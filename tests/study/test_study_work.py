@@ -1,0 +1,239 @@
+"""One block of a study: its numbers by a second route."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from studies import PLANE, SMALL, grid, inf, refused, with_
+
+import vkernel as vk
+from vkernel import InputError, study
+from vkernel.data.empirical import toy
+from vkernel.study import work
+from vkernel.study.spec import read
+from vkernel.train import features, models
+from vkernel.train.ensemble import train_ensemble
+from vkernel.train.objectives import J0, JK
+
+
+def block(spec: Any, number: int = 0, cell: int = 0) -> dict[str, np.ndarray]:
+    found = read(spec)
+    return work.compute(found, list(found.conditions())[cell], number)
+
+
+def test_a_block_is_a_function_of_its_index() -> None:
+    spec = with_(measure={"gap": [0.25, 0.75], "times": [0.1], "places": 3})
+    torch.manual_seed(1)
+    first = block(spec, 1)
+    torch.manual_seed(2)
+    second = block(spec, 1)
+    threads = torch.get_num_threads()
+    for name, value in first.items():
+        assert np.array_equal(value, second[name]), name
+    whole = block(spec | {"block": 5})
+    for name, value in first.items():
+        assert np.allclose(value, whole[name][2:4], rtol=1e-10, atol=1e-12), name
+    assert len(block(spec, 2)["away"]) == 1, "the last block is what is left"
+    assert torch.get_num_threads() == threads
+    assert not np.array_equal(first["nearest"], block(spec | {"seed": 1}, 1)["nearest"])
+
+
+def start(process: Any, n: int) -> torch.Tensor:
+    u = (np.arange(n) + 0.5) / n
+    return torch.from_numpy(stats.norm.ppf(u) * float(process.sigma(torch.tensor(process.T).double())))[:, None]
+
+
+@pytest.mark.parametrize("K", [1, 3, inf])
+def test_the_numbers_of_a_block_by_a_second_route(K: float) -> None:
+    """Train and sample by hand, and count with NumPy alone."""
+    spec = with_(
+        data={"name": "triple"},
+        objective={"K": K},
+        process={"eps": 2e-3},
+        measure={"gap": [0.2, 0.7], "away": 0.3, "bins": 9, "limit": 1.3, "times": [0.05, 0.6], "places": 4},
+        sampler={"samples": 50, "steps": 20, "method": "heun"},
+    )
+    got = block(spec, 1)
+    process, data = vk.VP(eps=2e-3), toy("triple")
+    model = models.Linear(features.grid("gaussian", 4, 1, -1.5, 1.5, process), "x0", 0.1)
+    goal = J0() if inf == K else JK(int(K))
+    trained = train_ensemble(model, data, process, members=[2, 3], draws=64, objective=goal, show=False)
+    x = trained.sample(x_T=start(process, 50), steps=20, method="heun", spacing="log", show=False)[..., 0].numpy()
+    alpha = float(process.alpha(torch.tensor(2e-3).double()))
+    points = alpha * data.rows(0, data.n).double().numpy()[:, 0]
+    distance = np.abs(x[:, :, None] - points)
+    least = min(abs(a - b) for i, a in enumerate(points) for b in points[:i])
+    assert np.allclose(got["nearest"], distance.min(2).mean(1))
+    assert np.allclose(got["away"], (distance.min(2) > 0.3 * least / 2).mean(1))
+    assert np.allclose(got["gap"], ((np.abs(x) > 0.2) & (np.abs(x) < 0.7)).mean(1))
+    shares = [[(row == k).mean() for k in range(3)] for row in distance.argmin(2)]
+    assert np.allclose(got["share"], shares)
+    counts = [np.histogram(row, 9, (-1.3, 1.3))[0] for row in x]
+    assert np.allclose(got["density"], np.array(counts) / 50 / (2.6 / 9))
+    places = torch.linspace(-1.3, 1.3, 4, dtype=torch.float64)[:, None]
+    for k, t in enumerate((0.05, 0.6)):
+        assert np.allclose(got["score"][:, k], trained(places, t)[..., 0])
+
+
+def test_two_dimensions_by_a_second_route() -> None:
+    spec = PLANE | {"measure": {"bins": 6, "limit": 1.2}, "sampler": {"samples": 64, "steps": 10}}
+    found = read(spec)
+    got = block(spec)
+    quantities = work.layout(found)
+    assert list(quantities["density"].coordinates) == ["y", "x"]
+    process, data = vk.VP(), toy("square")
+    model = models.Linear(features.grid("gaussian", 3, 2, -1.5, 1.5, process), "x0", 0.1)
+    trained = train_ensemble(model, data, process, members=[0, 1], draws=64, show=False)
+    x_T = work._start(process, data, 64, 0)
+    assert float(x_T.mean().abs()) < 0.1
+    x = trained.sample(x_T=x_T, steps=10, method="exponential", spacing="log", show=False).numpy()
+    for m in range(2):
+        counts, _, _ = np.histogram2d(x[m, :, 1], x[m, :, 0], 6, [(-1.2, 1.2)] * 2)
+        assert np.allclose(got["density"][m], counts / 64 / 0.4**2)
+    assert np.allclose(got["share"].sum(1), 1)
+
+
+def test_F_over_P_and_weights_and_paths(tmp_path: Path) -> None:
+    spec = read(with_(training={"draws": None, "F_over_P": 0.5}))
+    condition = next(spec.conditions())
+    model = work.make_model(condition, work.make_data(condition), vk.VP())
+    assert work._draws(condition, model) == 32
+    np.save(tmp_path / "p.npy", np.array([-1.0, 1.0]))
+    base = {k: v for k, v in SMALL.items() if k != "data"}
+    for data in ({"path": str(tmp_path / "p.npy")}, {"points": [-1.0, 1.0]}, {"even": 2}):
+        got = block(base | {"data": data})
+        assert np.allclose(got["nearest"], block(base | {"data": {"points": [[-1.0], [1.0]]}})["nearest"])
+    heavy = block(base | {"data": {"points": [-1.0, 1.0], "weights": [0.95, 0.05]}})
+    assert (heavy["share"][:, 0] > 0.7).all()
+
+
+def test_sets_of_unequal_size_and_many_points() -> None:
+    spec = grid(data__even=[2, 4]) | {"data": {"points": [0.0]}}
+    refused(spec, "even = 2", "exactly one")
+    spec = SMALL | {"data": {"even": 3}, "grid": {"data.even": [2, 4]}}
+    got = block(spec, cell=0)
+    assert got["share"].shape == (2, 4)
+    assert np.isnan(got["share"][:, 2:]).all()
+    assert np.allclose(got["share"][:, :2].sum(1), 1)
+    assert "share" not in block(SMALL | {"data": {"even": 65}})
+    single = block(SMALL | {"data": {"points": [0.5]}})
+    assert np.isfinite(single["away"]).all()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"kind": "linear", "features": "fourier", "per_axis": 3},
+        {"kind": "linear", "features": "polynomial", "per_axis": 3, "target": "score"},
+        {"kind": "linear", "features": "random", "per_axis": 4, "target": "noise"},
+        {"kind": "lazy", "kernel": "ntk", "depth": 1},
+        {"kind": "lazy", "kernel": "nngp", "depth": 2, "activation": "erf", "tau": 10.0},
+        {"kind": "lazy", "kernel": "rbf", "length": 0.4, "init": False},
+        {"kind": "mlp", "width": 8, "depth": 1, "steps": 20, "batch": 16},
+        {"kind": "mlp", "width": 8, "depth": 2, "steps": 20, "activation": "tanh", "draws": 0},
+    ],
+)
+def test_every_kind_of_model_runs(model: dict[str, Any]) -> None:
+    fresh = model.pop("draws", None) is not None
+    spec = SMALL | {"model": model} | ({"training": {}} if fresh else {})
+    work.prepare(read(spec))
+    got = block(spec, 1)
+    for value in got.values():
+        assert len(value) == 2
+        assert np.isfinite(value).all()
+    assert not np.array_equal(got["nearest"][0], got["nearest"][1])
+    assert np.array_equal(got["nearest"], block(spec, 1)["nearest"])
+
+
+@pytest.mark.parametrize(
+    "process",
+    [{"kind": k} for k in ("vp", "vpsong", "cosine", "ve", "edm", "flow", "toy")] + [{"kind": "vp", "T": 2.0}],
+)
+def test_every_process_runs(process: dict[str, Any]) -> None:
+    got = block(SMALL | {"process": process})
+    assert np.isfinite(got["away"]).all()
+
+
+@pytest.mark.parametrize("method", ["exponential", "dopri5"])
+def test_the_field_with_the_predicted_V(method: str) -> None:
+    """Members of the Gaussian theory scatter as trained ones do."""
+    base = with_(
+        training={"draws": 200},
+        sampler={"samples": 32, "steps": 12, "sets": 32, "method": method},
+        measure={"times": [0.3], "places": 3, "limit": 1.0},
+    ) | {"members": 60 if method == "exponential" else 4, "block": 60}
+    field = block(with_sampler(base, law="field"))
+    again = block(with_sampler(base, law="field") | {"block": 2}, 1)
+    for name in field:
+        assert np.allclose(field[name][2:4], again[name], rtol=1e-8, atol=1e-8), "whatever the block"
+    if method == "exponential":
+        members, flow = block(base), block(with_sampler(base, law="semiclassical"))
+        for found in (field, flow):
+            gap = abs(found["nearest"].mean() - members["nearest"].mean())
+            assert gap < 6 * members["nearest"].std() / math.sqrt(60) + 0.02
+            assert np.allclose(found["score"].mean(0), members["score"].mean(0), atol=0.35)
+            ratio = found["score"].std(0) / members["score"].std(0)
+            assert (ratio > 0.5).all()
+            assert (ratio < 2.0).all()
+        assert np.array_equal(field["score"], flow["score"]), "one law of fields, two ways to sample it"
+
+
+def with_sampler(spec: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return spec | {"sampler": spec["sampler"] | fields}
+
+
+def test_theory_takes_what_varies_into_account() -> None:
+    spec = with_sampler(with_(measure={"times": [0.3], "places": 3}), law="field", sets=16) | {"block": 5}
+    some = block(spec | {"training": {"draws": 64, "vary": ["targets"]}})["score"].std(0)
+    every = block(spec)["score"].std(0)
+    assert (some < every).all()
+
+
+@pytest.mark.parametrize("lr", [1e12, 3e37])
+def test_members_that_diverge_are_nan(tmp_path: Path, lr: float) -> None:
+    """Even where a whole block did: the study goes on."""
+    spec = SMALL | {
+        "model": {"kind": "mlp", "width": 8, "steps": 30, "batch": 8, "target": "score"},
+        "grid": {"model.lr": [1e-3, lr]},
+        "measure": {"times": [0.5], "places": 2},
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        ds = study.run(spec, tmp_path / "s", show=False)
+    assert bool(ds["done"].all())
+    lost = np.isnan(ds["away"].values)
+    assert not lost[0].any()
+    for name in ("nearest", "share", "density"):
+        gone = np.isnan(ds[name].values).reshape(2, 5, -1)
+        assert np.array_equal(gone.all(2), lost)
+        assert np.array_equal(gone.any(2), lost)
+
+
+def test_a_block_that_diverged_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = models.Linear.fit
+
+    def fit(self: Any, *args: Any) -> Any:
+        return {k: a * math.nan for k, a in original(self, *args).items()}
+
+    monkeypatch.setattr(models.Linear, "fit", fit)
+    got = block(with_(measure={"gap": [0.1, 0.2], "times": [0.5], "places": 2}))
+    assert set(got) == {"away", "nearest", "share", "gap", "density", "score"}
+    for name, value in got.items():
+        assert np.isnan(value).all(), name
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu_here() -> None:
+    with pytest.raises(InputError, match="device: there is no CUDA device"):
+        block(SMALL | {"device": "cuda"})
+    assert np.array_equal(block(SMALL | {"device": "auto"})["away"], block(SMALL)["away"])
+
+
+# What is made of it
