@@ -14,9 +14,9 @@ from networks28 import C, U
 from torch import Tensor, nn
 
 import vkernel as vk
+from vkernel.adapters import weights as weight_files
 from vkernel.core.errors import InputError
 from vkernel.reports.audit import Checkpoint, Convention, as_unet, check
-from vkernel.adapters import weights as weight_files
 from vkernel.score import conversions as pr
 
 MODELS = os.environ.get("VKERNEL_MODELS")

@@ -14,9 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vkernel import data as module
 from vkernel.core.errors import InputError
-from vkernel.data.empirical import TOYS, Empirical, digits, toy
+from vkernel.data import TOYS, Empirical, digits, toy
+from vkernel.data import empirical as module
 from vkernel.score.mixture import GaussianMixture
 
 

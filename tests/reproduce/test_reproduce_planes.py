@@ -12,7 +12,7 @@ import torch
 import vkernel as vk
 from vkernel.core.errors import InputError
 from vkernel.core.estimate import Estimate
-from vkernel.data.empirical import toy
+from vkernel.data import toy
 from vkernel.plots import planes
 from vkernel.reproduce import figure3, mlp_plane, page
 from vkernel.reproduce.mlp_plane import answer, density, masses, moved, ratio, start

@@ -15,7 +15,7 @@ from studies import PLANE, SMALL, grid, inf, refused, with_
 
 import vkernel as vk
 from vkernel import InputError, study
-from vkernel.data.empirical import toy
+from vkernel.data import toy
 from vkernel.study import work
 from vkernel.study.spec import read
 from vkernel.train import features, models

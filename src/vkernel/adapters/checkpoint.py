@@ -40,11 +40,11 @@ from torch.autograd import forward_ad
 
 from vkernel.adapters import diffusers as pipelines
 from vkernel.adapters import weights as files
+from vkernel.core.checks import is_whole
 from vkernel.core.covariance import fits
 from vkernel.core.errors import InputError, require
 from vkernel.data.empirical import Empirical
 from vkernel.process import DDPM, Anisotropic, Process
-from vkernel.process.base import is_whole
 from vkernel.score import conversions as pr
 from vkernel.score.conversions import Time
 

@@ -22,7 +22,7 @@ DATA = (
 
 def load_data(data: str, scale: str = "auto", key: str | None = None, layout: str | None = None) -> Empirical:
     """The data that an argument names."""
-    from vkernel.data.empirical import toy
+    from vkernel.data import toy
     from vkernel.data.loaders import load
 
     if data.startswith("toy:"):

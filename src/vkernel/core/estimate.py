@@ -1,52 +1,175 @@
-r"""A number with its error.
+r"""Numbers with errors: the one place where standard errors, intervals and p values are computed.
 
-An :class:`Estimate` is a value, its standard error, and a 95 % interval. For a mean of :math:`n` independent
-values :math:`z_k`,
+An :class:`Estimate` is a value, its standard error and a 95 % interval. For a mean of :math:`n` independent values
+:math:`z_k`,
 
 .. math:: \hat\mu = \frac1n \sum_k z_k, \qquad \mathrm{se} = \sqrt{\frac{1}{n(n-1)} \sum_k (z_k - \hat\mu)^2},
           \qquad \hat\mu \pm q_{.975}(n-1)\, \mathrm{se}
 
 with :math:`q` the quantile of Student's law. A value that is exact (a quadrature, a closed form) has ``se = 0``.
+
+=============================  =======================================================================================
+:meth:`Estimate.of_mean`       a mean of independent draws, Student's interval
+:meth:`Estimate.of_share`      a share of n trials, Wilson's interval: the P with (p-P)² ≤ z² P(1-P)/n
+:meth:`Estimate.of_error`      value ± q(dof) se, cut to a range
+:meth:`Estimate.of_variances`  independent variances added, Welch and Satterthwaite's degrees of freedom
+:meth:`Estimate.of_log`        value · exp(± q(dof) relative se), for a positive number
+:func:`jackknife`              se² = (n-1)/n Σ_k (θ_(k) - mean θ)², from values θ_(k) that each leave one unit out
+:func:`ratio_of_means`         mean a / mean b, paired or independent, interval even in the logarithm
+:func:`difference_of_means`    mean a - mean b, Welch's interval
+:func:`difference_of_shares`   p - q of two Wilson estimates, Newcombe's interval (1998, method 10)
+:func:`bootstrap`              a statistic of multinomial resamples of a histogram
+:func:`fisher_exact`           P(A ≥ a), A hypergeometric: is a of n more than b of m?
+:func:`sign_test`              P(as many or more of n fair coins), one-sided
+:func:`permutation_p`          (1 + #{permuted ≥ observed}) / (1 + permutations)
+=============================  =======================================================================================
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, cast
 
+import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
-__all__ = ["Estimate"]
+from vkernel.core import rng
+
+__all__ = [
+    "Z95",
+    "Estimate",
+    "bootstrap",
+    "difference_of_means",
+    "difference_of_shares",
+    "fisher_exact",
+    "jackknife",
+    "jackknife_se",
+    "leave_one_out",
+    "permutation_p",
+    "ratio_of_means",
+    "relative_se",
+    "sign_test",
+    "student_quantile",
+]
+
+Z95 = 1.959963984540054  # the .975 quantile of the normal law
+N = TypeVar("N", bound="float | Tensor", default=float)
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A value with standard error and 95 % interval; all four are floats, or tensors of one shape."""
+class Estimate(Generic[N]):
+    """A value with standard error and 95 % interval: four floats, or four tensors of one shape (``Estimate[Tensor]``).
 
-    value: Any
-    se: Any
-    low: Any
-    high: Any
+    The constructors return floats where the result has no axes, and tensors otherwise.
+    """
+
+    value: N
+    se: N
+    low: N
+    high: N
 
     @classmethod
-    def exact(cls, value: Any) -> Estimate:
-        """An estimate without error."""
+    def exact(cls, value: N) -> Estimate[N]:
+        """Return an estimate without error."""
         zero = torch.zeros_like(value) if isinstance(value, Tensor) else 0.0
-        return cls(value, zero, value, value)
+        return cls(value, cast(N, zero), value, value)
 
     @classmethod
-    def of_mean(cls, samples: Tensor, dim: int = 0, scale: Any = 1.0) -> Estimate:
-        """``scale`` times the mean of ``samples`` over ``dim``, which holds independent draws."""
+    def unknown(cls) -> Estimate[N]:
+        """Return an estimate of which nothing is known: four NaN."""
+        return _estimate(math.nan, math.nan, math.nan, math.nan)
+
+    @classmethod
+    def of_mean(cls, samples: Tensor, dim: int = 0, scale: float = 1.0) -> Estimate[N]:
+        """Estimate ``scale`` times the mean of ``samples`` over ``dim``, which holds independent draws."""
         n = samples.shape[dim]
         mean = samples.mean(dim)
-        se = samples.std(dim) / n**0.5 if n > 1 else torch.full_like(mean, float("inf"))
-        value, se = mean * scale, se * abs(scale)
-        half = student_quantile(n - 1) * se
-        low, high = value - half, value + half
-        if value.ndim == 0:
-            return cls(float(value), float(se), float(low), float(high))
-        return cls(value, se, low, high)
+        se = samples.std(dim) / n**0.5 if n > 1 else torch.full_like(mean, math.inf)
+        return cls.of_error(mean * scale, se * abs(scale), n - 1)
+
+    @classmethod
+    def of_share(cls, hits: Tensor | int, n: float, scale: float = 1.0) -> Estimate[N]:
+        """Estimate ``scale`` times the share ``hits / n`` with Wilson's interval."""
+        hits = torch.as_tensor(hits, dtype=torch.float64)
+        z2, p = Z95**2, hits / n
+        middle, half = p + z2 / (2 * n), (z2 * (p * (1 - p) / n + z2 / (4 * n * n))).sqrt()
+        low = ((middle - half) / (1 + z2 / n)).masked_fill(hits == 0, 0.0)
+        high = ((middle + half) / (1 + z2 / n)).masked_fill(hits == n, 1.0)
+        return _estimate(scale * p, scale * (p * (1 - p) / n).sqrt(), scale * low, scale * high)
+
+    @classmethod
+    def of_error(
+        cls,
+        value: Tensor | float,
+        se: Tensor | float,
+        dof: float = math.inf,
+        low: float = -math.inf,
+        high: float = math.inf,
+    ) -> Estimate[N]:
+        """Return ``value`` ± q(dof) ``se``; the interval is cut to the range [``low``, ``high``] of the quantity."""
+        value, se = (torch.as_tensor(v, dtype=_real(v)) for v in (value, se))
+        half = student_quantile(dof) * se
+        return _estimate(value, se, (value - half).clamp_min(low), (value + half).clamp_max(high))
+
+    @classmethod
+    def of_variances(
+        cls,
+        value: float,
+        parts: Sequence[tuple[float, int]],
+        low: float = -math.inf,
+        high: float = math.inf,
+        slope: float = 1.0,
+    ) -> Estimate:
+        """Add independent variances, each with the number of units it was measured from.
+
+        The variances belong to a quantity of which ``value`` is a function with derivative ``slope``. The degrees of
+        freedom are Welch and Satterthwaite's, v² / Σ v_k²/(n_k - 1).
+        """
+        total = sum(variance for variance, _ in parts)
+        if not math.isfinite(total):
+            return Estimate(value, math.inf, low, high)
+        spread = sum(variance**2 / (units - 1) for variance, units in parts)
+        dof = max(1, int(min(total**2 / spread, 1e9))) if spread > 0 else 10**9
+        return Estimate.of_error(value, slope * math.sqrt(total), dof, low, high)
+
+    @classmethod
+    def of_log(cls, value: Tensor | float, relative_se: Tensor | float, dof: float = math.inf) -> Estimate[N]:
+        """Estimate a positive number from its relative standard error; the interval is even in the logarithm."""
+        value, relative = (torch.as_tensor(v, dtype=_real(v)) for v in (value, relative_se))
+        factor = torch.exp((student_quantile(dof) * relative).clamp_max(700.0))
+        return _estimate(value, value * relative, value / factor, value * factor)
+
+    def exp(self) -> Estimate[N]:
+        """Return the estimate of the exponential: its interval is the image of this one."""
+        value, se, low, high = (torch.as_tensor(v, dtype=_real(v)) for v in self.fields)
+        return _estimate(value.exp(), value.exp() * se, low.exp(), high.exp())
+
+    def scaled(self, factor: float) -> Estimate[N]:
+        """Return ``factor`` ≥ 0 times this."""
+        return _estimate(*(cast(Any, v) * factor for v in self.fields))
+
+    def complement(self) -> Estimate[N]:
+        """Return one less this, such as the share that does not count."""
+        value, se, low, high = (cast(Any, v) for v in self.fields)
+        return _estimate(1 - value, se, 1 - high, 1 - low)
+
+    @property
+    def fields(self) -> tuple[N, N, N, N]:
+        """Value, standard error, low end and high end."""
+        return self.value, self.se, self.low, self.high
+
+    def stack(self, dim: int = 0) -> Tensor:
+        """Return value, low end and high end in one float64 tensor, along a new axis ``dim``."""
+        ends = (self.value, self.low, self.high)
+        return torch.stack([torch.as_tensor(v, dtype=torch.float64) for v in ends], dim)
+
+    def __getitem__(self, index: Any) -> Estimate[N]:
+        """Return the estimate of one element, or of a slice, of tensors."""
+        return _estimate(*(cast(Tensor, v)[index] for v in self.fields))
 
     def __float__(self) -> float:
         return float(self.value)
@@ -57,17 +180,114 @@ class Estimate:
         return f"{self.value:.4g} ± {self.se:.1g} [{self.low:.4g}, {self.high:.4g}]"
 
 
-def student_quantile(dof: int) -> float:
-    """The .975 quantile of Student's law, by the expansion of Fisher and Cornish (error < 2e-3 for dof ≥ 3)."""
-    z = 1.959963984540054
+def _estimate(*fields: Tensor | float) -> Estimate[Any]:
+    """Four fields as floats where they have no axes."""
+    return Estimate(*(v if isinstance(v, Tensor) and v.ndim else float(v) for v in fields))
+
+
+def _real(value: Tensor | float) -> torch.dtype:
+    return value.dtype if isinstance(value, Tensor) else torch.float64
+
+
+# --- resampling -------------------------------------------------------------------------------------------------------
+
+
+def leave_one_out(
+    statistic: Callable[[Tensor], Tensor | float], samples: Tensor, groups: int | None = None, dim: int = 0
+) -> Tensor:
+    """Return ``statistic`` without each unit of axis ``dim`` (or without each of ``groups`` runs of units), stacked."""
+    parts = samples.chunk(groups or samples.shape[dim], dim)
+    rest = (torch.cat(parts[:k] + parts[k + 1 :], dim) for k in range(len(parts)))
+    return torch.stack([torch.as_tensor(statistic(r), dtype=torch.float64, device=samples.device) for r in rest])
+
+
+def jackknife_se(without: Tensor, dim: int = 0) -> Tensor:
+    """Return the jackknife's standard error from the values that each leave one unit out, along ``dim``."""
+    n = without.shape[dim]
+    return ((n - 1) / n * (without - without.mean(dim, keepdim=True)).square().sum(dim)).sqrt()
+
+
+def jackknife(value: Tensor | float, without: Tensor, *, low: float = -math.inf, high: float = math.inf) -> Estimate[N]:
+    """Return ``value`` with the jackknife's error; ``without (n, …)`` are the values that each leave one unit out."""
+    return Estimate.of_error(value, jackknife_se(without), len(without) - 1, low, high)
+
+
+def bootstrap(
+    statistic: Callable[[Tensor], Tensor], counts: Tensor, draws: int = 200, generator: rng.Generator = None
+) -> Tensor:
+    """Return ``statistic`` of ``draws`` multinomial resamples ``(draws, cells)`` of a histogram ``counts (cells,)``."""
+    source = rng.as_generator(generator)
+    seed = int(torch.randint(1 << 62, (), generator=source, device=source.device))
+    n, shares = int(counts.sum()), (counts.double() / counts.sum()).cpu().numpy()
+    return statistic(torch.from_numpy(np.random.default_rng(seed).multinomial(n, shares, draws)).double())
+
+
+# --- comparisons of two samples ---------------------------------------------------------------------------------------
+
+
+def relative_se(samples: Tensor) -> Tensor:
+    """Return the relative standard error of the mean over the first axis."""
+    return samples.std(0) / math.sqrt(len(samples)) / samples.mean(0)
+
+
+def ratio_of_means(a: Tensor, b: Tensor, *, paired: bool) -> Estimate[N]:
+    """Estimate mean a / mean b, over first axes, of positive numbers; the interval is even in the logarithm.
+
+    Paired samples (one pair for each member) have the delta method's error, the spread of a_m/ā - b_m/b̄; independent
+    ones add their relative variances, with Welch's degrees of freedom (the least over elements).
+    """
+    value = a.mean(0) / b.mean(0)
+    if not bool((a.mean(0) > 0).all() and (b.mean(0) > 0).all()):
+        return _estimate(*(torch.full_like(value, v) for v in (math.nan, math.nan, 0.0, math.inf)))
+    if paired:
+        spread = (a / a.mean(0) - b / b.mean(0)).std(0) if len(a) > 1 else torch.full_like(value, math.inf)
+        return Estimate.of_log(value, spread / math.sqrt(len(a)), len(a) - 1)
+    va, vb = relative_se(a).square(), relative_se(b).square()
+    dof = (va + vb).square() / (va.square() / (len(a) - 1) + vb.square() / (len(b) - 1)).clamp_min(1e-300)
+    return Estimate.of_log(value, (va + vb).sqrt(), max(1, int(dof.min())))
+
+
+def difference_of_means(a: Tensor, b: Tensor) -> Estimate:
+    """Estimate the mean of ``a (n,)`` less that of ``b (m,)``, independent, with Welch's interval."""
+    parts = [(float(x.var()) / len(x), len(x)) for x in (a, b)]
+    return Estimate.of_variances(float(a.mean() - b.mean()), parts)
+
+
+def difference_of_shares(one: Estimate, two: Estimate) -> Estimate:
+    """Estimate one share less another, independent, from their Wilson intervals (Newcombe 1998, method 10)."""
+    value = one.value - two.value
+    below = math.hypot(one.value - one.low, two.high - two.value)
+    above = math.hypot(one.high - one.value, two.value - two.low)
+    return Estimate(value, math.hypot(one.se, two.se), value - below, value + above)
+
+
+# --- p values ---------------------------------------------------------------------------------------------------------
+
+
+def fisher_exact(a: int, n: int, b: int, m: int) -> float:
+    """Return the chance of ``a`` or more of ``n`` if these are as likely as ``b`` of ``m`` (Fisher, one-sided)."""
+    from scipy.stats import hypergeom
+
+    return float(hypergeom.sf(a - 1, n + m, a + b, n))
+
+
+def sign_test(wins: int, n: int) -> float:
+    """Return the chance of ``wins`` or more of ``n`` fair coins."""
+    return sum(math.comb(n, k) for k in range(wins, n + 1)) / 2**n
+
+
+def permutation_p(observed: float, permuted: Tensor, slack: float = 0.0) -> float:
+    """Return the share of statistics as large as the observed one, itself included; ``slack`` allows for rounding."""
+    return (1 + int((permuted >= observed - slack).sum())) / (1 + len(permuted))
+
+
+def student_quantile(dof: float) -> float:
+    """Return the .975 quantile of Student's law, by Fisher and Cornish's expansion (error < 2e-3 for dof ≥ 3)."""
+    z, known = Z95, {1: 12.706204736432095, 2: 4.302652729911275, 3: 3.182446305284263}
     if dof < 1:
-        return float("inf")
-    if dof == 1:
-        return 12.706204736432095
-    if dof == 2:
-        return 4.302652729911275
-    if dof == 3:
-        return 3.182446305284263
+        return math.inf
+    if int(min(dof, 4)) in known:
+        return known[int(dof)]
     g1 = (z**3 + z) / 4
     g2 = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     g3 = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384

@@ -1,28 +1,37 @@
-"""Long work shows a bar on a terminal, plain lines elsewhere, and nothing when told to be quiet."""
+"""Progress of long work: a bar on a terminal, plain lines elsewhere, a callback, or nothing."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-__all__ = ["Reporter", "progress"]
+__all__ = ["Progress", "Reporter", "progress"]
 
+Progress = bool | Callable[[str, float], None]
 EVERY = 10.0  # seconds between plain lines
 
 
 class Reporter(Protocol):
-    """``step(label)`` says that one more unit of work, under the given label, is done."""
+    """``step(label, done)`` reports that ``done`` more units of work, under the given label, are finished."""
 
     def __call__(self, label: str, done: float = 1.0) -> None: ...
 
 
 @contextmanager
-def progress(total: float, *, show: bool = True) -> Iterator[Reporter]:
-    """A reporter for ``total`` units of work, on standard error."""
-    if not show:
+def progress(total: float, progress: Progress = True) -> Iterator[Reporter]:
+    """Yield a reporter for ``total`` units of work.
+
+    Args:
+        total: the units that the calls of the reporter add up to.
+        progress: ``True`` writes to standard error, ``False`` nowhere; a callable receives the label and the share of
+            the work that is finished, between 0 and 1.
+    """
+    if callable(progress):
+        yield _counting(total, progress)
+    elif not progress:
         yield lambda label, done=1.0: None
     elif sys.stderr.isatty():
         from rich.console import Console
@@ -33,19 +42,28 @@ def progress(total: float, *, show: bool = True) -> Iterator[Reporter]:
             task = bar.add_task("starting", total=total)
             yield lambda label, done=1.0: bar.update(task, advance=done, description=label)
     else:
-        yield _lines(total)
+        yield _counting(total, _lines())
 
 
-def _lines(total: float) -> Reporter:
-    start = said = time.monotonic()
+def _counting(total: float, report: Callable[[str, float], None]) -> Reporter:
     passed = 0.0
 
     def step(label: str, done: float = 1.0) -> None:
-        nonlocal passed, said
+        nonlocal passed
         passed += done
-        now = time.monotonic()
-        if now - said >= EVERY:
-            said = now
-            print(f"{label}: {min(100 * passed / total, 100):.0f} % after {now - start:.0f} s", file=sys.stderr)
+        report(label, min(passed / total, 1.0))
 
     return step
+
+
+def _lines() -> Callable[[str, float], None]:
+    start = last = time.monotonic()
+
+    def report(label: str, share: float) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= EVERY:
+            last = now
+            print(f"{label}: {100 * share:.0f} % after {now - start:.0f} s", file=sys.stderr)
+
+    return report

@@ -19,7 +19,20 @@ from torch import Tensor
 
 from vkernel.core.errors import InputError
 
-__all__ = ["as_generator", "hashed", "key", "keys", "normals", "randn", "stream", "uniforms"]
+__all__ = [
+    "Generator",
+    "as_generator",
+    "hashed",
+    "key",
+    "keys",
+    "normals",
+    "quasi_normals",
+    "randn",
+    "stream",
+    "uniforms",
+]
+
+Generator = torch.Generator | int | None
 
 
 def stream(seed: int, purpose: str, member: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
@@ -33,7 +46,7 @@ def key(seed: int, purpose: str, member: int = 0) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def as_generator(generator: torch.Generator | int | None, device: torch.device | str = "cpu") -> torch.Generator:
+def as_generator(generator: Generator, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator as it is; an integer seeds a fresh one; ``None`` takes a fresh seed from the system."""
     if isinstance(generator, torch.Generator):
         return generator
@@ -50,6 +63,21 @@ def as_generator(generator: torch.Generator | int | None, device: torch.device |
 def randn(shape: tuple[int, ...], generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Standard normals drawn where the generator lives, then moved: one seed, one answer on every device."""
     return torch.randn(shape, generator=generator, device=generator.device, dtype=dtype).to(device)
+
+
+def quasi_normals(n: int, d: int, seed: int) -> Tensor:
+    """Return ``n`` points ``(n, d)``, float64, that fill the standard normal law evenly.
+
+    In one dimension these are the mid-quantiles, ascending; in up to 8, Sobol points scrambled by ``seed`` and mapped
+    by the normal quantile; beyond, where such sequences gain nothing, independent draws from the stream of ``seed``.
+    """
+    if d > 8:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(n, d, generator=generator, dtype=torch.float64)
+    if d == 1:
+        return torch.special.ndtri((torch.arange(n, dtype=torch.float64)[:, None] + 0.5) / n)
+    points = torch.quasirandom.SobolEngine(d, scramble=True, seed=seed).draw(n, dtype=torch.float64)
+    return torch.special.ndtri(points + 2.0**-31)  # Sobol numbers are multiples of 2^-30, from 0
 
 
 def keys(shape: tuple[int, ...], generator: torch.Generator, device: torch.device | str = "cpu") -> Tensor:

@@ -1,6 +1,21 @@
-"""Training sets: :class:`Empirical`, loaders of files, and toy sets."""
+"""Training sets: :class:`Empirical`, :func:`load` for files, and toy sets."""
 
-from vkernel.data.empirical import TOYS, Empirical, digits, toy
-from vkernel.data.loaders import load
+from vkernel.data.empirical import Empirical
+from vkernel.data.loaders import load, read_cifar_sheets
+from vkernel.data.toys import TOYS, digits, ell, hexagon, line, pair, random_six, square, toy, triple
 
-__all__ = ["TOYS", "Empirical", "digits", "load", "toy"]
+__all__ = [
+    "TOYS",
+    "Empirical",
+    "digits",
+    "ell",
+    "hexagon",
+    "line",
+    "load",
+    "pair",
+    "random_six",
+    "read_cifar_sheets",
+    "square",
+    "toy",
+    "triple",
+]

@@ -8,8 +8,7 @@ is not finite and measures
 
 in float64, by merging centred moments of blocks (Chan's formula), which does not cancel.
 
-The toy sets of the paper (theory, §3.4) are functions, and :func:`toy` finds them by name. Files are read by
-:mod:`vkernel.data.loaders`.
+Toy sets are in :mod:`vkernel.data.toy`; files are read by :mod:`vkernel.data.loaders`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -28,7 +27,7 @@ from torch import Tensor
 from vkernel.core import rng
 from vkernel.core.errors import InputError, require
 
-__all__ = ["TOYS", "Empirical", "digits", "toy"]
+__all__ = ["Empirical"]
 
 _BLOCK = 2**21  # numbers in a block of rows: 16 MB in float64
 
@@ -309,73 +308,3 @@ def _row_hashes(rows: Tensor, keys: Tensor) -> Tensor:
     """One 64-bit hash per row: the sum, modulo 2^64, of a hash for each value and position."""
     bits = (rows + 0.0).contiguous().view(torch.int64 if rows.dtype == torch.float64 else torch.int32).long()
     return rng.hashed(keys, bits).sum(-1)
-
-
-# --- toy sets (theory, §3.4) ----------------------------------------------------------------------------------------
-
-
-def _circle(degrees: np.ndarray) -> np.ndarray:
-    return np.stack([np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))], axis=1)
-
-
-def hexagon() -> Empirical:
-    """Six points on the unit circle, at multiples of 60°."""
-    return Empirical(_circle(60.0 * np.arange(6)), name="hexagon")
-
-
-def line() -> Empirical:
-    """Six points at equal distances on the diagonal from (-1, -1) to (1, 1)."""
-    return Empirical(np.repeat(np.linspace(-1, 1, 6)[:, None], 2, axis=1), name="line")
-
-
-def ell() -> Empirical:
-    """Six points in the shape of the letter L."""
-    return Empirical(np.array([[-1, -1, -1, 0, 0.5, 1], [-1, 0, 1, -1, -1, -1.0]]).T, name="L")
-
-
-def random_six() -> Empirical:
-    """The paper's six points without pattern."""
-    return Empirical(np.array([[-1, -0.9, -0.3, 0.1, 0.2, 0.9], [-1, 1, 0.2, -0.1, -0.1, 0.7]]).T, name="random")
-
-
-def triple() -> Empirical:
-    """{-1, 0, 1} in one dimension."""
-    return Empirical(np.array([-1.0, 0.0, 1.0]), name="triple")
-
-
-def pair() -> Empirical:
-    """{-1, 1} in one dimension."""
-    return Empirical(np.array([-1.0, 1.0]), name="pair")
-
-
-def square(rotation: float = 0.0) -> Empirical:
-    """Four points on the unit circle, at multiples of 90°, turned by ``rotation`` degrees."""
-    return Empirical(_circle(90.0 * np.arange(4) + rotation), name=f"square turned by {rotation:g}°")
-
-
-def digits() -> Empirical:
-    """scikit-learn's 1,797 images of digits, ``(1, 8, 8)``; grey levels 0 … 16 become [-1, 1]."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise InputError("The digits ship with scikit-learn; install it: pip install 'vkernel[digits]'.") from error
-    return Empirical((load_digits().images[:, None] / 8 - 1).astype(np.float32), name="digits")
-
-
-TOYS: dict[str, Callable[..., Empirical]] = {
-    "hexagon": hexagon,
-    "line": line,
-    "L": ell,
-    "random": random_six,
-    "triple": triple,
-    "pair": pair,
-    "square": square,
-    "digits": digits,
-}
-
-
-def toy(name: str, rotation: float | None = None) -> Empirical:
-    """A toy set by its name in :data:`TOYS`; ``rotation``, in degrees, is for ``"square"`` alone."""
-    require(name in TOYS, f"There is no toy set {name!r}; there are {', '.join(TOYS)}.")
-    require(rotation is None or name == "square", f"rotation turns the toy set 'square' alone, not {name!r}.")
-    return TOYS[name]() if rotation is None else square(rotation)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from vkernel.core.errors import require
-from vkernel.data.empirical import toy
+from vkernel.data import toy
 from vkernel.explore.state import Point
 
 __all__ = ["PRESETS", "known_as", "preset"]

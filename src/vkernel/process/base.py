@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
+from vkernel.core.checks import is_whole
 from vkernel.core.errors import InputError, require
 
 __all__ = ["Process", "formula"]
@@ -192,11 +193,21 @@ class Process(ABC):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         generator: Generator = None,
+        quasi: bool = False,
     ) -> Tensor:
-        """Draws of N(0, S_T), of the given shape ``(*batch, *shape)``."""
+        """Draw from N(0, S_T), of the given shape ``(*batch, *shape)``.
+
+        With ``quasi`` points ``(n, *shape)`` fill the law evenly (:func:`~vkernel.core.rng.quasi_normals`): quantiles
+        in one dimension, Sobol points in up to 8, independent draws beyond; an integer ``generator`` scrambles them.
+        """
         dtype = torch.get_default_dtype() if dtype is None else real_dtype(dtype)
         device = torch.get_default_device() if device is None else torch.device(device)
-        noise = rng.randn(tuple(shape), rng.as_generator(generator), device, wide_dtype(dtype))
+        if quasi:
+            seed = generator if is_whole(generator) else rng.as_generator(generator).initial_seed()
+            noise = rng.quasi_normals(shape[0], math.prod(shape[1:]), seed).reshape(tuple(shape))
+            noise = noise.to(device, wide_dtype(dtype))
+        else:
+            noise = rng.randn(tuple(shape), rng.as_generator(generator), device, wide_dtype(dtype))
         return (float(self.sigma(torch.tensor(self.T, dtype=torch.float64))) * self.unwhiten(noise)).to(dtype)
 
     def convert(self, x: Tensor, t: Time, other: Process) -> tuple[Tensor, Tensor]:
@@ -258,10 +269,6 @@ def _within(v: Tensor, low: float, high: float) -> Tensor:
 
 def _first(v: Tensor, mask: Tensor) -> str:
     return f"{v.detach()[mask][0].item():g}"
-
-
-def is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def numbers(name: str, values: Any) -> list[float]:

@@ -12,8 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from vkernel.core.checks import is_whole
 from vkernel.core.errors import require
-from vkernel.process.base import Process, formula, is_whole, numbers
+from vkernel.process.base import Process, formula, numbers
 
 
 class _Preserving(Process):

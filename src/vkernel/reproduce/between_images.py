@@ -17,7 +17,7 @@ from torch import Tensor
 from vkernel.core import rng
 from vkernel.core.errors import InputError
 from vkernel.core.estimate import Estimate
-from vkernel.data.empirical import Empirical, digits
+from vkernel.data import Empirical, digits
 from vkernel.data.loaders import load
 from vkernel.kernels import Naive
 from vkernel.plots import dynamics

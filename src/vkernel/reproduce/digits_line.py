@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from vkernel.core.errors import InputError
-from vkernel.data.empirical import digits
+from vkernel.data import digits
 from vkernel.reproduce.between import Sizes, exhibit
 from vkernel.reproduce.page import Exhibit, Run, Skip
 

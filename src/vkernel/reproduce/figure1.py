@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vkernel import plots
-from vkernel.data.empirical import toy
+from vkernel.data import toy
 from vkernel.process import Toy
 from vkernel.reproduce.page import Exhibit, Run, Table, number, percent
 from vkernel.score.empirical import EmpiricalScore

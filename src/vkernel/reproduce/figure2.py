@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core.estimate import Estimate
-from vkernel.data.empirical import toy
+from vkernel.data import toy
 from vkernel.plots import learned
 from vkernel.process import VP
 from vkernel.reproduce.page import Exhibit, Finding, Picture, Run, Table, number

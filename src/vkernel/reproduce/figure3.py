@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core.estimate import Estimate
-from vkernel.data.empirical import toy
+from vkernel.data import toy
 from vkernel.plots import planes
 from vkernel.process import VP
 from vkernel.reproduce.memorise import one_thread

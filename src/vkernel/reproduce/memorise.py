@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.data.empirical import Empirical, toy
+from vkernel.data import Empirical, toy
 from vkernel.plots import dynamics
 from vkernel.process import VP
 from vkernel.reproduce.page import Exhibit, Finding, Run, Table, number

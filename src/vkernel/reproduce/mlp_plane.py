@@ -30,7 +30,7 @@ from torch import Tensor
 from vkernel import metrics
 from vkernel.core import rng
 from vkernel.core.estimate import Estimate, student_quantile
-from vkernel.data.empirical import Empirical, toy
+from vkernel.data import Empirical, toy
 from vkernel.plots import planes
 from vkernel.process import VP
 from vkernel.reproduce.memorise import one_thread

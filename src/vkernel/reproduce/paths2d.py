@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.data.empirical import toy
+from vkernel.data import toy
 from vkernel.kernels import Naive
 from vkernel.plots import dynamics
 from vkernel.process import Toy

@@ -22,7 +22,7 @@ from torch import Tensor
 from vkernel import kernels
 from vkernel.core import rng
 from vkernel.core.estimate import student_quantile
-from vkernel.data.empirical import toy
+from vkernel.data import toy
 from vkernel.plots import variances
 from vkernel.reproduce.memorise import one_thread
 from vkernel.reproduce.page import Exhibit, Finding, Run, Table, percent

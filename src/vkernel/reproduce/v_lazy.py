@@ -24,7 +24,7 @@ from torch import Tensor
 from vkernel import kernels
 from vkernel.core import rng
 from vkernel.core.estimate import Estimate
-from vkernel.data.empirical import toy
+from vkernel.data import toy
 from vkernel.plots import variances
 from vkernel.process import VP
 from vkernel.reproduce.memorise import GAP, one_thread

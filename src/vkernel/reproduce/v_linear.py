@@ -26,7 +26,7 @@ from torch import Tensor
 from vkernel import kernels
 from vkernel.core import rng
 from vkernel.core.estimate import student_quantile
-from vkernel.data.empirical import toy
+from vkernel.data import toy
 from vkernel.kernels import ValidityWarning
 from vkernel.plots import variances
 from vkernel.process import VP

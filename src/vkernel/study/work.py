@@ -32,7 +32,7 @@ from torch import Tensor
 from vkernel import kernels
 from vkernel.core import rng
 from vkernel.core.errors import InputError, require
-from vkernel.data.empirical import Empirical, toy
+from vkernel.data import Empirical, toy
 from vkernel.data.loaders import load
 from vkernel.metrics.neighbours import nearest
 from vkernel.process import Process

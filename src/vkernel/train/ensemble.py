@@ -80,7 +80,7 @@ def train_ensemble(
     vary = (vary,) if isinstance(vary, str) else tuple(vary)
     goal = _parse(objective)
     training = Training(data, process, goal, draws, vary, seed, times, dtype or model.dtype)
-    with progress(1.0, show=show) as tell:
+    with progress(1.0, show) as tell:
         state = model.fit(training, indices, lambda share: tell(f"{len(indices)} members, {goal!r}", share))
     info = {
         "members": list(indices),
@@ -296,7 +296,7 @@ class Ensemble:
         alive = self._alive.nonzero().flatten().to(x_T.device)
         # an adaptive method shares its steps within a block: one member each, or members would depend on each other
         at_once = 1 if method == "dopri5" else max(1, CHUNK // max(1, math.prod(out.shape[1:])))
-        with progress(len(alive), show=show) as tell:
+        with progress(len(alive), show) as tell:
             for which in alive.split(at_once):
                 out[which] = self._march(which, x_T, steps, method, spacing)
                 tell("sampling", len(which))

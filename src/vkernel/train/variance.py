@@ -95,7 +95,7 @@ def variance_split(
     # a factor's stream is its index together with those outside it: nested, not crossed
     design = {name: [_flat(place[: k + 1], sizes[: k + 1]) for place in places] for k, name in enumerate(names)}
     training = Training(data, process, objectives.parse(objective), draws, VARIES, seed, times, model.dtype, design)
-    with progress(1.0, show=show) as tell:
+    with progress(1.0, show) as tell:
         state = model.fit(training, range(len(places)), lambda share: tell("nested design", share))
     ensemble = Ensemble(model, state, process, data.shape)
     require(not ensemble.diverged, f"A nested design must be whole. {ensemble.report}")

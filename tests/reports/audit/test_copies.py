@@ -16,7 +16,7 @@ from torch import Tensor
 
 import vkernel as vk
 from vkernel.core.errors import InputError
-from vkernel.data.empirical import digits
+from vkernel.data import digits
 from vkernel.metrics.neighbours import nearest
 from vkernel.metrics.samples import wilson
 from vkernel.reports.audit.copies import Copies, copies, difference

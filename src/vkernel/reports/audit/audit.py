@@ -93,7 +93,7 @@ def audit(
     extract = extractor(features)
     each = _CHECK + _LEVELS + _MEMBERS * (test is not None) + _BLIND + 2 * (_SAMPLES + _COMPARE)
     total = len(nets) * each + _AGREE * (len(nets) > 1) + _GROUND
-    with report_progress(total, show=progress) as step:
+    with report_progress(total, progress) as step:
         asked = _Asked(data, test, extract, threshold, sizes, seed, step)
         read = [asked.conventions(net) for net in nets]
         good = [net for net, found in zip(nets, read, strict=True) if found.fits]

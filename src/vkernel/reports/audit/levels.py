@@ -36,13 +36,13 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
+from vkernel.core.checks import is_whole
 from vkernel.core.covariance import Covariance
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate, student_quantile
 from vkernel.core.progress import Reporter
 from vkernel.data.empirical import Empirical
 from vkernel.process import Anisotropic, Process
-from vkernel.process.base import is_whole
 from vkernel.score.empirical import EmpiricalScore, Score
 
 if TYPE_CHECKING:

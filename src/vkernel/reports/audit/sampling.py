@@ -28,11 +28,12 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
+from vkernel.core.checks import is_whole
 from vkernel.core.errors import InputError, require
 from vkernel.core.progress import Reporter
 from vkernel.metrics.samples import CHUNK
 from vkernel.process import DDPM, Anisotropic, Process
-from vkernel.process.base import is_whole, real_dtype, wide_dtype
+from vkernel.process.base import real_dtype, wide_dtype
 from vkernel.score import conversions as pr
 from vkernel.score.empirical import Score
 

@@ -139,7 +139,7 @@ def profile(
     require(queries >= 2, f"A standard error needs at least 2 queries; got {queries}.")
 
     total = curves.work() + 10 + risks.BISECTIONS + 2 + 2 * risks.WINDOW_LEVELS
-    with report_progress(total, show=progress) as step:
+    with report_progress(total, progress) as step:
         along = curves.measure(score, queries, seed, step)
         near = geometry.measure(score, seed, step) if merged.n > 1 else None
         lonely = risks.isolated_points(score, near, top, seed, step) if near is not None else []

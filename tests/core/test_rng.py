@@ -1,4 +1,4 @@
-"""Random streams and numbers with errors: distributions, independence, coverage."""
+"""Random streams: distributions and independence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from scipy import stats
 import vkernel as vk
 from vkernel.core import rng
 from vkernel.core.errors import InputError
-from vkernel.core.estimate import Estimate, student_quantile
 
 
 def gen(seed: int) -> torch.Generator:
@@ -201,65 +200,3 @@ def test_draws_do_not_depend_on_chunks_and_blocks(d, sigma):
         assert torch.equal(got[1], want[1])
         assert (got[0] - want[0]).norm(dim=1).le(1e-3 * posterior.cov.trace().sqrt() + 1e-6 * score.data.spread).all()
         assert (posterior.cov.draw(3) == got[0]).all()
-
-
-# --- estimates -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dof", [1, 2, 3, 4, 5, 7, 10, 30, 100, 4095, 10**6])
-def test_the_quantile_is_students(dof):
-    assert student_quantile(dof) == pytest.approx(stats.t.ppf(0.975, dof), abs=2e-3 if dof < 6 else 1e-4)
-
-
-def test_no_degrees_of_freedom_know_nothing():
-    assert student_quantile(0) == math.inf
-    e = Estimate.of_mean(torch.tensor([2.0]))
-    assert (e.value, e.se, e.low, e.high) == (2.0, math.inf, -math.inf, math.inf)
-
-
-@pytest.mark.parametrize("n", [3, 5, 20, 200])
-def test_the_interval_covers_95_percent(n):
-    runs = 20_000
-    z = 3 + 2 * torch.randn(n, runs, generator=gen(n), dtype=torch.float64)
-    e = Estimate.of_mean(z)
-    covered = float(((e.low <= 3) & (e.high >= 3)).double().mean())
-    assert abs(covered - 0.95) < 4 * math.sqrt(0.05 * 0.95 / runs)
-
-
-def test_an_estimate_is_the_mean_with_its_error():
-    z = torch.randn(50, 4, generator=gen(0), dtype=torch.float64)
-    e = Estimate.of_mean(z, scale=-2.0)
-    for j in range(4):
-        result = stats.ttest_1samp(-2 * z[:, j].numpy(), 0).confidence_interval(0.95)
-        assert float(e.value[j]) == pytest.approx(-2 * float(z[:, j].mean()))
-        assert float(e.se[j]) == pytest.approx(stats.sem(2 * z[:, j].numpy()))
-        assert float(e.low[j]) == pytest.approx(result.low, rel=1e-4, abs=1e-4)
-        assert float(e.high[j]) == pytest.approx(result.high, rel=1e-4, abs=1e-4)
-    assert (e.low <= e.value).all()
-    assert (e.value <= e.high).all()
-    other = Estimate.of_mean(z.mT, dim=1, scale=-2.0)
-    torch.testing.assert_close(other.value, e.value)
-    torch.testing.assert_close(other.se, e.se)
-    one = Estimate.of_mean(z[:, 0])
-    assert all(isinstance(v, float) for v in (one.value, one.se, one.low, one.high))
-    assert float(one) == one.value
-    assert "±" in str(one)
-    assert "se=" in str(e)
-
-
-def test_exact_estimates_have_no_error():
-    e = Estimate.exact(0.5)
-    assert (e.value, e.se, e.low, e.high) == (0.5, 0.0, 0.5, 0.5)
-    many = Estimate.exact(torch.ones(3))
-    assert (many.se == 0).all()
-    assert torch.equal(many.low, many.high)
-
-
-def test_the_noise_fraction_covers_its_truth():
-    """The reported interval of 200 small runs holds the value of one long run about 95 times in 100."""
-    data, process, t = vk.data.hexagon(), vk.VP(), 0.12
-    score = vk.EmpiricalScore(data, process)
-    truth = vk.noise_fraction(score, process, t, queries=100_000, generator=0).value
-    runs = [vk.noise_fraction(score, process, t, queries=200, generator=k) for k in range(1, 201)]
-    covered = sum(r.low <= truth <= r.high for r in runs)
-    assert 176 <= covered <= 200
