@@ -86,9 +86,9 @@ def test_K_from_one_to_inf() -> None:
 def test_factors_that_cannot_be() -> None:
     refused(grid(nope__K=[1]), "grid", "'nope.K'", "objective")
     refused(grid(model__wdith=[1, 2]), "wdith = 1", "model.wdith", "no such key", "width")
-    refused(grid(model__depth=[1, 2], data__name=["pair", "nope"]), "depth = 1, name = nope", "no toy set")
+    refused(grid(model__ridge=[1, 2], data__name=["pair", "nope"]), "ridge = 1, name = nope", "no toy set")
     two = {"values": [1, 2], "name": "K"}
-    refused(grid(objective__K=[1, 2], model__depth=two), "two factors", "K")
+    refused(grid(objective__K=[1, 2], model__ridge=two), "two factors", "K")
     refused(
         SMALL
         | {"grid": [{"field": "objective.K", "values": [1]}, {"field": "objective.K", "values": [2], "name": "L"}]},
@@ -195,9 +195,11 @@ objective.K = [1, 2, 4, inf]
 def test_large() -> None:
     refused(SMALL, "no [large] table", "without --large", large=True)
     refused(SMALL | {"large": 3}, "large", "table", large=True)
-    refused(SMALL | {"large": {"sampler": {"nope": 3}}}, "sampler.nope", large=True)
-    refused(SMALL | {"large": {"nope": 3}}, "nope", large=True)
-    refused(SMALL | {"large": {"sampler": 3}}, "sampler", large=True)
+    for large in (False, True):  # mistakes do not wait for --large
+        refused(SMALL | {"large": {"sampler": {"nope": 3}}}, "with [large]", "sampler.nope", large=large)
+        refused(SMALL | {"large": {"nope": 3}}, "nope", large=large)
+        refused(SMALL | {"large": {"sampler": 3}}, "sampler", large=large)
+        refused(SMALL | {"large": {"grid": {"objective.K": [1, 2.5]}}}, "K = 2.5", large=large)
     given = grid(objective__K=[1, 2], model__ridge=[0.1, 0.2]) | {"large": {"grid": {"objective.K": [1, 2, 3]}}}
     before = json.dumps(given)
     found = read(given, large=True)
@@ -206,9 +208,23 @@ def test_large() -> None:
     assert read(SMALL | {"large": {"model": {"ridge": 0.5}}}, large=True).model.per_axis == 4
 
 
+def test_keys_of_another_kind_of_model() -> None:
+    refused(with_(model={"width": 8}), "model.width", "kind linear", "Remove it")
+    refused(SMALL | {"model": {"kind": "mlp", "tau": 3.0, "ridge": 1.0}}, "model.ridge, model.tau", "kind mlp")
+    refused(grid(model__tau=[1.0, 2.0]), "model.tau")
+    tables = [{"kind": "mlp", "width": 8}, {"kind": "lazy", "width": 8}]
+    factor = {"grid": {"model": {"values": tables, "labels": ["a", "b"]}}}
+    refused(SMALL | {"model": {}} | factor, "model.width", "kind lazy")
+    # a key that one of the kinds has is of use
+    read(with_(model={"tau": 3.0}) | {"grid": {"model.kind": ["linear", "lazy"]}})
+    spec = read(SMALL)
+    assert read(json.loads(spec.to_json())) == spec, "defaults written out change nothing"
+
+
 def test_there_and_back() -> None:
     spec = read(
-        with_(measure={"gap": [0.2, 0.8]}, model={"kind": "lazy", "tau": inf})
+        with_(measure={"gap": [0.2, 0.8]})
+        | {"model": {"kind": "lazy", "tau": inf}}
         | {"grid": {"objective.K": [1, inf], "training.vary": [["inputs"], ["targets"]]}}
         | {"finding": {"value": "gap", "of": {"K": 1}, "to": {"K": inf}, "words": "w"}}
     )
@@ -222,7 +238,7 @@ def test_there_and_back() -> None:
 def test_a_study_read_back_makes_the_same_models() -> None:
     """Two studies of one text are one study: defaults do not depend on what was said in so many words."""
     for kind, name in (("mlp", "silu"), ("lazy", "relu")):
-        spec = read(with_(model={"kind": kind, "width": 4, "steps": 2}))
+        spec = read(SMALL | {"model": {"kind": kind, "depth": 3}})
         again = Spec(**json.loads(spec.to_json()))
         for one in (spec, again):
             condition = next(one.conditions())

@@ -223,6 +223,7 @@ def test_a_block_that_diverged_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         return {k: a * math.nan for k, a in original(self, *args).items()}
 
     monkeypatch.setattr(models.Linear, "fit", fit)
+    monkeypatch.setattr(work, "_LAST", {})
     got = block(with_(measure={"gap": [0.1, 0.2], "times": [0.5], "places": 2}))
     assert set(got) == {"away", "nearest", "share", "gap", "density", "score"}
     for name, value in got.items():
@@ -237,3 +238,118 @@ def test_no_gpu_here() -> None:
 
 
 # What is made of it
+
+
+def test_the_exact_score_needs_no_model() -> None:
+    """One law, whoever asks: all members are equal, and the ODE is that of the exact score."""
+    base = {k: v for k, v in SMALL.items() if k not in ("model", "training")}
+    spec = base | {
+        "data": {"name": "triple"},
+        "sampler": {"samples": 40, "steps": 30, "method": "euler", "spacing": "uniform", "law": "exact"},
+        "measure": {"keep": 40, "times": [0.2], "places": 5},
+    }
+    got = block(spec)
+    process, data = vk.VP(), toy("triple")
+    score = vk.EmpiricalScore(data, process)
+    x = vk.sample.pf_ode(score, process, start(process, 40), steps=30, method="euler", spacing="uniform")
+    assert np.allclose(got["sample"], x[None].numpy(), rtol=1e-9, atol=1e-12)
+    places = torch.linspace(-1.5, 1.5, 5, dtype=torch.float64)[:, None]
+    assert np.allclose(got["score"][1, 0], score(places, 0.2)[:, 0])
+
+
+@pytest.mark.parametrize("law", ["naive", "resampled"])
+def test_the_noise_of_the_naive_estimator(law: str) -> None:
+    """Each member has noise of its own, whatever the block; without noise it is Euler's ODE."""
+    spec = with_(sampler={"samples": 64, "steps": 40, "law": law, "kappa": 0.1}, measure={"keep": 64})
+    first, second = block(spec), block(spec | {"block": 1}, 1)
+    assert np.allclose(first["sample"][1], second["sample"][0])
+    assert not np.allclose(first["sample"][0], first["sample"][1])
+    still = block(with_sampler(spec, kappa=0.0))["sample"]
+    euler = block(with_sampler(spec, law="exact", kappa=None, method="euler"))["sample"]
+    assert np.allclose(still, euler, atol=1e-6)
+    refused(with_(sampler={"law": law}), "sampler.law", "needs sampler.kappa")
+
+
+def test_the_mean_score_of_trained_models() -> None:
+    spec = with_(sampler={"samples": 20, "steps": 8, "law": "mean", "sets": 8}, measure={"keep": 20})
+    got = block(spec)
+    process, data = vk.VP(), toy("pair")
+    model = models.Linear(features.grid("gaussian", 4, 1, -1.5, 1.5, process), "x0", 0.1)
+    trained = train_ensemble(model, data, process, members=8, draws=64, show=False)
+    x = vk.sample.pf_ode(trained.mean, process, start(process, 20), steps=8, method="exponential", spacing="log")
+    assert np.allclose(got["sample"], x[None].numpy(), rtol=1e-8, atol=1e-10)
+
+
+def test_a_look_up_table_is_the_flow_it_tabulates() -> None:
+    spec = with_(sampler={"samples": 50, "steps": 20}, measure={"keep": 50})
+    direct, looked = block(spec)["sample"], block(with_sampler(spec, lookup={"nodes": 4001}))["sample"]
+    assert np.allclose(direct, looked, atol=2e-4)
+    # the next node to the right: the denoiser is a step function, and the error of first order in the spacing
+    errors = []
+    for nodes in (201, 401, 801):
+        looked = block(with_sampler(spec, lookup={"nodes": nodes, "limit": 4.0, "read": "right"}))["sample"]
+        errors.append(np.abs(direct - looked).mean())
+    assert errors[0] > 1.5 * errors[1] > 2.25 * errors[2]
+    refused(PLANE | {"sampler": {"lookup": {}}}, "sampler.lookup", "one dimension", "2")
+    refused(with_(sampler={"law": "semiclassical", "lookup": {}}), "sampler.lookup", "semiclassical")
+
+
+def test_regions_by_a_second_route() -> None:
+    regions = {
+        "arcs": {"away": 0.25, "norm": [0.75, 1.25]},
+        "sides": {"away": 0.25, "beside": 0.15},
+        "centre": {"norm": [0.0, 0.5]},
+        "corner": {"around": [1.0, 0.0], "within": 0.3},
+    }
+    spec = PLANE | {"measure": {"regions": regions, "keep": 64}, "sampler": {"samples": 64, "steps": 6}}
+    spec |= {"training": {"draws": 20}, "process": {"eps": 0.05}}
+    got = block(spec)
+    x = got["sample"]
+    process = vk.VP(eps=0.05)
+    points = float(process.alpha(torch.tensor(process.eps).double())) * toy("square").rows(0, 4).double().numpy()
+    away = np.linalg.norm(x[:, :, None] - points, axis=-1).min(2) > 0.25
+    size = np.linalg.norm(x, axis=-1)
+    assert np.allclose(got["arcs"], (away & (size > 0.75) & (size < 1.25)).mean(1))
+    assert np.allclose(got["centre"], (size < 0.5).mean(1))
+    assert np.allclose(got["corner"], (np.hypot(x[..., 0] - 1, x[..., 1]) < 0.3).mean(1))
+    u = np.linspace(0, 1, 2001)[:, None]
+    line = np.concatenate([(1 - u) * a + u * b for a, b in zip(points, np.roll(points, -1, 0), strict=True)])
+    beside = np.array([[np.linalg.norm(line - p, axis=1).min() < 0.15 for p in row] for row in x])
+    assert np.allclose(got["sides"], (away & beside).mean(1))
+    assert all(0 < got[name].mean() < 1 for name in regions)
+    refused(with_(measure={"regions": {"a": {}}}), "measure.regions.a", "needs a condition")
+    refused(with_(measure={"regions": {"a": {"around": [0.0]}}}), "belong together")
+    refused(with_(measure={"regions": {"a": {"around": [0.0, 1.0], "within": 1.0}}}), "around", "1 coordinates")
+    refused(with_(measure={"regions": {"gap": {"away": 1.0}}}), "another name")
+    refused(with_(measure={"regions": {"a": {"nope": 1.0}}}), "measure.regions.a.nope", "beside")
+
+
+def test_scores_alone() -> None:
+    """Without samples nothing of them is kept; the scores are the same."""
+    spec = with_(measure={"times": [0.1, 0.4], "places": 7})
+    both, alone = block(spec), block(with_sampler(spec, samples=0))
+    assert set(alone) == {"score"}
+    assert np.array_equal(alone["score"], both["score"])
+    refused(with_(sampler={"samples": 0}), "sampler.samples", "measure.places")
+    refused(with_(measure={"places": 3}), "places and times", "both")
+    refused(with_(measure={"times": [0.3]}), "places and times", "both")
+    refused(with_(measure={"keep": 17}), "measure.keep", "17", "16")
+
+
+def test_conditions_that_differ_in_the_sampler_train_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        trained.append(kwargs["members"])
+        return train_ensemble(*args, **kwargs)
+
+    monkeypatch.setattr(work, "train_ensemble", counted)
+    monkeypatch.setattr(work, "_LAST", {})
+    spec = grid(
+        objective__K=[1, inf], sampler={"values": [{"samples": 8, "steps": s} for s in (4, 8)], "labels": [4, 8]}
+    )
+    cells = list(read(spec).conditions())
+    assert [c.sampler.steps for c in cells] == [4, 8, 4, 8]
+    for cell in range(4):
+        block(spec, cell=cell)
+    assert trained == [[0, 1], [0, 1]]

@@ -133,7 +133,8 @@ def tiny(raw: dict[str, Any]) -> dict[str, Any]:
     small |= {"members": 2, "block": 2}
     sampler = small.setdefault("sampler", {})
     sampler |= {"samples": 8, "steps": 6, "sets": 8}
-    small.setdefault("model", {})["per_axis"] = 4
+    if small.setdefault("model", {}).get("kind", "linear") == "linear":
+        small["model"]["per_axis"] = 4
     if "draws" in small.get("training", {}):
         small["training"]["draws"] = 24
     return small

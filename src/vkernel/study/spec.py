@@ -1,24 +1,50 @@
-"""What a study is: a TOML file, or a dictionary of the same form, checked at the door.
+"""The study file: a TOML file, or a dictionary of the same form, which is checked before anything is computed.
 
 ================  ======================================================================================================
 ``[data]``        ``name`` of a toy set (``rotation`` for the square), ``path`` of a file, ``points``, or ``even = n``
                   evenly spaced numbers on [-1, 1]; ``weights``
-``[process]``     ``kind`` (vp, vpsong, cosine, ve, edm, flow, toy) and its numbers, such as ``eps``; or ``cutoff``, the
-                  sigma/alpha that is left at eps, to compare processes at equal noise
+``[process]``     ``kind`` (vp, vpsong, cosine, ve, edm, flow, toy) and its parameters, such as ``eps``; or ``cutoff``,
+                  the noise level sigma/alpha at eps, to compare processes at equal noise
 ``[model]``       ``kind`` linear (``features`` gaussian, fourier, polynomial or random; ``per_axis``, ``low``,
-                  ``high``), lazy (``kernel``, ``depth``, ``activation``, ``tau``) or mlp (``width``, ``depth``, ``lr``,
-                  …)
+                  ``high``, ``length``, ``ridge``), lazy (``kernel`` ntk, nngp or rbf; ``depth``, ``activation``,
+                  ``tau``, ``init``, ``init_width``, ``length``) or mlp (``width``, ``depth``, ``activation``, ``lr``,
+                  ``batch``, ``steps``, ``decay``); ``target``
 ``[training]``    ``draws`` P or ``F_over_P`` (linear models), ``times``, ``vary``
 ``[objective]``   ``K`` targets averaged: 1 is J1, inf is J0; ``of`` draws, subset or efm
-``[sampler]``     ``samples``, ``steps``, ``method``, ``spacing``; ``law`` members, field or semiclassical
-``[measure]``     what is kept of each member: ``gap``, ``away``, ``bins`` …
-``[grid]``        any field of these, ``"table.field" = [values]`` or ``{name = …, values = […], labels = […]}``, where
-                  ``about`` is what an axis says; a whole table is a factor too: ``data = {values = [{…}, {…}], …}``
+``[sampler]``     ``law`` (below), ``samples`` of each member (0: scores are kept alone), ``steps``, ``method``,
+                  ``spacing``; ``sets``, ``kappa``, ``lookup`` (below)
+``[measure]``     what is kept of each member: ``gap``, ``away``, ``bins``, ``limit``; ``regions`` (below); scores at
+                  ``times`` and ``places``; ``keep``, the number of samples that are stored themselves
+``[grid]``        factors, each of any field above: ``"table.field" = [values]`` or ``{name = …, values = […],
+                  labels = […]}``, where ``about`` labels an axis; a whole table can be a factor too:
+                  ``sampler = {values = [{…}, {…}], …}``
 ``[large]``       the same fields with other values, for ``--large``
 ``[figure]``      what is drawn; ``[finding]``: which two conditions are compared
 ================  ======================================================================================================
 
-Every error names the key and says what would do.
+``sampler.law`` says which score is sampled, and how:
+
+=================  =====================================================================================================
+``members``        the probability-flow ODE of each trained model
+``mean``           the probability-flow ODE of the mean score of ``sets`` trained models; it is the same for all members
+``field``          the probability-flow ODE of Gaussian fields with the mean and the V-kernel that theory predicts for a
+                   linear model, averaged over ``sets`` sets of inputs
+``semiclassical``  the same, with the flow linearised around the path of the mean score
+``exact``          the probability-flow ODE of the exact score of the training set; it is the same for all members
+``naive``          the effective SDE of the exact score and the naive V-kernel of strength ``kappa``
+``resampled``      the exact score with a training point drawn anew at every step, of strength ``kappa``
+=================  =====================================================================================================
+
+``sampler.lookup = {nodes = 2001, limit = 5.0, read = "linear"}`` evaluates scores in one dimension on ``nodes`` places
+of ±``limit`` and interpolates the denoiser between them (``read = "right"`` takes the next node to the right instead).
+
+``measure.regions`` names parts of space: ``arcs = {norm = [0.75, 1.25], away = 0.25}`` adds a quantity ``arcs``, the
+share of samples that meet all of its conditions: ``norm`` (low < |x| < high), ``away`` (farther than this from every
+training point), ``beside`` (within this distance of a straight line between consecutive training points, the last and
+the first included), and ``around`` with ``within`` (within this distance of a place). Training points stand at
+:math:`\\alpha_\\epsilon y`, as for all measures.
+
+Every error names the key and says what would be valid.
 """
 
 from __future__ import annotations
@@ -28,12 +54,12 @@ import itertools
 import json
 import math
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from vkernel.core.errors import InputError, require
 from vkernel.process import from_spec as make_process
@@ -41,18 +67,25 @@ from vkernel.study.shipped import find
 
 __all__ = ["Condition", "Factor", "Spec", "read"]
 
-TAKEN = {"member", "x", "y", "time", "place", "point", "block", "done"} | {
-    "away", "gap", "nearest", "share", "density", "score",
+TAKEN = {"member", "block", "done", "x", "y", "time", "place", "point", "index", "component"} | {
+    "away", "gap", "nearest", "share", "density", "score", "sample",
 }  # fmt: skip
-TABLES = ("data", "process", "model", "training", "objective", "sampler", "measure")
+MODEL_KEYS = {
+    "linear": {"kind", "target", "ridge", "features", "per_axis", "low", "high", "length"},
+    "lazy": {"kind", "target", "kernel", "activation", "depth", "tau", "init", "init_width", "length"},
+    "mlp": {"kind", "target", "activation", "depth", "width", "lr", "batch", "steps", "decay"},
+}
+WITHOUT_MODEL = ("exact", "naive", "resampled")
 
 
-class _Table(BaseModel):
+class Table(BaseModel):
+    """A table of the file: unknown keys are refused."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Data(_Table):
-    """Which training set."""
+class Data(Table):
+    """The training set."""
 
     name: str | None = None
     rotation: float | None = None
@@ -62,8 +95,9 @@ class Data(_Table):
     weights: list[float] | None = None
 
     @model_validator(mode="after")
-    def _one(self) -> Data:
-        given = [k for k in ("name", "path", "points", "even") if getattr(self, k) is not None]
+    def _check_source(self) -> Data:
+        sources = {"name": self.name, "path": self.path, "points": self.points, "even": self.even}
+        given = [key for key, value in sources.items() if value is not None]
         if len(given) != 1:
             raise ValueError(f"give exactly one of name, path, points and even; got {', '.join(given) or 'none'}")
         sizes = {len(p) for p in self.points or [] if isinstance(p, list)}
@@ -73,29 +107,26 @@ class Data(_Table):
 
 
 class ProcessTable(BaseModel):
-    """Which forward process; its own numbers are checked when it is made."""
+    """The forward process; its parameters are checked when it is made."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     kind: str = "vp"
 
     def with_eps(self) -> ProcessTable:
-        """The table with the eps that a ``cutoff`` asks for."""
+        """Return the table with the eps at which sigma/alpha is ``cutoff``, where that is given."""
         given = self.model_dump()
         cutoff = given.pop("cutoff", None)
         if cutoff is None:
             return self
-        require("eps" not in given, "process: give eps or cutoff, not both.")
+        require("eps" not in given, "give eps or cutoff, not both.")
         good = isinstance(cutoff, int | float) and math.isfinite(cutoff) and cutoff > 0
-        require(good, f"process.cutoff must be a positive number, sigma/alpha at eps; got {cutoff!r}.")
-        try:
-            eps = make_process({**given, "eps": 0.0}).time(torch.tensor(cutoff, dtype=torch.float64))
-        except InputError as error:
-            raise InputError(f"process.cutoff: {error}") from None
+        require(good, f"cutoff must be a positive number, sigma/alpha at eps; got {cutoff!r}.")
+        eps = make_process({**given, "eps": 0.0}).time(torch.tensor(cutoff, dtype=torch.float64))
         return ProcessTable(**given, eps=float(eps))
 
 
-class Model(_Table):
-    """Which model, with the arguments of its constructor."""
+class Model(Table):
+    """The model; keys are arguments of its constructor, and each kind has its own (``MODEL_KEYS``)."""
 
     kind: Literal["linear", "lazy", "mlp"] = "linear"
     target: Literal["score", "x0", "noise"] = "x0"
@@ -110,14 +141,16 @@ class Model(_Table):
     depth: int = Field(2, ge=1)
     tau: float = Field(math.inf, gt=0)
     init: bool = True
+    init_width: int = Field(512, ge=1)
     width: int = Field(64, ge=1)
     lr: float = Field(1e-3, gt=0)
     batch: int | None = Field(64, ge=1)
     steps: int = Field(1000, ge=1)
+    decay: Literal["cosine"] | None = None
 
 
-class TrainingTable(_Table):
-    """How many draws, of which times, and what differs between members."""
+class TrainingTable(Table):
+    """The number of draws, the density of their times, and what differs between members."""
 
     draws: int | None = Field(None, ge=1)
     F_over_P: float | None = Field(None, gt=0)
@@ -125,37 +158,65 @@ class TrainingTable(_Table):
     vary: list[Literal["inputs", "targets", "init", "order"]] = ["inputs", "targets", "init", "order"]
 
     @model_validator(mode="after")
-    def _one(self) -> TrainingTable:
+    def _check_draws(self) -> TrainingTable:
         if self.draws is not None and self.F_over_P is not None:
             raise ValueError("give draws or F_over_P, not both")
         return self
 
 
-class ObjectiveTable(_Table):
-    """How many targets are averaged: 1 is J1, inf is J0."""
+class ObjectiveTable(Table):
+    """The number of targets that are averaged: 1 is J1, inf is J0."""
 
     K: float = 1.0
     of: Literal["draws", "subset", "efm"] = "draws"
 
     @model_validator(mode="after")
-    def _whole(self) -> ObjectiveTable:
+    def _check_whole(self) -> ObjectiveTable:
         if not (math.inf == self.K or (self.K >= 1 and int(self.K) == self.K)):
             raise ValueError(f"K must be a whole number ≥ 1, or inf for J0; got {self.K!r}")
         return self
 
 
-class Sampler(_Table):
-    """How samples are taken: of the members, of Gaussian fields with their V, or semiclassically."""
+class Lookup(Table):
+    """A grid on which scores in one dimension are evaluated once a step for all samples."""
 
-    samples: int = Field(256, ge=1)
+    nodes: int = Field(2001, ge=2)
+    limit: float = Field(5.0, gt=0)
+    read: Literal["linear", "right"] = "linear"
+
+
+class Sampler(Table):
+    """Which law is sampled, and how."""
+
+    samples: int = Field(256, ge=0)
     steps: int = Field(100, ge=1)
     method: Literal["euler", "heun", "exponential", "dopri5"] = "exponential"
     spacing: Literal["uniform", "log", "edm"] | None = "log"
-    law: Literal["members", "field", "semiclassical"] = "members"
+    law: Literal["members", "mean", "field", "semiclassical", "exact", "naive", "resampled"] = "members"
     sets: int = Field(64, ge=8)
+    kappa: float | None = Field(None, ge=0)
+    lookup: Lookup | None = None
 
 
-class Measure(_Table):
+class Region(Table):
+    """A part of space; a sample lies in it if it meets every condition that is given."""
+
+    norm: tuple[float, float] | None = None
+    away: float | None = Field(None, gt=0)
+    beside: float | None = Field(None, gt=0)
+    around: list[float] | None = None
+    within: float | None = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _check_some(self) -> Region:
+        if (self.around is None) != (self.within is None):
+            raise ValueError("around, a place, and within, a distance, belong together")
+        if self.norm is None and self.away is None and self.beside is None and self.around is None:
+            raise ValueError("a region needs a condition: norm, away, beside, or around and within")
+        return self
+
+
+class Measure(Table):
     """What is kept of each member."""
 
     gap: tuple[float, float] | None = None
@@ -164,15 +225,17 @@ class Measure(_Table):
     limit: float = Field(1.5, gt=0)
     times: list[float] = []
     places: int = Field(0, ge=0)
+    regions: dict[str, Region] = {}
+    keep: int = Field(0, ge=0)
 
     @model_validator(mode="after")
-    def _ordered(self) -> Measure:
+    def _check_gap(self) -> Measure:
         if self.gap is not None and not 0 <= self.gap[0] < self.gap[1]:
             raise ValueError(f"gap must be [low, high] with 0 ≤ low < high; got {list(self.gap)}")
         return self
 
 
-class Figure(_Table):
+class Figure(Table):
     """What ``study plot`` draws: a value against a factor, one line for each value of another, or a phase diagram."""
 
     x: str
@@ -183,7 +246,7 @@ class Figure(_Table):
     title: str | None = None
 
 
-class Finding(_Table):
+class Finding(Table):
     """The number a study ends in: the ratio or the difference of a value between two conditions."""
 
     value: str = "away"
@@ -193,8 +256,8 @@ class Finding(_Table):
     words: str
 
 
-class Factor(_Table):
-    """One axis of the grid: a field, its values, and how they and it are called."""
+class Factor(Table):
+    """One axis of the grid: a field, its values, their labels, and the name of the axis."""
 
     field: str
     values: list[Any] = Field(min_length=1)
@@ -204,7 +267,7 @@ class Factor(_Table):
     about: str = ""
 
     @model_validator(mode="after")
-    def _sizes(self) -> Factor:
+    def _check_sizes(self) -> Factor:
         if self.labels is not None and len(self.labels) != len(self.values):
             raise ValueError(f"there are {len(self.values)} values but {len(self.labels)} labels")
         return self
@@ -215,39 +278,34 @@ class Factor(_Table):
         return self.name or self.field.rpartition(".")[2]
 
     @property
-    def coordinate(self) -> list[Any]:
-        """The labels, or the values: numbers where all are, else text."""
-        given: list[Any] = list(self.labels if self.labels is not None else self.values)
+    def coordinate(self) -> list[str] | list[float]:
+        """The labels, or the values: numbers where all are numbers, otherwise text."""
+        given = list(self.labels if self.labels is not None else self.values)
         if all(isinstance(v, int | float) and not isinstance(v, bool) for v in given):
             return [float(v) for v in given]
         return [v if isinstance(v, str) else json.dumps(v, default=str) for v in given]
 
 
-class _Cell(_Table):
+class Condition(Table):
+    """One cell of the grid: the index along each factor, and the tables with their values in place."""
+
+    index: tuple[int, ...]
+    labels: dict[str, str | float]
     data: Data
-    process: ProcessTable
+    process: Annotated[ProcessTable, AfterValidator(ProcessTable.with_eps)]
     model: Model
     training: TrainingTable
     objective: ObjectiveTable
     sampler: Sampler
     measure: Measure
 
+    def __str__(self) -> str:
+        return _labelled(self.labels) or "the one condition"
 
-class Condition:
-    """One cell of the grid: the index along each factor, and the tables with their values in place."""
-
-    def __init__(self, index: tuple[int, ...], labels: dict[str, Any], tables: dict[str, Any]) -> None:
-        self.index, self.labels = index, labels
-        cell = _Cell(**tables)
-        self.data, self.process, self.model = cell.data, cell.process.with_eps(), cell.model
-        self.training, self.objective = cell.training, cell.objective
-        self.sampler, self.measure = cell.sampler, cell.measure
-
-    def __repr__(self) -> str:
-        return ", ".join(f"{k} = {_short(v)}" for k, v in self.labels.items()) or "the one condition"
+    __repr__ = __str__
 
 
-class Spec(_Table):
+class Spec(Table):
     """A whole study."""
 
     title: str
@@ -270,7 +328,7 @@ class Spec(_Table):
 
     @property
     def blocks(self) -> int:
-        """Blocks of members in each condition."""
+        """The number of blocks of members in each condition."""
         return -(-self.members // self.block)
 
     @property
@@ -279,103 +337,151 @@ class Spec(_Table):
         return tuple(len(f.values) for f in self.grid)
 
     def conditions(self) -> Iterator[Condition]:
-        """All cells of the grid, the last factor fastest; a cell that makes no sense is named in the error."""
-        base = {t: getattr(self, t).model_dump(exclude_unset=True) for t in TABLES}
+        """Yield all cells of the grid, the last factor fastest; the error about an invalid cell names it."""
+        base = self.model_dump(include=set(TABLES), exclude_unset=True)
         for index in itertools.product(*(range(n) for n in self.shape)):
-            tables = copy.deepcopy(base)
-            labels = {}
+            tables: dict[str, Any] = {t: {} for t in TABLES} | copy.deepcopy(base)
+            labels = {f.dim: f.coordinate[i] for f, i in zip(self.grid, index, strict=True)}
             for factor, i in zip(self.grid, index, strict=True):
-                labels[factor.dim] = factor.coordinate[i]
                 _put(tables, factor.field, copy.deepcopy(factor.values[i]))
             try:
-                yield Condition(index, labels, tables)
+                yield Condition(index=index, labels=labels, **tables)
             except ValidationError as error:
-                where = ", ".join(f"{k} = {_short(v)}" for k, v in labels.items())
-                raise InputError(f"Where {where}: {_sentence(error)}") from None
+                where = f"Where {_labelled(labels)}: " if labels else ""
+                raise InputError(f"{where}{_sentence(error)}") from None
 
     def members_of(self, block: int) -> range:
-        """The indices of the members of a block."""
+        """Return the indices of the members of a block."""
         return range(block * self.block, min((block + 1) * self.block, self.members))
 
     def to_json(self) -> str:
-        """The whole study, one line; two studies are the same if these are."""
+        """Return the whole study as one line; two studies are the same if their lines are."""
         return json.dumps(self.model_dump(), sort_keys=True)
 
 
-def read(source: str | Path | dict[str, Any] | Spec, *, large: bool = False) -> Spec:
-    """A study from a TOML file, the name of a shipped one, a dictionary, or as it is.
+TABLES: dict[str, type[BaseModel]] = {
+    "data": Data,
+    "process": ProcessTable,
+    "model": Model,
+    "training": TrainingTable,
+    "objective": ObjectiveTable,
+    "sampler": Sampler,
+    "measure": Measure,
+}
 
-    ``large`` takes the values of its ``[large]`` table.
+
+def read(source: str | Path | Mapping[str, object] | Spec, *, large: bool = False) -> Spec:
+    """Read a study from a TOML file, the name of a shipped one, or a dictionary.
+
+    ``large`` takes the values of its ``[large]`` table, which is checked in any case.
     """
     if isinstance(source, Spec):
         return source
-    raw, name = (source, "the study") if isinstance(source, dict) else (_toml(Path(source)), str(source))
-    given = copy.deepcopy(raw)
-    bigger = given.pop("large", {})
-    require(isinstance(bigger, dict), f"{name}: large: it must be a table, [large]; got {bigger!r:.60}.")
-    require(bigger or not large, f"{name} has no [large] table; run it without --large.")
-    for key, table in given.items():
-        if key in TABLES:
-            require(isinstance(table, dict), f"{name}: {key}: it must be a table, [{key}]; got {table!r:.60}.")
-    if isinstance(given.get("grid"), dict):
-        given["grid"] = dict(_flat(given["grid"]))
-    if large:
-        for key, value in _leaves(bigger):
-            _put(given, key, value)
-    grid = given.get("grid", {})
+    raw, name = (source, "the study") if isinstance(source, Mapping) else (_toml(Path(source)), str(source))
+    given = {key: value for key, value in raw.items() if key != "large"}
+    larger = raw.get("large", {})
+    require(isinstance(larger, dict), f"{name}: large: it must be a table, [large]; got {larger!r:.60}.")
+    require(larger or not large, f"{name} has no [large] table; run it without --large.")
+    small = _build(given, {}, name)
+    if not larger:
+        return small
+    whole = _build(given, larger, f"{name}: with [large]")
+    return whole if large else small
+
+
+def _build(given: Mapping[str, object], larger: Any, name: str) -> Spec:
+    """Return the study with the values of ``larger`` put in; refuse it where it cannot be run."""
+    tables: dict[str, Any] = copy.deepcopy(dict(given))
+    for key in TABLES:
+        table = tables.get(key, {})
+        require(isinstance(table, dict), f"{name}: {key}: it must be a table, [{key}]; got {table!r:.60}.")
+    if isinstance(tables.get("grid"), dict):
+        tables["grid"] = dict(_flat(tables["grid"]))
+    for key, value in _leaves(copy.deepcopy(larger)):
+        _put(tables, key, value)
+    grid = tables.get("grid", {})
     if isinstance(grid, dict):
-        given["grid"] = [
-            {"field": field, **(value if isinstance(value, dict) else {"values": value})}
-            for field, value in grid.items()
-        ]
+        factors = ((field, v if isinstance(v, dict) else {"values": v}) for field, v in grid.items())
+        tables["grid"] = [{"field": field, **value} for field, value in factors]
     try:
-        spec = Spec(**given)
+        spec = Spec(**tables)
     except ValidationError as error:
-        raise InputError(f"{name}: {_sentence(error, given['grid'])}") from None
-    _check(spec, name)
+        raise InputError(f"{name}: {_sentence(error, tables['grid'])}") from None
+    try:
+        _check_factors(spec)
+        conditions = list(spec.conditions())
+        _check_model_keys(spec, conditions)
+        for condition in conditions:
+            _check_condition(condition)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
     return spec
 
 
-def _check(spec: Spec, name: str) -> None:
+def _check_factors(spec: Spec) -> None:
+    """Refuse factors, regions, figures and findings that do not fit together."""
     dims = [f.dim for f in spec.grid]
-    require(len(set(dims)) == len(dims), f"{name}: two factors are called the same, {dims}; give them a name.")
-    taken = TAKEN & set(dims)
-    require(not taken, f"{name}: grid: the store itself has a {', '.join(taken)}; give the factor another name.")
+    require(len(set(dims)) == len(dims), f"two factors have the same name, {dims}; give them a name.")
+    taken = (TAKEN | set(spec.measure.regions)) & set(dims)
+    require(not taken, f"grid: the store itself has a {', '.join(taken)}; give the factor another name.")
+    taken = TAKEN & set(spec.measure.regions)
+    require(not taken, f"measure.regions: the store itself has a {', '.join(taken)}; give the region another name.")
+    for name in (*dims, *spec.measure.regions):
+        good = name and not (name.startswith((".", "__")) or set(name) & set("/\\"))
+        require(good, f"grid and regions: nothing can be called {name!r}; give it a plain name.")
     fields = [f.field for f in spec.grid]
-    require(len(set(fields)) == len(fields), f"{name}: grid: a field is varied twice, {fields}; keep one of them.")
+    require(len(set(fields)) == len(fields), f"grid: a field is varied twice, {fields}; keep one of them.")
     for factor in spec.grid:
         head, _, rest = factor.field.partition(".")
-        require(
-            head in TABLES, f"{name}: grid: there is no field {factor.field!r}; fields begin with {', '.join(TABLES)}."
-        )
-        good = not (factor.dim.startswith((".", "__")) or set(factor.dim) & set("/\\"))
-        require(good, f"{name}: grid: a factor cannot be called {factor.dim!r}; give it a plain name.")
+        require(head in TABLES, f"grid: there is no field {factor.field!r}; fields begin with {', '.join(TABLES)}.")
         good = rest != "" or all(isinstance(v, dict) for v in factor.values)
-        require(good, f"{name}: grid: {head} is a table; vary one of its fields, as in {head}.FIELD.")
+        require(good, f"grid: {head} is a table; vary one of its fields, as in {head}.FIELD.")
         good = head != "measure" or rest == "away"
-        require(good, f"{name}: grid: {factor.field} is one for the whole store; of measure, only away may vary.")
+        require(good, f"grid: {factor.field} is one for the whole store; of measure, only away may vary.")
         values = factor.coordinate
-        require(len(set(values)) == len(values), f"{name}: grid: {factor.dim} has a value twice, {values}.")
+        require(len(set(values)) == len(values), f"grid: {factor.dim} has a value twice, {values}.")
     drawn, found = spec.figure, spec.finding
-    used = [drawn.x, drawn.lines, drawn.y] if drawn else []
-    for part in (used, [*found.of, *found.to] if found else []):
-        for dim in filter(None, part):
-            require(dim in dims, f"{name}: there is no factor {dim!r}; there are {', '.join(dims) or 'none'}.")
-    for condition in _named(spec, name):
-        linear = condition.model.kind == "linear"
-        ratio = condition.training.F_over_P
-        require(ratio is None or linear, f"{name}: training.F_over_P is for linear models; give training.draws.")
-        some = ratio is not None or condition.training.draws is not None or condition.model.kind == "mlp"
-        require(some, f"{name}: training: give draws, the number P of noised points, or F_over_P.")
-        law = condition.sampler.law
-        require(law == "members" or linear, f"{name}: sampler.law {law!r} needs the V-kernel of a linear model.")
+    used = ([drawn.x, drawn.lines, drawn.y] if drawn else []) + ([*found.of, *found.to] if found else [])
+    for dim in filter(None, used):
+        require(dim in dims, f"there is no factor {dim!r}; there are {', '.join(dims) or 'none'}.")
 
 
-def _named(spec: Spec, name: str) -> Iterator[Condition]:
-    try:
-        yield from spec.conditions()
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from None
+def _check_model_keys(spec: Spec, conditions: list[Condition]) -> None:
+    """Refuse keys that no model of the study has."""
+    kinds = sorted({c.model.kind for c in conditions})
+    known = set().union(*(MODEL_KEYS[kind] for kind in kinds))
+    given = {k for k, v in spec.model if v != Model.model_fields[k].default}
+    given |= {f.field.removeprefix("model.") for f in spec.grid if f.field.startswith("model.")}
+    tables = [(given, known, kinds)]
+    for values in (f.values for f in spec.grid if f.field == "model"):
+        tables += [(set(v), MODEL_KEYS[k], [k]) for v in values for k in [v.get("kind", "linear")]]
+    for keys, allowed, names in tables:
+        unused = ", ".join(f"model.{key}" for key in sorted(keys - allowed))
+        require(
+            not unused,
+            f"{unused}: no model of kind {' or '.join(names)} has this key, which vkernel 0.1 ignored. Remove it.",
+        )
+
+
+def _check_condition(c: Condition) -> None:
+    """Refuse tables that contradict each other."""
+    linear, law, measure = c.model.kind == "linear", c.sampler.law, c.measure
+    require(c.training.F_over_P is None or linear, "training.F_over_P is for linear models; give training.draws.")
+    given = c.training.F_over_P is not None or c.training.draws is not None
+    good = given or c.model.kind == "mlp" or law in WITHOUT_MODEL
+    require(good, "training: give draws, the number P of noised points, or F_over_P.")
+    good = law not in ("field", "semiclassical") or linear
+    require(good, f"sampler.law {law!r} needs the V-kernel of a linear model.")
+    good = law not in ("naive", "resampled") or c.sampler.kappa is not None
+    require(good, f"sampler.law {law!r} needs sampler.kappa, the strength of its noise in the unit of t.")
+    good = c.sampler.lookup is None or law in ("members", "mean", "field", "exact")
+    require(good, f"sampler.lookup is for probability-flow ODEs; sampler.law is {law!r}.")
+    good = bool(measure.times) == bool(measure.places)
+    require(good, "measure: scores are kept at places and times; give both, or neither.")
+    good = c.sampler.samples > 0 or measure.places > 0
+    require(good, "sampler.samples = 0 keeps scores alone; give measure.places and measure.times.")
+    good = measure.keep <= c.sampler.samples
+    require(good, f"measure.keep: {measure.keep} samples cannot be kept of {c.sampler.samples} (sampler.samples).")
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -389,6 +495,7 @@ def _toml(path: Path) -> dict[str, Any]:
 
 
 def _leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the fields of ``[large]`` by their dotted names."""
     for key, value in table.items():
         if isinstance(value, dict) and prefix == "" and key in TABLES:
             yield from _leaves(value, f"{key}.")
@@ -399,7 +506,7 @@ def _leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def _flat(grid: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """``objective.K = […]`` without quotes is a table in a table in TOML; the same as with them."""
+    """Yield factors by their dotted names: unquoted, ``objective.K = […]`` is a table in a table in TOML."""
     for field, value in grid.items():
         if field in TABLES and isinstance(value, dict) and "values" not in value:
             yield from ((f"{field}.{rest}", inner) for rest, inner in value.items())
@@ -408,40 +515,38 @@ def _flat(grid: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _put(tables: dict[str, Any], field: str, value: Any) -> None:
+    """Set a field, given by its dotted name; a factor whose values change keeps its name and labels."""
     head, _, rest = field.partition(".")
     if head in TABLES and rest:
         tables.setdefault(head, {})[rest] = value
     elif head == "grid" and rest and isinstance(tables.setdefault("grid", {}), dict):
         before = tables["grid"].get(rest)
-        named = isinstance(before, dict) and not isinstance(value, dict)  # it keeps its name
+        named = isinstance(before, dict) and not isinstance(value, dict)
         tables["grid"][rest] = {**before, "values": value} if named else value
     else:
         tables[head] = value
 
 
 def _sentence(error: ValidationError, grid: Any = None) -> str:
-    """The first mistake, with the key it is at and what would do."""
+    """Return the first mistake as a sentence: the key, what is wrong, and what would be valid."""
     first = error.errors()[0]
     at = list(first["loc"])
     if len(at) > 1 and at[0] == "grid" and isinstance(at[1], int) and isinstance(grid, list):
         at[1] = str(grid[at[1]].get("field", at[1])) if isinstance(grid[at[1]], dict) else at[1]
     key = ".".join(str(part) for part in at if "[" not in str(part))  # not the names of pydantic's unions
-    said = first["msg"].removeprefix("Value error, ")
+    message = first["msg"].removeprefix("Value error, ").rstrip(".")
     if first["type"] == "extra_forbidden":
-        tables: dict[str, type[BaseModel]] = {"data": Data, "model": Model, "training": TrainingTable}
-        tables |= {"objective": ObjectiveTable, "sampler": Sampler, "measure": Measure}
-        tables |= {"grid": Factor, "figure": Figure, "finding": Finding}
+        tables = TABLES | {"grid": Factor, "figure": Figure, "finding": Finding}
         table = tables.get(str(at[0]), Spec) if len(at) > 1 else Spec
-        said = f"there is no such key; there are {', '.join(table.model_fields)}"
+        if at[1:2] == ["regions"]:
+            table = Region
+        message = f"there is no such key; there are {', '.join(table.model_fields)}"
+    elif message[1:2].islower():  # in mid-sentence, but a symbol keeps its case
+        message = message[0].lower() + message[1:]
     given = "" if first["type"] in ("missing", "value_error", "extra_forbidden") else f"; got {first['input']!r:.60}"
     more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return f"{key or 'the study'}: {_small(said)}{given}.{more}"
+    return f"{key or 'the study'}: {message}{given}.{more}"
 
 
-def _small(said: str) -> str:
-    """In mid-sentence, but a symbol keeps its case."""
-    return said[0].lower() + said[1:] if said[1:2].islower() else said
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _labelled(labels: Mapping[str, str | float]) -> str:
+    return ", ".join(f"{k} = {v:g}" if isinstance(v, float) else f"{k} = {v}" for k, v in labels.items())

@@ -161,6 +161,8 @@ _COORDINATES = {
     "time": "time of a score",
     "place": "place of a score",
     "point": "index of the training point",
+    "index": "index of the sample",
+    "component": "component of the sample",
 }
 _UNITS = {"x": "unit of the data", "y": "unit of the data", "place": "unit of the data", "time": "unit of t"}
 

@@ -9,10 +9,11 @@ Kept of every member m, from samples :math:`x` that start at the same places for
 ``nearest``     mean distance to the nearest training point
 ``share``       share of samples nearest to each training point
 ``density``     histogram over ±``measure.limit``, one or two dimensions
+``sample``      the first ``measure.keep`` samples
 ``score``       the score at ``measure.places`` places and ``measure.times`` (one dimension)
 ==============  =================================================================================================
 
-A member that diverged is NaN in all of them.
+and the share of samples in each of ``measure.regions``. A member that diverged is NaN in all of them.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ from vkernel.data.loaders import load
 from vkernel.metrics.neighbours import nearest
 from vkernel.process import Process
 from vkernel.process import from_spec as make_process
-from vkernel.sample import semiclassical
+from vkernel.sample import effective_sde, naive, pf_ode, semiclassical
 from vkernel.sample.loop import Frame
 from vkernel.sample.ode import march
-from vkernel.study.spec import Condition, Spec
+from vkernel.score.empirical import EmpiricalScore
+from vkernel.study.spec import Condition, Lookup, Region, Spec
 from vkernel.train import features, models
-from vkernel.train.ensemble import train_ensemble
+from vkernel.train.ensemble import Ensemble, train_ensemble
 from vkernel.train.models.base import Model
 from vkernel.train.objectives import J0, JK, Objective
 
@@ -75,23 +77,30 @@ def layout(spec: Spec) -> dict[str, Quantity]:
     shapes = {data.shape for data in sets}
     require(len(shapes) == 1, f"All training sets of a study must have events of one shape; got {sorted(shapes)}.")
     d, most, m = math.prod(shapes.pop()), max(data.n for data in sets), spec.measure
-    found = {
-        "away": Quantity("share of samples away from every training point"),
-        "nearest": Quantity("mean distance to the nearest training point", "unit of x"),
-    }
+    found: dict[str, Quantity] = {}
+    if m.times and m.places:
+        require(d == 1, f"measure.times and measure.places keep scores in one dimension; the data have {d}.")
+        places = np.linspace(-m.limit, m.limit, m.places)
+        found["score"] = Quantity("learned score", "1 / unit of x", time=np.asarray(m.times), place=places)
+    if not any(c.sampler.samples for c in spec.conditions()):
+        return found
+    found["away"] = Quantity("share of samples away from every training point")
+    found["nearest"] = Quantity("mean distance to the nearest training point", "unit of x")
     if most <= MANY:
         found["share"] = Quantity("share of samples nearest to each training point", point=np.arange(most))
     if m.gap is not None:
         require(d == 1, f"measure.gap is for one dimension; the data have {d}. measure.away is for any.")
         found["gap"] = Quantity(f"share of samples with {m.gap[0]:g} < |x| < {m.gap[1]:g}")
+    for name, region in m.regions.items():
+        good = region.around is None or len(region.around) == d
+        require(good, f"measure.regions.{name}.around: a place has {d} coordinates here; got {region.around}.")
+        found[name] = Quantity(f"share of samples in the region {name}")
     if d <= 2:
         centres = (np.arange(m.bins) + 0.5) * (2 * m.limit / m.bins) - m.limit
         axes = {"x": centres} if d == 1 else {"y": centres, "x": centres}
         found["density"] = Quantity("density of samples", "1 / unit of x" if d == 1 else "1 / unit of x²", **axes)
-    if m.times and m.places:
-        require(d == 1, f"measure.times and measure.places keep scores in one dimension; the data have {d}.")
-        places = np.linspace(-m.limit, m.limit, m.places)
-        found["score"] = Quantity("learned score", "1 / unit of x", time=np.asarray(m.times), place=places)
+    if m.keep:
+        found["sample"] = Quantity("sample", "unit of x", index=np.arange(m.keep), component=np.arange(d))
     return found
 
 
@@ -106,6 +115,8 @@ def prepare(spec: Spec) -> None:
                 o.of != "subset" or math.inf == o.K or data.n >= o.K,
                 f"objective.K: a subset of {o.K:g} points needs as many; the data have {data.n}.",
             )
+            good = condition.sampler.lookup is None or data.d == 1
+            require(good, f"sampler.lookup is for one dimension; the data have {data.d}.")
             for t in condition.measure.times:
                 process.check(t)
         except InputError as error:
@@ -135,17 +146,18 @@ def compute(spec: Spec, condition: Condition, block: int) -> dict[str, np.ndarra
 
 
 def _compute(spec: Spec, condition: Condition, members: range) -> dict[str, np.ndarray]:
-    device = _device(spec)
+    device, s, m = _device(spec), condition.sampler, condition.measure
     data, process = make_data(condition).to(device), _process(condition)
-    model = make_model(condition, data, process)
-    wanted = _layout(spec.to_json())
-    if condition.sampler.law != "members":
+    wanted, found = _layout(spec.to_json()), {}
+    if s.law in ("exact", "naive", "resampled"):
+        x, scores = _exact(spec, condition, data, process, members)
+    elif s.law in ("field", "semiclassical"):
         x, scores = _theory(spec, condition, data, process, members)
     else:
-        x, scores = _trained(spec, condition, model, data, process, members)
-    found = _measured(x.double(), data, process, condition, wanted)
+        x, scores = _trained(spec, condition, make_model(condition, data, process), data, process, members)
+    if s.samples:
+        found = _measured(x.double(), data, process, condition, wanted)
     if "score" in wanted:
-        m = condition.measure
         places = torch.linspace(-m.limit, m.limit, m.places, dtype=torch.float64, device=device)[:, None]
         found["score"] = torch.stack([scores(places, t)[..., 0] for t in m.times], 1).double()
     return {name: value.cpu().numpy().astype(np.float64) for name, value in found.items()}
@@ -160,27 +172,109 @@ def _layout(study: str) -> dict[str, Quantity]:
 def _trained(
     spec: Spec, condition: Condition, model: Model, data: Empirical, process: Process, members: range
 ) -> tuple[Tensor, Scores]:
-    """Samples of trained members, and their scores."""
-    draws = _draws(condition, model)
-    ensemble = train_ensemble(
-        model,
-        data,
-        process,
-        members=list(members),
-        draws=draws,
-        objective=_objective(condition),
-        vary=condition.training.vary,
-        seed=spec.seed,
-        times=condition.training.times,
-        show=False,
-    )
-    s = condition.sampler
+    """Samples of trained members or of their mean score, and these scores."""
+    s, mean = condition.sampler, condition.sampler.law == "mean"
+    ensemble = _ensemble(spec, condition, model, data, process, range(s.sets) if mean else members)
     start = _start(process, data, s.samples, spec.seed).to(ensemble.dtype)
+
+    def scores(places: Tensor, t: float) -> Tensor:
+        places = places.to(ensemble.dtype)
+        return ensemble.mean(places, t).expand(len(members), *places.shape) if mean else ensemble(places, t)
+
+    if s.samples == 0:
+        return start, scores
+    if mean:
+        x = _flow(lambda y, t: ensemble.mean(y[0], t)[None], scores, process, start[None], condition)
+        return x.expand(len(members), *start.shape), scores
     if len(ensemble.diverged) == len(ensemble):
-        x = start.expand(len(ensemble), *start.shape) * torch.nan
-    else:
-        x = ensemble.sample(x_T=start, steps=s.steps, method=s.method, spacing=s.spacing, show=False)
-    return x, lambda places, t: ensemble(places.to(ensemble.dtype), t)
+        return start.expand(len(ensemble), *start.shape) * torch.nan, scores
+    if s.lookup is None:
+        return ensemble.sample(x_T=start, steps=s.steps, method=s.method, spacing=s.spacing, show=False), scores
+    return _flow(None, scores, process, start.expand(len(ensemble), *start.shape), condition), scores
+
+
+_LAST: dict[str, Ensemble] = {}
+
+
+def _ensemble(
+    spec: Spec, condition: Condition, model: Model, data: Empirical, process: Process, members: range
+) -> Ensemble:
+    """Train the members, or return those of the block before, if its condition differs in its sampler alone."""
+    tables = (condition.process, condition.model, condition.training, condition.objective)
+    settings = [spec.seed, spec.threads, str(data.device), [*members], fingerprint([data])]
+    key = json.dumps([*settings, *(t.model_dump_json() for t in tables)])
+    if key not in _LAST:
+        made = train_ensemble(
+            model,
+            data,
+            process,
+            members=list(members),
+            draws=_draws(condition, model),
+            objective=_objective(condition),
+            vary=condition.training.vary,
+            seed=spec.seed,
+            times=condition.training.times,
+            show=False,
+        )
+        _LAST.clear()
+        _LAST[key] = made
+    return _LAST[key]
+
+
+def _exact(
+    spec: Spec, condition: Condition, data: Empirical, process: Process, members: range
+) -> tuple[Tensor, Scores]:
+    """Samples of the exact score, without noise or with that of the naive estimator, and the score."""
+    score, s = EmpiricalScore(data, process), condition.sampler
+    start, kappa = _start(process, data, s.samples, spec.seed), s.kappa or 0.0
+
+    def scores(places: Tensor, t: float) -> Tensor:
+        return score(places, t).expand(len(members), *places.shape)
+
+    if s.samples == 0:
+        return start, scores
+    if s.law == "exact":
+        x = _flow(score, lambda places, t: score(places, t)[None], process, start[None], condition)
+        return x.expand(len(members), *start.shape), scores
+    found = []
+    for source in (rng.stream(spec.seed, "study/noise", m) for m in members):
+        how: dict[str, Any] = {"steps": s.steps, "spacing": s.spacing, "generator": source}
+        if s.law == "naive":
+            found.append(effective_sde(score, kernels.Naive(score, kappa), process, start, **how))
+        else:
+            found.append(naive(score, process, start, kappa=kappa, **how))
+    return torch.stack(found), scores
+
+
+def _flow(paired: Any, shared: Scores, process: Process, start: Tensor, condition: Condition) -> Tensor:
+    """The probability flow of scores from ``start (M, n, *shape)``, through a look-up table where one is wanted."""
+    s = condition.sampler
+    score = paired if s.lookup is None else _looked_up(shared, process, s.lookup)
+    x = pf_ode(score, process, start, steps=s.steps, method=s.method, spacing=s.spacing)
+    assert isinstance(x, Tensor)
+    return x
+
+
+def _looked_up(scores: Scores, process: Process, lookup: Lookup) -> Scores:
+    """Scores ``(M, n, 1)`` at ``x (M, n, 1)`` whose denoiser is read from a table over even nodes."""
+    last, gap = lookup.nodes - 1, 2 * lookup.limit / (lookup.nodes - 1)
+
+    def looked_up(x: Tensor, t: float) -> Tensor:
+        nodes = torch.linspace(-lookup.limit, lookup.limit, lookup.nodes, dtype=x.dtype, device=x.device)[:, None]
+        when = torch.as_tensor(t, dtype=torch.float64)
+        alpha, var = float(process.alpha(when)), float(process.S(when))
+        table = ((nodes + var * scores(nodes, t)) / alpha)[..., 0]
+        place = (x[..., 0] + lookup.limit) / gap
+        if lookup.read == "right":
+            m = table.gather(1, place.ceil().clamp(0, last).long())
+        else:
+            place = place.clamp(0, last)
+            below = place.floor().clamp(max=last - 1)
+            left, right = (table.gather(1, below.long() + k) for k in (0, 1))
+            m = left + (right - left) * (place - below)
+        return (alpha * m[..., None] - x) / var
+
+    return looked_up
 
 
 def _measured(
@@ -201,6 +295,10 @@ def _measured(
     if m.gap is not None:
         size = flat[..., 0].abs()
         found["gap"] = ((size > m.gap[0]) & (size < m.gap[1])).double().mean(1)
+    for name, region in m.regions.items():
+        found[name] = _inside(flat, alpha * data.rows(0, data.n).reshape(data.n, d), region, distance).double().mean(1)
+    if "sample" in wanted:
+        found["sample"] = flat[:, : m.keep].clone()
     if "density" in wanted:
         cell = ((flat + m.limit) * (m.bins / (2 * m.limit))).floor()
         inside = ((cell >= 0) & (cell < m.bins)).all(-1)
@@ -213,6 +311,24 @@ def _measured(
     for value in found.values():
         value[bad] = torch.nan
     return found
+
+
+def _inside(x: Tensor, points: Tensor, region: Region, nearest: Tensor) -> Tensor:
+    """Whether each of ``x (M, n, d)`` lies in a region; ``nearest (M, n)`` is its distance from the nearest point."""
+    inside, size = torch.ones_like(nearest, dtype=torch.bool), x.norm(dim=-1)
+    if region.norm is not None:
+        inside = inside & (size > region.norm[0]) & (size < region.norm[1])
+    if region.away is not None:
+        inside = inside & (nearest > region.away)
+    if region.beside is not None:
+        points = points.to(x)
+        along = points.roll(-1, 0) - points
+        share = ((x[..., None, :] - points) * along).sum(-1) / along.square().sum(-1)
+        from_line = (x[..., None, :] - points - share.clamp(0, 1)[..., None] * along).norm(dim=-1)
+        inside = inside & (from_line.amin(-1) < region.beside)
+    if region.around is not None and region.within is not None:
+        inside = inside & ((x - torch.tensor(region.around).to(x)).norm(dim=-1) < region.within)
+    return inside
 
 
 _LEAST: dict[str, float] = {}
@@ -348,11 +464,14 @@ def make_model(condition: Condition, data: Empirical, process: Process) -> Model
             found = features.grid(m.features, m.per_axis, data.d, m.low, m.high, process)
         return models.Linear(found, m.target, m.ridge)
     if m.kind == "lazy":
-        kinds = {"ntk": models.NTK, "nngp": models.NNGP}
-        kernel = models.RBF(m.length) if m.kernel == "rbf" else kinds[m.kernel](m.depth, m.activation or "relu")
+        if m.kernel == "rbf":
+            return models.Lazy(models.RBF(m.length), m.tau, m.target, init=m.init)
+        kind = models.NTK if m.kernel == "ntk" else models.NNGP
+        kernel = kind(m.depth, m.activation or "relu", init_width=m.init_width)
         return models.Lazy(kernel, m.tau, m.target, init=m.init)
     activation = m.activation or "silu"
-    return models.MLP(m.width, m.depth, m.target, lr=m.lr, batch=m.batch, steps=m.steps, activation=activation)
+    how = {"lr": m.lr, "batch": m.batch, "steps": m.steps, "decay": m.decay}
+    return models.MLP(m.width, m.depth, m.target, activation=activation, **how)
 
 
 def _objective(condition: Condition) -> Objective:
