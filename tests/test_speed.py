@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,14 +23,7 @@ from benchmarks import ensembles
 from benchmarks.common import asked, error, fields, images, plain, queries, reference
 
 BATCH = 128
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def medians(*runs: Callable[[], object], repeats: int = 5) -> list[float]:

@@ -6,19 +6,12 @@ import math
 
 import pytest
 import torch
+from draws import gen, normal
 from torch import Tensor
 
 import vkernel as vk
 from vkernel.core.covariance import Congruent, Covariance, Diagonal, Isotropic, Matrix, Scaled
 from vkernel.core.errors import InputError
-
-
-def gen(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=gen(seed), dtype=torch.float64)
 
 
 def positive(*shape: int, seed: int) -> Tensor:

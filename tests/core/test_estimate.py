@@ -6,15 +6,12 @@ import math
 
 import pytest
 import torch
+from draws import gen
 from scipy import stats
 
 import vkernel as vk
 from vkernel.core import estimate
 from vkernel.core.estimate import Estimate, student_quantile
-
-
-def gen(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("dof", [1, 2, 3, 4, 5, 7, 10, 30, 100, 4095, 10**6])

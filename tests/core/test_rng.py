@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from draws import gen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -14,11 +15,6 @@ from scipy import stats
 import vkernel as vk
 from vkernel.core import rng
 from vkernel.core.errors import InputError
-
-
-def gen(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
 
 # --- counter-based numbers -----------------------------------------------------------------------------------------
 

@@ -550,11 +550,8 @@ def test_a_missing_library_is_named(tmp_path, monkeypatch, library, name):
 # --- real data -----------------------------------------------------------------------------------------------------
 
 
-def test_cifar_sheets_are_cifar():
-    folder = Path(os.environ.get("VKERNEL_DATA", "")) / "cifar10"
-    if "VKERNEL_DATA" not in os.environ or not (folder / "cifar10_batch_0.png").is_file():
-        pytest.skip("VKERNEL_DATA names no folder with cifar10/cifar10_batch_0.png")
-    data = load(folder)
+def test_cifar_sheets_are_cifar(cifar):
+    data = load(cifar)
     assert (data.n % 1000, data.shape, data.scale, data.stored) == (0, (3, 32, 32), (-1.0, 1.0), "uint8")
     channels = (data.center.reshape(3, -1).mean(1) + 1) / 2
     np.testing.assert_allclose(channels, [0.4914, 0.4822, 0.4465], atol=0.02)  # the known means of CIFAR-10
@@ -564,7 +561,7 @@ def test_cifar_sheets_are_cifar():
         (images[..., 1:] - images[..., :-1]).abs().mean(),
     )
     assert max(neighbours) < 0.15  # rows and columns are where they belong: pixels resemble their neighbours
-    assert load(folder / "cifar10_batch_50.png").n == 1000
+    assert load(cifar / "cifar10_batch_50.png").n == 1000
 
 
 def test_fashion_mnist_is_itself():

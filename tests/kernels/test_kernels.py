@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from draws import normal
 from torch import Tensor
 
 import vkernel as vk
@@ -16,10 +17,6 @@ PROCESS = vk.VP(eps=0.01)
 DATA = torch.tensor([[-1.0, 0.0], [1.0, 0.5], [0.2, 1.0]], dtype=torch.float64)
 SCORE = vk.EmpiricalScore(DATA, PROCESS)
 W = torch.tensor([[0.5, 0.1, 0.0], [0.1, 0.3, -0.1], [0.0, -0.1, 0.2]], dtype=torch.float64)
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def basis(x: Tensor, t) -> Tensor:

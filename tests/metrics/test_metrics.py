@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from draws import gen, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
@@ -17,14 +18,6 @@ from vkernel.core.errors import InputError
 from vkernel.metrics import distances, masses
 
 Z = 1.959963984540054
-
-
-def gen(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=gen(seed), dtype=torch.float64)
 
 
 def covered(truth: float, estimates: list[vk.Estimate]) -> float:

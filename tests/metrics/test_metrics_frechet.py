@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from draws import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import linalg
@@ -16,10 +17,6 @@ from torch import Tensor
 import vkernel as vk
 from vkernel import metrics
 from vkernel.core.errors import InputError
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def correlated(n: int, k: int, seed: int, shift: float = 0.0) -> Tensor:

@@ -7,20 +7,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from draws import gen, normal
 from reference import rungs
 from torch import Tensor
 
 import vkernel as vk
 
 SIGMAS = (0.02, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0)
-
-
-def gen(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=gen(seed), dtype=torch.float64)
 
 
 class Truth:

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from draws import gen
 from test_accuracy import GEOMETRIES, Truth, queries
 from torch import Tensor
 
@@ -41,10 +42,6 @@ def flat(request, monkeypatch) -> str:
         monkeypatch.setattr(module, "FLAT", 10**6 if request.param == "two at once" else 0)
     monkeypatch.setattr(halves, "supported", lambda device: request.param == "eighths")
     return request.param
-
-
-def gen(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def smooth(n: int, side: int, seed: int = 0) -> Tensor:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from draws import gen, normal
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from reference import PROCESSES, answer, answers, levels, rungs, stack, time_between
@@ -18,14 +19,6 @@ from vkernel.core.errors import InputError
 from vkernel.posterior import Moments, merge
 
 DIMS = [1, 2, 3, 31, 32, 33, 40, 70]  # both sides of the engine's narrow limit
-
-
-def gen(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=gen(seed), dtype=torch.float64)
 
 
 def training_set(n: int, d: int, seed: int, weighted: bool = False, zeros: bool = False, twins: bool = False):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from draws import gen, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -22,14 +23,6 @@ from vkernel.posterior.pieces import Few, Queries
 from vkernel.posterior.pruned import Pruned, Short, shorten, tree
 
 FASHION = Path("/usr/share/datasets/fashion-mnist/t10k-images-idx3-ubyte.gz")
-
-
-def gen(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=gen(seed), dtype=torch.float64)
 
 
 def force(score: vk.EmpiricalScore, level: float = math.inf) -> Pruned:

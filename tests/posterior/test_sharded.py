@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from draws import normal
 from torch import Tensor
 
 import vkernel as vk
@@ -29,10 +30,6 @@ WORLDS = (2, 3)
 LIMIT = 50  # seconds, after which a world hangs
 
 Shard = Callable[..., vk.Empirical]
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 # --- the questions -------------------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
+from draws import gen, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 import vkernel as vk
 from vkernel.posterior.engine import Engine
@@ -16,14 +16,6 @@ from vkernel.posterior.ladder import TRIM
 from vkernel.posterior.pieces import Few, Found, Queries, sampled, trimmed
 
 MARGIN = 16.0
-
-
-def gen(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=gen(seed), dtype=torch.float64)
 
 
 # --- the function -----------------------------------------------------------------------------------------------------

@@ -13,15 +13,7 @@ from vkernel.core.covariance import Covariance, Matrix
 from vkernel.core.errors import InputError
 from vkernel.sample import path
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Small tensors on shared cores: threads would spend their time waiting for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 VP = vk.VP(eps=0.05)
 SHORT = vk.VP(eps=0.1, T=0.3)

@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
+from draws import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import PROCESSES, answers, levels, stack, time_between
-from torch import Tensor
 from torch.func import jvp
 
 import vkernel as vk
@@ -18,14 +18,6 @@ from vkernel.score import conversions as pr
 
 TO = {"noise": pr.to_noise, "x0": pr.to_x0, "v": pr.to_v, "flow": pr.to_flow}
 FROM = {"noise": pr.from_noise, "x0": pr.from_x0, "v": pr.from_v, "flow": pr.from_flow}
-
-
-def gen(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=gen(seed), dtype=torch.float64)
 
 
 def drift(name: str, t: float) -> tuple[float, float]:

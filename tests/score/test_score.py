@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from draws import gen, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import PROCESSES, answer, answers, levels, log_density, stack, time_between
@@ -16,14 +17,6 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import vkernel as vk
 from vkernel.core.errors import InputError
-
-
-def gen(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=gen(seed), dtype=torch.float64)
 
 
 def weights_of(n: int, seed: int) -> Tensor:

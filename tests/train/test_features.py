@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from draws import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
@@ -20,10 +21,6 @@ from vkernel.train import features as module
 from vkernel.train.features import KINDS, Axis, Grid, from_spec, grid, random_fourier
 
 PROCESS = vk.VP(eps=0.01)
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def times(*shape: int, seed: int) -> Tensor:

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from draws import normal
 from torch import Tensor
 
 import vkernel as vk
@@ -22,10 +23,6 @@ PLANE = vk.Empirical(torch.tensor([[-1.0, 0.0], [1.0, 0.5], [0.2, 1.0]], dtype=t
 RELU = NTK(depth=1, init_width=256)
 X = torch.linspace(-1.5, 1.5, 7, dtype=torch.float64)[:, None]
 TIMES = (0.05, 0.2, 0.5)
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def train(model: Lazy, data=TRIPLE, **settings) -> vk.Ensemble:

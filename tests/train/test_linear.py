@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from draws import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
@@ -28,10 +29,6 @@ PLANE = torch.tensor([[-1.0, 0.3], [0.2, 0.9], [0.7, -0.6], [0.7, -0.6]], dtype=
 W = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
 GRID = features.grid("gaussian", 4, 1, -1.5, 1.5, PROCESS, per_time=3)
 TARGETS = ("score", "x0", "noise")
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def training(goal=None, draws: int | None = 30, points: Tensor = LINE, process=PROCESS, **options) -> Training:

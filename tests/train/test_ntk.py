@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from draws import normal
 from torch import Tensor
 
 from vkernel.core import rng
@@ -15,10 +16,6 @@ from vkernel.train.models.ntk import ACTIVATIONS, NNGP, NTK, RBF, NetworkKernel,
 
 ALL = [NTK(1), NTK(2), NTK(3, "erf"), NNGP(2), NNGP(1, "erf", 2.0, 0.0), RBF(0.7, 1.5)]
 NETWORKS = [(kind, depth) for kind in ("relu", "erf") for depth in (1, 2)]
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def cosines(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from draws import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
@@ -38,10 +39,6 @@ class Model:
 
     def __call__(self, x: Tensor, t: Any) -> Tensor:
         return self.score(x, t)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def training(n: int = 40, seed: int = 0) -> vk.Empirical:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from draws import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, fisher_exact
@@ -21,10 +22,6 @@ from vkernel.metrics.neighbours import nearest
 from vkernel.metrics.samples import wilson
 from vkernel.reports.audit.copies import Copies, copies, difference
 from vkernel.score.mixture import GaussianMixture
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def mixture(n: int, seed: int, d: int = 3) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from draws import normal
 from scipy.stats import mannwhitneyu
 from torch import Tensor
 
@@ -31,10 +32,6 @@ class Model:
 
     def __call__(self, x: Tensor, t: Any) -> Tensor:
         return self.score(x, t)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def population() -> GaussianMixture:
