@@ -28,8 +28,8 @@ MISSING = "not installed"
 def scored(y: Tensor, dense: bool = False) -> tuple[vk.EmpiricalScore, float]:
     """The score of a training set, and the seconds that its bounds took; ``dense`` forbids them."""
     score = vk.EmpiricalScore(vk.Empirical(y), vk.EDM())
-    if dense or score._engine.pruned is None:
-        score._engine.pruned = None
+    if dense or score.engine.pruned is None:
+        score.engine.pruned = None
         return score, 0.0
     return score, sum(prepared(score))
 
@@ -89,7 +89,7 @@ def neighbours(quick: bool = False, tell: Tell = print, k: int = 10) -> list[dic
         found["posterior.top(10)"] = (x.double()[:, None] - y.double()[i]).norm(dim=2), i
 
     def heaviest() -> None:
-        logit, i = score._engine.nearest(score._queries(x, torch.tensor(sigma)), k)
+        logit, i = score.engine.nearest(score.queries(x, torch.tensor(sigma)), k)
         shift = torch.tensor(data.n).log()  # equal weights are 1/n
         found["the engine's list alone"] = (-2 * sigma**2 * (logit + shift)).clamp_min(0).sqrt(), i
 
@@ -149,8 +149,8 @@ def pruning(quick: bool = False, tell: Tell = print) -> list[dict[str, Any]]:
             row = {"queries": kind.__name__, "sigma": sigma, "dense (s)": a, "pruned (s)": b, "dense/pruned": a / b}
             row |= {"covariance, dense (s)": c, "covariance, pruned (s)": d, "covariance, dense/pruned": c / d}
             rows.append(row | {"dense error": errors[0], "pruned error": errors[1]})
-    assert pruned._engine.pruned is not None
-    reach = pruned._engine.pruned.reach
+    assert pruned.engine.pruned is not None
+    reach = pruned.engine.pruned.reach
     title = f"Pruned against dense: {name}, {len(y):,} × {y.shape[1]:,}, 256 queries"
     note = (
         f"Prepared in {preparing:.1f} s; tried up to sigma = {reach[False]:.2g} for means and {reach[True]:.2g} for "

@@ -77,7 +77,7 @@ class Subject:
     def __init__(self, n: int, shape: tuple[int, int], device: str, quick: bool) -> None:
         self.data, self.device, self.limits = empirical(n, *shape, device), device, limits(device, quick)
         self.score = vk.EmpiricalScore(self.data, vk.EDM())
-        if self.score._engine.pruned is not None:
+        if self.score.engine.pruned is not None:
             prepared(self.score)
 
     def measured(self, batch: int, sigma: float, repeats: int) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Subject:
 
     def ways(self, batch: int, sigma: float, repeats: int) -> dict[str, dict[str, Any]]:
         """The same for the engine, for its dense path alone where there is another, and for plain products."""
-        x, engine, y = asked(self.data, batch, sigma), self.score._engine, self.data.rows(0, self.data.n).float()
+        x, engine, y = asked(self.data, batch, sigma), self.score.engine, self.data.rows(0, self.data.n).float()
         bounds, half = engine.pruned, y.square().sum(1) / 2
 
         def dense() -> None:
@@ -108,7 +108,7 @@ class Subject:
 
     def least(self, batch: int, sigma: float) -> float:
         """The limit: of the products, or, where short bounds replace the first, of those."""
-        engine = self.score._engine
+        engine = self.score.engine
         if engine.pruned is not None and sigma <= engine.pruned.reach.get(False, 0.0):
             width = engine.pruned.tables[0].rows.shape[1]
             return self.limits.posterior(self.data.n, width, batch, 0.0)

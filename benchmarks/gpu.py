@@ -83,7 +83,7 @@ def table(
     start = time.perf_counter()
     score = vk.EmpiricalScore(data, vk.EDM())
     torch.cuda.synchronize()
-    fast = score._engine.fast
+    fast = score.engine.fast
     assert fast is not None
     note = f"Ready in {time.perf_counter() - start:.1f} s; half precision takes {fast.halves.nbytes / 1e9:.1f} GB."
     print(f"\n{title}: {data!r}, B = {batch}. {note}")
@@ -95,7 +95,7 @@ def table(
     for sigma in sigmas:
         x = asked(data, batch, sigma)
         truth, ess = reference(data, x, sigma)
-        longest, taken = rungs(fast, score._queries(x, torch.tensor(sigma)))
+        longest, taken = rungs(fast, score.queries(x, torch.tensor(sigma)))
         t = milliseconds(lambda x=x, s=sigma: score(x, s))
         worst, few = errors(score.denoise(x.double(), sigma), truth, ess, data)
         row: dict[str, float | int | str | bool | None] = {
@@ -191,7 +191,7 @@ def imagenet(rate: float, quick: bool, profiled: bool = False) -> None:
     note += f" The floor is the time to read two halves twice, {floor:.1f} ms at the rate that was measured."
     record("gpu", "imagenet", rows, title=title, note=note)
     x = score.process.prior((64, *large.shape), device=CUDA, generator=0)
-    lasted = milliseconds(lambda: vk.sample.pf_ode(score, score.process, x, steps=50), 3) / 1e3
+    lasted = milliseconds(lambda: vk.sample.pf_ode(score, x, method="euler", spacing="uniform", steps=50), 3) / 1e3
     print(f"64 samples, 50 Euler steps: {lasted:.2f} s")
     title = "Exact samples by the probability flow, ImageNet-64's size"
     record("gpu", "samples", [{"samples": 64, "Euler steps": 50, "time (s)": lasted, "asked (s)": 2.0}], title=title)

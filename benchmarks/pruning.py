@@ -53,7 +53,7 @@ def medians(runs: list[Callable[[], object]], repeats: int, clock: Callable[[], 
 
 def prepared(score: vk.EmpiricalScore) -> tuple[float, float]:
     """Prepare the bounds now; seconds for them, and for the noise levels up to which they are tried."""
-    engine = score._engine
+    engine = score.engine
     pruned = engine.pruned = Pruned(engine, price=0)
     start = time.perf_counter()
     pruned.ready(engine)
@@ -78,7 +78,7 @@ def compare(
 ) -> Any:
     """One table: both kinds of query, all noise levels; ``scores`` are the dense one and the pruned one."""
     pruned = scores[1]
-    engine = pruned._engine
+    engine = pruned.engine
     assert engine.pruned is not None
     from rich.table import Table
 
@@ -118,16 +118,16 @@ def main() -> None:
     clock = time.perf_counter if options.clock == "wall" else time.process_time
     name, y = images("fashion")
     dense, pruned = (vk.EmpiricalScore(vk.Empirical(y), vk.EDM()) for _ in range(2))
-    dense._engine.pruned = None
+    dense.engine.pruned = None
     seconds = prepared(pruned)
-    bounds = pruned._engine.pruned
+    bounds = pruned.engine.pruned
     assert bounds is not None
     from rich.console import Console
 
     console = Console(width=120)
     console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}")
     console.print(f"{name}, {len(y):,} × {y.shape[1]:,}: prepared in {seconds[0]:.1f} s, tried in {seconds[1]:.1f} s,")
-    console.print(f"after {Pruned(dense._engine).price:.0f} dense queries at low noise; tried up to sigma = ", end="")
+    console.print(f"after {Pruned(dense.engine).price:.0f} dense queries at low noise; tried up to sigma = ", end="")
     console.print(f"{bounds.reach[False]:.2g} for means and {bounds.reach[True]:.2g} for covariances")
     for batch in options.batch:
         console.print(compare([dense, pruned], y, batch, options.sigma, options.repeats, clock))

@@ -41,7 +41,7 @@ def medians(*runs: Callable[[], object], repeats: int = 5) -> list[float]:
 def scored(y: torch.Tensor, bounds: bool) -> vk.EmpiricalScore:
     """A score that prunes from the first query on, or never."""
     score = vk.EmpiricalScore(vk.Empirical(y), vk.EDM())
-    score._engine.pruned = Pruned(score._engine, price=0) if bounds else None
+    score.engine.pruned = Pruned(score.engine, price=0) if bounds else None
     return score
 
 

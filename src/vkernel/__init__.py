@@ -36,18 +36,24 @@ _NAMES = {
     "JK": "train.objectives",
     "Process": "process",
     "Profile": "reports.profile",
+    "Score": "score.base",
     "Toy": "process",
     "VE": "process",
     "VP": "process",
     "VPSong": "process",
+    "as_score": "score.wrapped",
     "as_unet": "adapters.diffusers",
     "audit": "reports.audit",
     "compare": "reports.compare",
     "load": "data.loaders",
     "load_ensemble": "train.ensemble",
-    "noise_fraction": "score.empirical",
+    "noise_fraction": "score.noise",
     "profile": "reports.profile",
     "proxy_score": "score.conversions",
+    "to_flow": "score.conversions",
+    "to_noise": "score.conversions",
+    "to_v": "score.conversions",
+    "to_x0": "score.conversions",
     "train_ensemble": "train.ensemble",
     "variance_split": "train.variance",
 }
@@ -131,9 +137,12 @@ if TYPE_CHECKING:
     from vkernel.reports.compare import compare
     from vkernel.reports.profile import Profile, profile
     from vkernel.sample import path
-    from vkernel.score.conversions import proxy_score
-    from vkernel.score.empirical import EmpiricalScore, noise_fraction
+    from vkernel.score.base import Score
+    from vkernel.score.conversions import proxy_score, to_flow, to_noise, to_v, to_x0
+    from vkernel.score.empirical import EmpiricalScore
     from vkernel.score.mixture import GaussianMixture
+    from vkernel.score.noise import noise_fraction
+    from vkernel.score.wrapped import as_score
     from vkernel.train import features, models
     from vkernel.train.ensemble import Ensemble, load_ensemble, train_ensemble
     from vkernel.train.objectives import JK

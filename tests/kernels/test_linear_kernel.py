@@ -118,7 +118,7 @@ def test_a_subset_objective_has_the_noise_of_all_its_subsets():
 
 def test_weights_in_the_plane_scatter_as_the_full_matrix_says():
     m, P, M = model(2, "noise", 0.05, 2, per_time=2), 50, 4000
-    ens = vk.train_ensemble(m, PLANE, PROCESS, members=M, draws=P, vary=("targets",), seed=3, show=False)
+    ens = vk.train_ensemble(m, PLANE, PROCESS, members=M, draws=P, vary=("targets",), seed=3)
     kernel = Linear(m, PLANE, PROCESS, draws=P, vary="targets", seed=3)
     W = ens.state["weights"].flatten(1)
     want = kernel.target_noise
@@ -144,7 +144,7 @@ def test_the_misfit_given_inputs_is_the_covariance_of_the_noiseless_ensemble():
     ens = fitted(m, members=60, draws=P, objective="J0", seed=2)
     W = ens.state["weights"].flatten(1)
     torch.testing.assert_close(kernel.misfit, torch.cov(W.mT), rtol=1e-8, atol=1e-14)
-    torch.testing.assert_close(kernel.s_avg(X, 0.2), ens.mean(X, 0.2))
+    torch.testing.assert_close(kernel.mean(X, 0.2), ens.mean(X, 0.2))
     torch.testing.assert_close(kernel.only("misfit").cov(X, 0.2).diag(), ens.cov(X, 0.2).diag(), rtol=1e-6, atol=1e-9)
 
 
@@ -282,13 +282,21 @@ def test_fields_have_the_covariance_between_any_two_places(kernel):
 
 def test_the_effective_sde_is_the_ode_with_a_field_added(kernel):
     x = PROCESS.prior((5, 1), generator=0, dtype=torch.float64)
-    got = effective_sde(kernel.s_avg, kernel, PROCESS, x, steps=12, members=3, generator=4)
+    got = effective_sde(kernel, x, method="euler", spacing="uniform", steps=12, members=3, generator=4)
     field = kernel.draw(3, 4)
-    want = pf_ode(lambda y, t: kernel.s_avg(y, t) + field(y, t), PROCESS, x.expand(3, 5, 1).contiguous(), steps=12)
+    want = pf_ode(
+        lambda y, t: kernel.mean(y, t) + field(y, t),
+        x.expand(3, 5, 1).contiguous(),
+        method="euler",
+        spacing="uniform",
+        steps=12,
+    )
     torch.testing.assert_close(got, want)
-    lone = effective_sde(kernel.s_avg, kernel, PROCESS, x, steps=12, generator=4)
+    lone = effective_sde(kernel, x, method="euler", spacing="uniform", steps=12, generator=4)
     assert lone.shape == x.shape
-    assert effective_sde(kernel.s_avg, kernel, PROCESS, x.float(), steps=3, generator=4).dtype == torch.float32
+    assert (
+        effective_sde(kernel, x.float(), method="euler", spacing="uniform", steps=3, generator=4).dtype == torch.float32
+    )
 
 
 @pytest.mark.parametrize("dim", [1, 2])
@@ -308,7 +316,7 @@ def test_the_semiclassical_law_is_the_delta_method(dim):
         return x
 
     J = torch.func.jacrev(end)(V.mean).reshape(2, dim, -1)
-    mean, cov = semiclassical(V.s_avg, V, PROCESS, x_T, steps=steps)
+    mean, cov = semiclassical(V, x_T, spacing="uniform", steps=steps)
     torch.testing.assert_close(mean, end(V.mean), rtol=1e-10, atol=1e-12)
     want = J @ (V.target_noise + V.misfit) @ J.mT
     torch.testing.assert_close(cov.dense(), want, rtol=1e-8, atol=1e-10 * float(want.abs().max()))

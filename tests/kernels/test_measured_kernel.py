@@ -83,22 +83,28 @@ def test_a_measured_field_is_a_sum_of_deviations(measured):
 
 def test_measured_kernels_drive_the_effective_dynamics(measured):
     x = PROCESS.prior((4, 1), generator=0, dtype=torch.float64)
-    got = effective_sde(measured.s_avg, measured, PROCESS, x, steps=8, members=3, generator=1)
+    got = effective_sde(measured, x, method="euler", spacing="uniform", steps=8, members=3, generator=1)
     field = measured.draw(3, 1)
-    want = pf_ode(lambda y, t: measured.s_avg(y, t) + field(y, t), PROCESS, x.expand(3, 4, 1).contiguous(), steps=8)
+    want = pf_ode(
+        lambda y, t: measured.s_avg(y, t) + field(y, t),
+        x.expand(3, 4, 1).contiguous(),
+        method="euler",
+        spacing="uniform",
+        steps=8,
+    )
     torch.testing.assert_close(got, want)
     # a small V: the law of the ensemble's own samples, linearised about the mean weights
     W = measured.ensemble.state["weights"]
     small = Ensemble(measured.ensemble.model, {"weights": W.mean(0) + 1e-4 * (W - W.mean(0))}, PROCESS, (1,))
-    mean, cov = semiclassical(small.mean, Measured(small), PROCESS, x, steps=8)
-    ends = small.sample(x_T=x, steps=8, show=False)
+    mean, cov = semiclassical(Measured(small), x, mean=small.mean, spacing="uniform", steps=8)
+    ends = small.sample(x_T=x, steps=8)
     torch.testing.assert_close(mean, ends.mean(0), rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(cov.trace(), ends.var(0)[:, 0], rtol=1e-2, atol=0.0)
 
 
 def test_images_have_a_V_too():
     process, m = vk.VP(), vk.models.MLP(width=4, depth=1, steps=2, batch=4)
-    ens = vk.train_ensemble(m, torch.rand(4, 1, 2, 3), process, members=20, draws=8, show=False)
+    ens = vk.train_ensemble(m, torch.rand(4, 1, 2, 3), process, members=20, draws=8)
     x = torch.randn(5, 1, 2, 3, dtype=torch.float64)
     t = torch.linspace(0.1, 0.9, 5, dtype=torch.float64)
     V = Measured(ens)(x, t)

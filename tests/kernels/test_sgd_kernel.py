@@ -79,7 +79,7 @@ def test_the_sgd_kernel_is_the_scatter_of_real_descents(descent, goal, steps):
     found, se = ratio(s, kernel)
     assert se < 0.04
     assert abs(found - 1) < 0.1
-    shift = (ens.mean(X, 0.2) - kernel.s_avg(X, 0.2)).abs()
+    shift = (ens.mean(X, 0.2) - kernel.mean(X, 0.2)).abs()
     assert float(shift.max()) < 0.1 * float(ens.mean(X, 0.2).abs().max())
     if goal == "J0" and steps == 40:  # while the residual falls, that of the end is too small
         assert ratio(s, sgd(steps, goal, stationary=True))[0] > found + 0.15

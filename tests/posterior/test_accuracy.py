@@ -218,8 +218,8 @@ def test_hard_geometries_in_pieces(name):
     make, sigmas = GEOMETRIES[name]
     points = make().float()
     score = vk.EmpiricalScore(points, vk.EDM(eps=1e-3), memory=4 * points.numel())
-    assert score._engine.kept is None
-    assert score._engine.chunk < len(points)
+    assert score.engine.kept is None
+    assert score.engine.chunk < len(points)
     truth = Truth(points)
     for sigma in sigmas:
         check(score, truth, queries(points, sigma, 3), sigma)

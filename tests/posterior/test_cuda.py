@@ -69,7 +69,11 @@ def test_effective_sde_on_a_gpu() -> None:
     for device in ("cpu", "cuda"):
         score = vk.EmpiricalScore(vk.Empirical(points).to(device), process)
         V = vk.kernels.Naive(score, 0.01)
-        ends.append(vk.sample.effective_sde(score, V, process, x_T.to(device), steps=20, generator=3).cpu())
+        ends.append(
+            vk.sample.effective_sde(
+                V, x_T.to(device), mean=score, method="euler", spacing="uniform", steps=20, generator=3
+            ).cpu()
+        )
     assert torch.allclose(ends[0], ends[1], atol=2e-2)
 
 
@@ -87,9 +91,7 @@ def test_a_linear_ensemble_and_its_kernel_are_the_same_on_the_gpu(objective):
         field = V.draw(8, generator=0)(place.expand(8, 7, 1), 0.2)
         sample = ensemble.sample(x_T=place, steps=20)
         assert sample.device.type == device
-        answers.append(
-            [a.cpu() for a in (ensemble(place, 0.1), V.cov(place, 0.1).trace(), V.s_avg(place, 0.1), sample)]
-        )
+        answers.append([a.cpu() for a in (ensemble(place, 0.1), V.cov(place, 0.1).trace(), V.mean(place, 0.1), sample)])
         assert field.shape == (8, 7, 1)
     for a, b in zip(*answers, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)

@@ -62,20 +62,20 @@ def store(points: Tensor, kind: torch.dtype) -> vk.Empirical:
 
 def fast(data: vk.Empirical, kernels: ModuleType = kernels_torch, eps: float = 2e-3, memory: int | None = None):
     score = vk.EmpiricalScore(data, vk.EDM(eps=eps), memory)
-    score._engine.fast = Fast(score._engine, kernels)
+    score.engine.fast = Fast(score.engine, kernels)
     return score
 
 
 def own(data: vk.Empirical, eps: float = 2e-3) -> vk.EmpiricalScore:
     score = vk.EmpiricalScore(data, vk.EDM(eps=eps))
-    score._engine.fast = score._engine.pruned = None
+    score.engine.fast = score.engine.pruned = None
     return score
 
 
 def rungs(score: vk.EmpiricalScore, monkeypatch) -> list[str]:
     """A list that fills with the rungs that are taken."""
     seen: list[str] = []
-    f = score._engine.fast
+    f = score.engine.fast
     dense, wide = f._many, f._own
     monkeypatch.setattr(
         f, "_many", lambda q, s, full, *a: (seen.append("full" if full else "light"), dense(q, s, full, *a))[1]
@@ -91,10 +91,10 @@ def rungs(score: vk.EmpiricalScore, monkeypatch) -> list[str]:
 def test_the_bound_holds_and_is_not_idle(kind, kernels, flat):
     data = store(smooth(300, 12), kind)
     score = fast(data, kernels)
-    f = score._engine.fast
+    f = score.engine.fast
     for sigma in (0.01, 0.3, 5.0):
         x = queries(data.rows(0, data.n).double().cpu(), sigma, 8).to(DEVICE)
-        q = score._queries(x, torch.tensor(sigma))
+        q = score.queries(x, torch.tensor(sigma))
         h = f.halves
         left = f.kernels.split(q, h.center, h.unit, h.width, h.bound(len(q)))
         logits = h.logits(left)
@@ -188,7 +188,7 @@ def test_what_sums_lose_is_measured_and_given_back(monkeypatch):
     monkeypatch.setattr(halves, "add_product", added)
     monkeypatch.setattr(cuda, "MOST", 32)
     score, truth = fast(data), Truth(data.rows(0, data.n).cpu())
-    for loss in score._engine.fast.losses.values():
+    for loss in score.engine.fast.losses.values():
         assert abs(loss.logits - 1e-4) < 2e-6
         assert abs(loss.means - 1e-4) < 2e-6
     for sigma in (1.0, 3.0, 10.0):
@@ -277,8 +277,8 @@ def test_blocks_of_queries_and_an_empty_batch(kernels):
     score = fast(data, kernels)
     x = queries(data.rows(0, data.n).double().cpu(), 1.0, 9).to(DEVICE)
     whole = score.denoise(x, 1.0)
-    score._engine.memory = 8 * 3 * (16 * score._engine.fast.halves.rows + 16 * score._engine.fast.halves.width)
-    assert len(list(score._engine.fast._blocks(len(x)))) > 4
+    score.engine.memory = 8 * 3 * (16 * score.engine.fast.halves.rows + 16 * score.engine.fast.halves.width)
+    assert len(list(score.engine.fast._blocks(len(x)))) > 4
     torch.testing.assert_close(score.denoise(x, 1.0), whole, rtol=1e-5, atol=1e-5)
     assert score.denoise(x[:0], 1.0).shape == (0, 64)
     assert score.posterior(x[:0], 1.0).entropy.shape == (0,)
@@ -291,10 +291,10 @@ def test_far_queries_and_half_precision_sums_go_the_own_way(monkeypatch):
     x[1] = 1e5
     mean, _, _ = truth(x, 0.5)
     assert ((score.denoise(x.to(DEVICE), 0.5).cpu() - mean).norm(dim=1) <= 1e-6 * data.spread).all()
-    assert score._engine.fast.usable
+    assert score.engine.fast.usable
     matmul = type("matmul", (), {"allow_fp16_accumulation": True})
     monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
-    assert not score._engine.fast.usable
+    assert not score.engine.fast.usable
 
 
 @pytest.mark.parametrize("T", [4.0, 8.0])
@@ -315,8 +315,8 @@ def test_without_room_for_the_second_half(monkeypatch):
     """Then lists are still made, and long ones go the engine's own way."""
     data = store(smooth(500, 8), torch.float32)
     score = fast(data, memory=4 * data.n * 128)
-    assert score._engine.fast.halves.low is None
-    assert not score._engine.fast.halves.whole
+    assert score.engine.fast.halves.low is None
+    assert not score.engine.fast.halves.whole
     truth, seen = Truth(data.rows(0, data.n).cpu()), rungs(score, monkeypatch)
     for sigma in (0.02, 5.0):
         x = queries(truth.points, sigma, 3)

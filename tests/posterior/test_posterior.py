@@ -76,7 +76,7 @@ def test_every_moment_is_that_of_brute_force(case):
         points, x = points.float(), x.float()
     score = vk.EmpiricalScore(vk.Empirical(points, weights), process)
     if case["chunk"]:
-        score._engine.chunk, score._engine.block = case["chunk"], 2
+        score.engine.chunk, score.engine.block = case["chunk"], 2
     truth = answers(points, weights, x, case["name"], t)
     # the answers in float64 whatever x was: the arithmetic is what is under test, rounding to x's type is tested below
     x = x.double()
@@ -284,7 +284,7 @@ def test_a_chunk_of_points_without_weight_adds_nothing(d):
     weights[50:] = 0
     for chunk in (5, 7, 60):
         score = vk.EmpiricalScore(vk.Empirical(points, weights), vk.EDM())
-        score._engine.chunk = chunk
+        score.engine.chunk = chunk
         for sigma in (0.05, 0.5, 5.0):
             x = points[18:24] + sigma * normal(6, d, seed=1) / math.sqrt(d)
             truth = answers(points, weights, x, "edm", sigma)
@@ -313,7 +313,7 @@ def test_a_far_query_over_offset_data_in_many_chunks():
     assert 5 < ess < 150
     score = vk.EmpiricalScore(points, vk.EDM())
     whole = score.posterior(x, sigma)
-    score._engine.chunk = 10
+    score.engine.chunk = 10
     parts = score.posterior(x, sigma)
     for posterior in (whole, parts):
         assert (posterior.mean[0] - mean).norm() < 1e-5 * score.data.spread
@@ -343,7 +343,7 @@ def test_sample_frequencies_are_the_weights(d, sigma, chunk):
     points = points * math.sqrt(d) if d == 2 else points * 2
     score = vk.EmpiricalScore(vk.Empirical(points, weights), vk.EDM())
     if chunk:
-        score._engine.chunk = chunk
+        score.engine.chunk = chunk
     x = near(points, sigma, "edm", 3, 1)
     index = score.posterior(x, sigma).sample_indices(20_000, generator=3)
     assert index.shape == (20_000, 3)
@@ -377,7 +377,7 @@ def test_draws_have_the_covariance(d, sigma, chunk):
     points = normal(60, d, seed=0)
     score = vk.EmpiricalScore(points, vk.EDM())
     if chunk:
-        score._engine.chunk = chunk
+        score.engine.chunk = chunk
     x = points[0] + 0.5 * sigma * normal(d, seed=1)
     truth = answer(points, None, x, 1.0, sigma**2)
     count = 6000
@@ -443,7 +443,7 @@ def test_a_large_offset_costs_nothing_where_the_data_are_not_kept(tmp_path, kind
         score = vk.EmpiricalScore(vk.Empirical(np.load(tmp_path / "a.npy", mmap_mode="r")), vk.EDM(eps=1e-3))
     else:
         score = vk.EmpiricalScore(points, vk.EDM(eps=1e-3), memory=4 * 500 * 65)
-    assert score._engine.kept is None
+    assert score.engine.kept is None
     x = points[:4].double() + sigma * normal(4, 64, seed=1)
     truth = answers(points, None, x, "edm", sigma)
     posterior = score.posterior(x, sigma)

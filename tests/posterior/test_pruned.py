@@ -27,10 +27,10 @@ FASHION = Path("/usr/share/datasets/fashion-mnist/t10k-images-idx3-ubyte.gz")
 
 def force(score: vk.EmpiricalScore, level: float = math.inf) -> Pruned:
     """Prepare at once, and try every query up to the noise level."""
-    pruned = Pruned(score._engine, price=0)
+    pruned = Pruned(score.engine, price=0)
     pruned.reach = {False: level, True: level}
-    score._engine.pruned = pruned
-    assert pruned.ready(score._engine)
+    score.engine.pruned = pruned
+    assert pruned.ready(score.engine)
     return pruned
 
 
@@ -38,7 +38,7 @@ def two(points: Tensor | vk.Empirical, weights: Tensor | None = None) -> tuple[v
     """The same score, never pruned and pruned wherever it can be."""
     data = points if isinstance(points, vk.Empirical) else vk.Empirical(points, weights)
     dense, pruned = (vk.EmpiricalScore(data, vk.EDM(eps=1e-4)) for _ in range(2))
-    dense._engine.pruned = None
+    dense.engine.pruned = None
     force(pruned)
     return dense, pruned
 
@@ -46,9 +46,9 @@ def two(points: Tensor | vk.Empirical, weights: Tensor | None = None) -> tuple[v
 def share(score: vk.EmpiricalScore, x: Tensor, t: float | Tensor, thorough: bool = True) -> float:
     """The share of the queries that are served without the dense path."""
     x, t = score._door(x, t)
-    queries = score._queries(x, t)
-    assert score._engine.pruned is not None
-    return float(score._engine.pruned.survivors(score._engine.ladder(queries, thorough), 0)[2].double().mean())
+    queries = score.queries(x, t)
+    assert score.engine.pruned is not None
+    return float(score.engine.pruned.survivors(score.engine.ladder(queries, thorough), 0)[2].double().mean())
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def agree(dense: vk.EmpiricalScore, pruned: vk.EmpiricalScore, x: Tensor, t: flo
 
 def right(pruned: vk.EmpiricalScore, x: Tensor, t: float) -> None:
     """Queries that were served, against float64 by brute force: better than the dense path promises."""
-    engine = pruned._engine
+    engine = pruned.engine
     asked = pruned._queries(*pruned._door(x, t))
     assert engine.pruned is not None
     served = engine.pruned.survivors(engine.ladder(asked))[2]
@@ -336,7 +336,7 @@ def test_tree_keeps_neighbours_together():
 def test_only_what_pays_is_prepared():
     points = spectrum(5000, 128).float()
     score = vk.EmpiricalScore(points, vk.EDM())
-    pruned = score._engine.pruned
+    pruned = score.engine.pruned
     assert pruned is not None
     assert 100 < pruned.price < 2000
     pruned.price = 50
@@ -367,7 +367,7 @@ def test_small_and_narrow_sets_and_little_memory_stay_dense():
     assert vk.EmpiricalScore(points, vk.EDM(), memory=4 * one - 4)._engine.pruned is None
     for memory, tables in ((4 * one, 1), (4 * both, 2)):
         score = vk.EmpiricalScore(points, vk.EDM(), memory=memory)
-        pruned = score._engine.pruned
+        pruned = score.engine.pruned
         assert pruned is not None
         pruned.price = 0
         x = points[:20] + 0.1
@@ -384,13 +384,13 @@ def test_small_and_narrow_sets_and_little_memory_stay_dense():
 def test_no_noise_level_pays_for_equal_points():
     points = torch.ones(5000, 128)
     score = vk.EmpiricalScore(points, vk.EDM())
-    assert score._engine.pruned is not None
-    score._engine.pruned.price = 0
+    assert score.engine.pruned is not None
+    score.engine.pruned.price = 0
     x = points[:3].double() + 0.5
     assert torch.equal(score.posterior(x, 0.1).mean, points[:3].double())
-    assert score._engine.pruned.reach == {True: 0.0}
+    assert score.engine.pruned.reach == {True: 0.0}
     score(x, 0.1)
-    assert not score._engine.pruned.tables  # and none are held in vain
+    assert not score.engine.pruned.tables  # and none are held in vain
     assert torch.equal(score.denoise(x, 0.1), points[:3].double())
 
 
@@ -398,7 +398,7 @@ def test_no_noise_level_pays_for_equal_points():
 def test_queries_that_do_not_pay_are_dense_unchanged(sigma):
     points = spectrum()
     dense, pruned = two(points)
-    pruned._engine.pruned.reach = {False: 0.0, True: 0.0}
+    pruned.engine.pruned.reach = {False: 0.0, True: 0.0}
     x = queries(points, sigma)
     assert torch.equal(dense(x, sigma), pruned(x, sigma))
     assert torch.equal(dense.covariance(x, sigma).trace(), pruned.covariance(x, sigma).trace())
@@ -438,7 +438,7 @@ def test_memory_map(tmp_path):
     points.numpy().tofile(tmp_path / "points")
     disk = np.memmap(tmp_path / "points", dtype=np.float32, mode="r", shape=(5000, 128))
     dense, pruned = two(vk.Empirical(disk))
-    assert pruned._engine.kept is None
+    assert pruned.engine.kept is None
     x = queries(points, 0.1)
     assert share(pruned, x, 0.1) > 0.5
     agree(dense, pruned, x, 0.1)
@@ -532,6 +532,6 @@ def test_pieces_are_few():
     points = spectrum()
     _, pruned = two(points)
     x, t = pruned._door(points[:10] + 0.01, 0.05)
-    found = list(pruned._engine.pieces(pruned._queries(x, t)))
+    found = list(pruned.engine.pieces(pruned._queries(x, t)))
     assert all(isinstance(piece, Few) for _, piece in found)
     assert sum(len(piece.i) for _, piece in found) < 100

@@ -62,9 +62,9 @@ def plane(shard: Shard, folder: Path) -> dict[str, Tensor]:
     data = shard(vk.Empirical(normal(37, 2, seed=0)))
     out = ask(data, vk.VP(), normal(4, 3, 2, seed=1), 0.2)
     score = vk.EmpiricalScore(data, vk.VP())
-    out["ode"] = vk.sample.pf_ode(score, vk.VP(), normal(6, 2, seed=2), steps=10, method="heun")
-    out["sde"] = vk.sample.reverse_sde(score, vk.VP(), normal(6, 2, seed=2), steps=5, generator=3)
-    out["naive"] = vk.sample.naive(score, vk.VP(), normal(6, 2, seed=2), kappa=0.1, steps=5, generator=3)
+    out["ode"] = vk.sample.pf_ode(score, normal(6, 2, seed=2), spacing="uniform", steps=10, method="heun")
+    out["sde"] = vk.sample.reverse_sde(score, normal(6, 2, seed=2), spacing="uniform", steps=5, generator=3)
+    out["naive"] = vk.sample.naive(score, normal(6, 2, seed=2), spacing="uniform", kappa=0.1, steps=5, generator=3)
     out["jacobian"] = torch.func.vmap(torch.func.jacrev(lambda y: score(y, 0.3)))(normal(3, 2, seed=4))
     out["fraction"] = torch.tensor(float(vk.noise_fraction(data, vk.VP(), 0.1, queries=20, generator=5)))
     return out
@@ -334,6 +334,10 @@ def test_the_script_of_the_how_to_runs_under_torchrun(folder: Path) -> None:
     assert run.returncode == 0, run.stderr
     process, data = vk.VP(), vk.Empirical(np.load(folder / "images.npy"), scale=(-1, 1))
     x = vk.sample.pf_ode(
-        vk.EmpiricalScore(data, process), process, process.prior((16, *data.shape), generator=0), steps=50
+        vk.EmpiricalScore(data, process),
+        process.prior((16, *data.shape), generator=0),
+        method="euler",
+        spacing="uniform",
+        steps=50,
     )
     torch.testing.assert_close(torch.load(folder / "samples.pt"), x, rtol=1e-3, atol=1e-3)

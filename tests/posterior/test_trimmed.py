@@ -121,8 +121,8 @@ def test_fewer_pairs_are_evaluated():
     points = 2 * normal(4000, d, seed=0) / torch.arange(1, d + 1)
     score = vk.EmpiricalScore(vk.Empirical(points), vk.EDM())
     x = points[:20] + sigma * normal(20, d, seed=1)
-    queries = score._queries(*score._door(x, sigma))
-    engine = score._engine
+    queries = score.queries(*score._door(x, sigma))
+    engine = score.engine
     logit = engine.log_w - (x[:, None] - points).square().sum(-1) / (2 * sigma**2)
     inside = int((logit > logit.amax(1, keepdim=True) - engine.window).sum())
     ladder = engine.ladder(queries, False)

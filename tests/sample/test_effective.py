@@ -73,7 +73,9 @@ def test_white_noise_on_a_linear_score_weak_order_one_and_the_chains_exact_varia
     exact = 1 + kappa * float(torch.trapezoid(PROCESS.D(t) ** 2, t))
     errors = [abs(chain(kappa, n, 1.0) - exact) for n in (50, 100, 200)]
     assert abs(math.log2(errors[0] / errors[2]) / 2 - 1) < 0.1
-    x = effective_sde(linear, Flat(kappa, PROCESS), PROCESS, start(20000), steps=50, generator=1)
+    x = effective_sde(
+        Flat(kappa, PROCESS), start(20000), mean=linear, method="euler", spacing="uniform", steps=50, generator=1
+    )
     assert abs(float(x.var()) / chain(kappa, 50, float(start(20000).var())) - 1) < 4 * math.sqrt(2 / len(x))
 
 
@@ -94,7 +96,10 @@ def test_strong_order_one_for_additive_noise_along_one_brownian_path():
             out.draw = lambda g=None: math.sqrt(self.variance) * next(self.noise)
             return out
 
-    ends = {k: effective_sde(SCORE, Given(k), PROCESS, start(n, 1.2), steps=k) for k in (64, 128, 256, fine)}
+    ends = {
+        k: effective_sde(Given(k), start(n, 1.2), mean=SCORE, method="euler", spacing="uniform", steps=k)
+        for k in (64, 128, 256, fine)
+    }
     errors = [float((ends[k] - ends[fine]).square().mean().sqrt()) for k in (64, 128, 256)]
     assert 0.8 < math.log2(errors[0] / errors[2]) / 2 < 1.5
 
@@ -107,7 +112,9 @@ def test_one_white_step_on_images_has_the_right_mean_and_covariance():
     x = 0.1 * torch.randn(*shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     short = vk.VP(eps=0.8)
     near = vk.EmpiricalScore(data, short)
-    got = effective_sde(near, Naive(near, kappa), short, x.expand(n, *shape), steps=1, generator=5).flatten(1)
+    got = effective_sde(
+        Naive(near, kappa), x.expand(n, *shape), method="euler", spacing="uniform", steps=1, generator=5
+    ).flatten(1)
     one = torch.tensor(1.0, dtype=torch.float64)
     beta, D = float(short.beta(one)), float(short.D(one))
     mean = (x + 0.2 * (beta * x + D * near(x, 1.0))).flatten()
@@ -123,15 +130,20 @@ def test_one_white_step_on_images_has_the_right_mean_and_covariance():
 def test_shapes_members_and_seeds():
     x = start(4)
     for kernel in (Flat(0.1, PROCESS), FINITE, FUNCTION):
-        one = effective_sde(SCORE, kernel, PROCESS, x, steps=8, generator=1)
-        many = effective_sde(SCORE, kernel, PROCESS, x, steps=8, members=3, generator=1)
+        one = effective_sde(kernel, x, mean=SCORE, method="euler", spacing="uniform", steps=8, generator=1)
+        many = effective_sde(kernel, x, mean=SCORE, method="euler", spacing="uniform", steps=8, members=3, generator=1)
         assert one.shape == x.shape
         assert many.shape == (3, *x.shape)
-        assert torch.equal(one, effective_sde(SCORE, kernel, PROCESS, x, steps=8, generator=1))
+        assert torch.equal(
+            one, effective_sde(kernel, x, mean=SCORE, method="euler", spacing="uniform", steps=8, generator=1)
+        )
         assert not torch.equal(many[0], many[1])
-        lone = effective_sde(SCORE, kernel, PROCESS, x[0], steps=8, generator=1)
+        lone = effective_sde(kernel, x[0], mean=SCORE, method="euler", spacing="uniform", steps=8, generator=1)
         assert lone.shape == x[0].shape
-        assert effective_sde(SCORE, kernel, PROCESS, x.float(), steps=8, generator=1).dtype == torch.float32
+        assert (
+            effective_sde(kernel, x.float(), mean=SCORE, method="euler", spacing="uniform", steps=8, generator=1).dtype
+            == torch.float32
+        )
 
 
 # --- quenched ------------------------------------------------------------------------------------------------------
@@ -139,10 +151,16 @@ def test_shapes_members_and_seeds():
 
 def test_the_ensemble_law_is_that_of_drawn_models():
     n, steps = 6000, 40
-    got = effective_sde(SCORE, FINITE, PROCESS, start(n), steps=steps, generator=6)[:, 0]
+    got = effective_sde(FINITE, start(n), mean=SCORE, method="euler", spacing="uniform", steps=steps, generator=6)[:, 0]
     w = torch.randn(n, 2, generator=torch.Generator().manual_seed(7), dtype=torch.float64) @ torch.linalg.cholesky(W).mT
     other = PROCESS.prior((n, 1), generator=8, dtype=torch.float64)
-    direct = pf_ode(lambda x, t: SCORE(x, t) + torch.einsum("nf,fna->na", w, basis(x, t)), PROCESS, other, steps=steps)
+    direct = pf_ode(
+        lambda x, t: SCORE(x, t) + torch.einsum("nf,fna->na", w, basis(x, t)),
+        other,
+        method="euler",
+        spacing="uniform",
+        steps=steps,
+    )
     assert stats.ks_2samp(got, direct[:, 0]).pvalue > 1e-3
     edges = torch.linspace(-2.5, 2.5, 26, dtype=torch.float64)
     a, b = (torch.histogram(v, edges)[0] for v in (got, direct[:, 0]))
@@ -152,8 +170,8 @@ def test_the_ensemble_law_is_that_of_drawn_models():
 
 def test_conditioned_and_weight_drawn_fields_agree_in_law():
     n, steps, x = 3000, 30, start(3000, 0.7)
-    one = effective_sde(SCORE, FINITE, PROCESS, x, steps=steps, generator=9)[:, 0]
-    two = effective_sde(SCORE, FUNCTION, PROCESS, x, steps=steps, generator=10)[:, 0]
+    one = effective_sde(FINITE, x, mean=SCORE, method="euler", spacing="uniform", steps=steps, generator=9)[:, 0]
+    two = effective_sde(FUNCTION, x, mean=SCORE, method="euler", spacing="uniform", steps=steps, generator=10)[:, 0]
     assert stats.ks_2samp(one, two).pvalue > 1e-3
     assert abs(float(one.mean() - two.mean())) < 4 * float(one.std()) * math.sqrt(2 / n)
     assert abs(float(one.std() / two.std()) - 1) < 4 / math.sqrt(n)
@@ -162,7 +180,7 @@ def test_conditioned_and_weight_drawn_fields_agree_in_law():
 def test_paths_that_share_a_field_are_sampled_jointly():
     x = torch.tensor([[0.7], [-0.4], [0.7]], dtype=torch.float64)
     n = 1500
-    joint = {k: effective_sde(SCORE, v, PROCESS, x, steps=20, members=n, generator=11)[..., 0]
+    joint = {k: effective_sde(v, x, mean=SCORE, method="euler", spacing="uniform", steps=20, members=n, generator=11)[..., 0]
              for k, v in (("weights", FINITE), ("function", FUNCTION))}  # fmt: skip
     for ends in joint.values():
         assert (ends[:, 0] - ends[:, 2]).abs().max() < 1e-3
@@ -176,13 +194,15 @@ def test_fresh_noise_at_every_step_is_the_wrong_answer_for_a_quenched_kernel():
     n, x = 3000, start(3000, 1.0)
     right, wrong = {}, {}
     for steps in (25, 100):
-        right[steps] = float(effective_sde(SCORE, FINITE, PROCESS, x, steps=steps, generator=12).var())
+        right[steps] = float(
+            effective_sde(FINITE, x, mean=SCORE, method="euler", spacing="uniform", steps=steps, generator=12).var()
+        )
         g = torch.Generator().manual_seed(13)
 
         def fresh(y: Tensor, t, g: torch.Generator = g) -> Tensor:
             return SCORE(y, t) + FINITE.cov(y, t).draw(g)
 
-        wrong[steps] = float(pf_ode(fresh, PROCESS, x, steps=steps).var())
+        wrong[steps] = float(pf_ode(fresh, x, method="euler", spacing="uniform", steps=steps).var())
     assert abs(right[25] / right[100] - 1) < 0.3
     assert wrong[25] < right[25] / 2
     assert wrong[100] < right[100] / 5
@@ -192,8 +212,8 @@ def test_fresh_noise_at_every_step_is_the_wrong_answer_for_a_quenched_kernel():
 
 def test_quenched_dynamics_takes_the_better_methods():
     x = start(50)
-    best = effective_sde(SCORE, FINITE, PROCESS, x, method="dopri5", generator=14)
-    errors = [float((effective_sde(SCORE, FINITE, PROCESS, x, steps=k, method="heun", generator=14) - best).norm())
+    best = effective_sde(FINITE, x, mean=SCORE, spacing="uniform", method="dopri5", generator=14)
+    errors = [float((effective_sde(FINITE, x, mean=SCORE, spacing="uniform", steps=k, method="heun", generator=14) - best).norm())
               for k in (50, 200)]  # fmt: skip
     assert 1.6 < math.log2(errors[0] / errors[1]) / 2 < 2.6
 
@@ -212,18 +232,21 @@ def scaled(kernel: str, size: float) -> Kernel:
 @pytest.mark.parametrize("kernel", ["white", "weights", "function"])
 def test_the_semiclassical_variance_is_that_of_a_simulation_away_from_boundaries(kernel):
     steps, V = 30, scaled(kernel, 1e-4)
-    mean, cov = semiclassical(SCORE, V, PROCESS, start(1, 1.2), steps=steps)
+    mean, cov = semiclassical(V, start(1, 1.2), mean=SCORE, spacing="uniform", steps=steps)
     n = 20000 if kernel != "function" else 4000
-    x = effective_sde(SCORE, V, PROCESS, start(n, 1.2), steps=steps, generator=15)
+    x = effective_sde(V, start(n, 1.2), mean=SCORE, method="euler", spacing="uniform", steps=steps, generator=15)
     ratio = float(x.var()) / float(cov.dense())
     assert abs(ratio - 1) < (0.03 + (4 * math.sqrt(2 / n) if n < 20000 else 0.0))
     assert abs(float(x.mean() - mean)) < 0.1 * float(x.std())
-    torch.testing.assert_close(mean, pf_ode(SCORE, PROCESS, start(1, 1.2), steps=steps))
+    torch.testing.assert_close(mean, pf_ode(SCORE, start(1, 1.2), method="euler", spacing="uniform", steps=steps))
 
 
 def test_the_function_route_is_the_factor_route():
     x = start(2, 0.6)
-    one, two = (semiclassical(SCORE, scaled(k, 1.0), PROCESS, x, steps=20)[1].dense() for k in ("weights", "function"))
+    one, two = (
+        semiclassical(scaled(k, 1.0), x, mean=SCORE, spacing="uniform", steps=20)[1].dense()
+        for k in ("weights", "function")
+    )
     torch.testing.assert_close(one, two, rtol=1e-8, atol=1e-12)
 
 
@@ -231,8 +254,10 @@ def test_it_fails_on_the_boundary_and_says_nothing_about_two_modes():
     process = vk.VP(eps=0.05)
     score = vk.EmpiricalScore(torch.tensor([[-1.0], [1.0]], dtype=torch.float64), process)
     V, x = Naive(score, 0.05), torch.zeros(4000, 1, dtype=torch.float64)
-    cov = semiclassical(score, V, process, x[:1], steps=100)[1]
-    ratio = float(effective_sde(score, V, process, x, steps=100, generator=16).var()) / float(cov.dense())
+    cov = semiclassical(V, x[:1], mean=score, spacing="uniform", steps=100)[1]
+    ratio = float(
+        effective_sde(V, x, mean=score, method="euler", spacing="uniform", steps=100, generator=16).var()
+    ) / float(cov.dense())
     assert abs(ratio - 1) > 0.2
 
 
@@ -262,9 +287,9 @@ def test_nystrom_in_high_dimension_is_the_dense_answer():
     data = torch.randn(5, 80, generator=torch.Generator().manual_seed(18), dtype=torch.float64)
     score = vk.EmpiricalScore(data, process)
     V, x, steps = Naive(score, 0.01), 0.5 * process.prior((2, 80), generator=19, dtype=torch.float64), 6
-    mean, cov = semiclassical(score, V, process, x, steps=steps)
+    mean, cov = semiclassical(V, x, mean=score, spacing="uniform", steps=steps)
     frame = Frame(score, process, x, steps, None)
-    path = [*pf_ode(score, process, x, steps=steps, save="path").path]
+    path = [*pf_ode(score, x, method="euler", spacing="uniform", steps=steps, save="path").path]
     dense = _Chain(frame, frame.levels(), path).white(V).dense()
     torch.testing.assert_close(mean, path[-1])
     assert (cov.dense() - dense).norm() < 1e-6 * dense.norm()
@@ -307,15 +332,33 @@ def test_bad_input_is_refused(sampler, arguments, options, says):
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: effective_sde(SCORE, FINITE, PROCESS, X, members=0), "members"),
-        (lambda: semiclassical(SCORE, FINITE, PROCESS, X, rank=0), "rank"),
-        (lambda: effective_sde(SCORE, FINITE, PROCESS, X, method="rk4"), "method"),
-        (lambda: effective_sde(SCORE, Flat(-0.1, PROCESS), PROCESS, X), "not a covariance"),
-        (lambda: effective_sde(SCORE, Odd(lambda x: None), PROCESS, X), "Covariance"),
-        (lambda: effective_sde(SCORE, Odd(lambda x: Isotropic(torch.ones(2), (1,))), PROCESS, X), "Covariance"),
-        (lambda: effective_sde(SCORE, Odd(lambda x: Matrix(-torch.ones(3, 1, 1), (1,))), PROCESS, X), "semidefinite"),
-        (lambda: effective_sde(lambda x, t: x * 1e300, Flat(1.0, PROCESS), PROCESS, X + 1), "diverged"),
-        (lambda: semiclassical(lambda x, t: x * 1e300, FINITE, PROCESS, X + 1), "diverged"),
+        (lambda: effective_sde(FINITE, X, mean=SCORE, method="euler", spacing="uniform", members=0), "members"),
+        (lambda: semiclassical(FINITE, X, mean=SCORE, spacing="uniform", rank=0), "rank"),
+        (lambda: effective_sde(FINITE, X, mean=SCORE, spacing="uniform", method="rk4"), "method"),
+        (
+            lambda: effective_sde(Flat(-0.1, PROCESS), X, mean=SCORE, method="euler", spacing="uniform"),
+            "not a covariance",
+        ),
+        (lambda: effective_sde(Odd(lambda x: None), X, mean=SCORE, method="euler", spacing="uniform"), "Covariance"),
+        (
+            lambda: effective_sde(
+                Odd(lambda x: Isotropic(torch.ones(2), (1,))), X, mean=SCORE, method="euler", spacing="uniform"
+            ),
+            "Covariance",
+        ),
+        (
+            lambda: effective_sde(
+                Odd(lambda x: Matrix(-torch.ones(3, 1, 1), (1,))), X, mean=SCORE, method="euler", spacing="uniform"
+            ),
+            "semidefinite",
+        ),
+        (
+            lambda: effective_sde(
+                Flat(1.0, PROCESS), X + 1, mean=lambda x, t: x * 1e300, method="euler", spacing="uniform"
+            ),
+            "diverged",
+        ),
+        (lambda: semiclassical(FINITE, X + 1, mean=lambda x, t: x * 1e300, spacing="uniform"), "diverged"),
     ],
 )
 def test_more_bad_input_is_refused(call, says):

@@ -151,6 +151,6 @@ def rungs(score: vk.EmpiricalScore, x: Tensor, t: float | Tensor) -> set[str]:
     """Which of {"few", "float32", "float64"} the engine takes for the queries (an isotropic process)."""
     x, t = score._door(x, t)
     seen = set()
-    for _, piece in score._engine.pieces(score._queries(x, t)):
+    for _, piece in score.engine.pieces(score.queries(x, t)):
         seen.add("few" if isinstance(piece, Few) else str(piece.logit.dtype).removeprefix("torch."))
     return seen

@@ -128,7 +128,7 @@ def ratio(s: Tensor, kernel) -> tuple[float, float]:
 
 
 def fitted(m, **options):
-    return vk.train_ensemble(m, POINTS, PROCESS, show=False, **options)
+    return vk.train_ensemble(m, POINTS, PROCESS, **options)
 
 
 def quietly(make):

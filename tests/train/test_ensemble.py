@@ -140,11 +140,13 @@ def test_a_member_is_a_score(ens):
     member = ens[2]
     torch.testing.assert_close(member(x, 0.4), ens(x, 0.4)[2], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(ens[-1](x, 0.4), ens(x, 0.4)[4], rtol=1e-5, atol=1e-6)
-    drawn = ens.sample(x_T=x, steps=6, show=False)
+    drawn = ens.sample(x_T=x, steps=6)
     assert drawn.shape == (5, 3, *ens.shape)
-    torch.testing.assert_close(drawn[2], pf_ode(member, PROCESS, x, steps=6), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        drawn[2], pf_ode(member, x, method="euler", spacing="uniform", steps=6), rtol=1e-4, atol=1e-4
+    )
     with pytest.raises(InputError, match="another process"):
-        pf_ode(member, vk.VP(), x)
+        pf_ode(member, x, method="euler", spacing="uniform")
     assert "member 2 of" in repr(member)
     with pytest.raises(IndexError, match="5 members"):
         ens[5]
@@ -295,7 +297,7 @@ def test_starts_seeds_and_steps(line):
     assert torch.equal(line.sample(n, seed=3, **kept), line.sample(x_T=shared, **kept))
     assert torch.equal(line.sample(n, seed=3, shared=False, **kept), line.sample(x_T=separate, **kept))
     assert not torch.equal(line.sample(n, seed=3, **kept), line.sample(n, seed=4, **kept))
-    assert not torch.equal(line.sample(n, seed=3, **kept), line.sample(n, seed=3, steps=7, show=False))
+    assert not torch.equal(line.sample(n, seed=3, **kept), line.sample(n, seed=3, steps=7))
     torch.testing.assert_close(line.sample(x_T=separate, **kept)[4], line.sample(x_T=separate[4], **kept)[4])
     assert line.sample(x_T=shared.float(), **kept).dtype == torch.float32
 
@@ -303,18 +305,18 @@ def test_starts_seeds_and_steps(line):
 @pytest.mark.parametrize("method", ["euler", "heun", "exponential", "dopri5"])
 def test_samples_are_each_members_own_by_every_method(line, method):
     x = line.start(3, 1)
-    got = line.sample(x_T=x, steps=8, method=method, spacing="log", show=False)
+    got = line.sample(x_T=x, steps=8, method=method, spacing="log")
     for m in (0, 4):
-        want = pf_ode(line[m], PROCESS, x, steps=8, method=method, spacing="log")
+        want = pf_ode(line[m], x, steps=8, method=method, spacing="log")
         torch.testing.assert_close(got[m], want, rtol=1e-7, atol=1e-7)
-    alone = line[4:5].sample(x_T=x, steps=8, method=method, spacing="log", show=False)
+    alone = line[4:5].sample(x_T=x, steps=8, method=method, spacing="log")
     torch.testing.assert_close(alone[0], got[4], rtol=1e-9, atol=1e-9)
 
 
 def test_blocks_of_samples_change_nothing(line, monkeypatch):
-    whole = line.sample(5, steps=6, show=False)
+    whole = line.sample(5, steps=6)
     monkeypatch.setattr("vkernel.train.ensemble.CHUNK", 11)
-    torch.testing.assert_close(line.sample(5, steps=6, show=False), whole)
+    torch.testing.assert_close(line.sample(5, steps=6), whole)
 
 
 # -------------------- members that diverge
@@ -333,9 +335,9 @@ def test_diverged_members_are_counted_and_left_out(line):
     assert ens(X, 0.2)[1].isnan().any()
     assert len(ens) == 6
     with pytest.warns(UserWarning, match="2 of 6 members diverged in training, 0 while sampling"):
-        drawn = ens.sample(4, steps=5, show=False)
+        drawn = ens.sample(4, steps=5)
     assert drawn[[1, 4]].isnan().all()
-    torch.testing.assert_close(drawn[keep], line.sample(4, steps=5, show=False)[keep])
+    torch.testing.assert_close(drawn[keep], line.sample(4, steps=5)[keep])
 
 
 @pytest.mark.parametrize("method", ["euler", "dopri5"])
@@ -345,17 +347,17 @@ def test_members_that_diverge_while_sampling_are_lost_alone(line, method):
     ens = Ensemble(line.model, {"weights": weights}, PROCESS, (1,), line.info)
     assert ens.diverged == []
     with pytest.warns(UserWarning, match="0 of 6 members diverged in training, 1 while sampling"):
-        drawn = ens.sample(4, steps=5, method=method, show=False)
+        drawn = ens.sample(4, steps=5, method=method)
     assert drawn[2].isnan().all()
     assert drawn[[0, 1, 3, 4, 5]].isfinite().all()
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        line.sample(4, steps=5, show=False)
+        line.sample(4, steps=5)
 
 
 def test_an_ensemble_of_none_is_refused(line):
     ens = broken(line, dict.fromkeys(range(6), math.nan))
-    for call in (lambda: ens.mean(X, 0.2), lambda: ens.cov(X, 0.2), lambda: ens.sample(3, show=False)):
+    for call in (lambda: ens.mean(X, 0.2), lambda: ens.cov(X, 0.2), lambda: ens.sample(3)):
         with pytest.raises(InputError, match="6 of 6 members diverged"):
             call()
     with pytest.raises(InputError, match="two finite"):

@@ -236,7 +236,7 @@ def test_target_noise_against_an_ensemble(seed):
         assert bulk.any() or seed in (0, 2)  # there a rare target carries the variance everywhere
         assert ((var / want)[bulk] > 0.9).all()
         assert ((var / want)[bulk] < 1.15).all()
-        assert ((ensemble.mean(X, t) - V.s_avg(X, t)).abs() <= 4 * (want / members).sqrt()).all()
+        assert ((ensemble.mean(X, t) - V.mean(X, t)).abs() <= 4 * (want / members).sqrt()).all()
         torch.testing.assert_close(half.cov(X, t).diag(), want / 2)
 
 
@@ -250,7 +250,7 @@ def test_initialisation_against_an_ensemble():
         torch.testing.assert_close(want, V.cov(X, t).diag())
         assert ((var - want).abs() <= 4 * se).all()
         # the targets are held as they are, noise included
-        assert ((ensemble.mean(X, t) - V.s_avg(X, t)).abs() <= 4 * (want / 4000).sqrt()).all()
+        assert ((ensemble.mean(X, t) - V.mean(X, t)).abs() <= 4 * (want / 4000).sqrt()).all()
 
 
 @pytest.mark.parametrize(("data", "objective"), [(TRIPLE, "J1"), (TRIPLE, "J0"), (PLANE, "J1")])
@@ -279,7 +279,7 @@ def test_what_is_held_is_as_the_ensemble_has_it():
         V = kernel(Lazy(RELU, 1.0), PLANE, vary=vary, sets=20, objective=objective)
         x, x2 = normal(4, 2, seed=9), normal(4, 2, seed=10)
         torch.testing.assert_close(V.cov(x, 0.2, x2, 0.5).dense(), ensemble.cov(x, 0.2, x2, 0.5).dense())
-        torch.testing.assert_close(V.s_avg(x, 0.2), ensemble.mean(x, 0.2))
+        torch.testing.assert_close(V.mean(x, 0.2), ensemble.mean(x, 0.2))
         assert all((V.parts(x, 0.2)[name] == 0).all() for name in ("targets", "init"))
 
 
@@ -319,14 +319,14 @@ def test_fields_and_samplers():
     product = values[:, :2] * values[:, 2:]
     assert ((product.mean(0) - cross).abs() <= 4.5 * product.std(0) / math.sqrt(members)).all()
     settings = {"steps": 12, "spacing": "log"}
-    samples = vk.sample.effective_sde(V.s_avg, V, PROCESS, x_T, members=members, generator=2, **settings)
+    samples = vk.sample.effective_sde(V, x_T, members=members, generator=2, **settings)
     assert samples.shape == (members, 1, 1)
-    mean, cov = vk.sample.semiclassical(V.s_avg, V, PROCESS, x_T, **settings)
+    mean, cov = vk.sample.semiclassical(V, x_T, **settings)
     ratio = float(samples.var(0) / cov.dense())
     assert float(cov.dense()) < 0.05
     assert 0.75 < ratio < 1.33  # 7 % of statistical error, and the next order in V
     assert float((samples.mean(0) - mean).abs()) < 0.5 * float(samples.std(0))
-    assert vk.sample.effective_sde(V.s_avg, V, PROCESS, x_T, generator=3, **settings).shape == (1, 1)
+    assert vk.sample.effective_sde(V, x_T, generator=3, **settings).shape == (1, 1)
 
 
 # Refusals

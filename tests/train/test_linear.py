@@ -237,7 +237,7 @@ def test_the_score_of_a_member_is_a_plus_B_W_phi():
     alpha, S = (a[:, None] for a in levels(t))
     phi = features.random_fourier(9, 2, PROCESS)
     for target, a, B in (("score", 0 * x, 1.0), ("x0", -x / S, alpha / S), ("noise", 0 * x, -1 / S.sqrt())):
-        made = vk.train_ensemble(Linear(phi, target), PLANE, PROCESS, members=3, draws=20, show=False)
+        made = vk.train_ensemble(Linear(phi, target), PLANE, PROCESS, members=3, draws=20)
         for k in range(3):
             want = a + B * (phi(x, t) @ made.state["weights"][k])
             torch.testing.assert_close(made(x, t)[k], want)
@@ -246,10 +246,8 @@ def test_the_score_of_a_member_is_a_plus_B_W_phi():
         assert made(x[:0], t[:0]).shape == (3, 0, 2)
         again = models.from_spec(json.loads(json.dumps(made.model.spec)))
         torch.testing.assert_close(again.score(made.state, x[None], t[None], PROCESS), made(x, t))
-    single = vk.train_ensemble(
-        Linear(phi), PLANE.float(), PROCESS, members=2, draws=20, dtype=torch.float32, show=False
-    )
-    double = vk.train_ensemble(Linear(phi), PLANE, PROCESS, members=2, draws=20, show=False)
+    single = vk.train_ensemble(Linear(phi), PLANE.float(), PROCESS, members=2, draws=20, dtype=torch.float32)
+    double = vk.train_ensemble(Linear(phi), PLANE, PROCESS, members=2, draws=20)
     assert single.dtype == torch.float32
     torch.testing.assert_close(single(x.float(), t), double(x.float().double(), t).float(), rtol=1e-3, atol=1e-3)
 
@@ -259,9 +257,7 @@ def test_one_training_point_is_learned_exactly():
     phi, point = features.grid("polynomial", 3, 2, process=PROCESS), torch.tensor([[0.3, -0.8]], dtype=torch.float64)
     x = normal(6, 2, seed=8)
     for goal in ("J0", "J1", JK(4), JK(2, "efm")):
-        made = vk.train_ensemble(
-            Linear(phi, "x0", 0.0, "one"), point, PROCESS, members=2, draws=200, objective=goal, show=False
-        )
+        made = vk.train_ensemble(Linear(phi, "x0", 0.0, "one"), point, PROCESS, members=2, draws=200, objective=goal)
         want = vk.EmpiricalScore(point, PROCESS)(x, 0.5)
         torch.testing.assert_close(made(x, 0.5), want.expand(2, 6, 2), rtol=1e-6, atol=1e-6)
 
@@ -309,7 +305,7 @@ def test_many_draws_give_the_weighted_projection_whatever_the_noise_of_the_targe
     data, members = vk.Empirical(LINE, W), 16
     for goal in (J0(), J1(), JK(2), JK(2, "subset")):
         made = vk.train_ensemble(
-            Linear(GRID, target, 0.1), data, PROCESS, members=members, draws=8000, objective=goal, seed=9, show=False
+            Linear(GRID, target, 0.1), data, PROCESS, members=members, draws=8000, objective=goal, seed=9
         )
         s = made(x[:, None], t)[..., 0]
         spread[repr(goal)] = s.std(0)
@@ -326,10 +322,8 @@ def test_the_gap_of_figure_2_at_one_feature_a_draw():
     start = top * torch.from_numpy(special.ndtri((np.arange(n) + 0.5) / n))[:, None]
     data, gap = torch.tensor([[-1.0], [0.0], [1.0]], dtype=torch.float64), {}
     for goal, known, error in (("J1", 0.12, 0.02), ("J0", 0.064, 0.004)):
-        made = vk.train_ensemble(
-            Linear(phi, "x0", 0.1), data, process, members=members, draws=256, objective=goal, show=False
-        )
-        x = made.sample(x_T=start, steps=100, show=False)[..., 0].abs()
+        made = vk.train_ensemble(Linear(phi, "x0", 0.1), data, process, members=members, draws=256, objective=goal)
+        x = made.sample(x_T=start, steps=100)[..., 0].abs()
         gap[goal] = ((x > 0.25) & (x < 0.75)).double().mean(1)
         se = float(gap[goal].std()) / math.sqrt(members)
         assert abs(float(gap[goal].mean()) - known) <= 3 * math.hypot(se, error)

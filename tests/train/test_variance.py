@@ -197,7 +197,7 @@ def test_without_target_noise_there_is_no_such_variance():
 
 def test_the_parts_add_up_to_the_ensembles_variance():
     found = split(linear(), (200, 2), seed=1)
-    ens = vk.train_ensemble(linear(), POINTS, PROCESS, members=400, draws=64, seed=2, show=False)
+    ens = vk.train_ensemble(linear(), POINTS, PROCESS, members=400, draws=64, seed=2)
     s = ens(X, 0.2)[..., 0]
     q = ((s - s.mean(0)) ** 2).sum(1) * 400 / 399
     total, parts = float(q.mean()), float(found.variance.value.sum())

@@ -33,8 +33,8 @@ from torch import Tensor, nn
 from vkernel.adapters import weights as files
 from vkernel.core.errors import InputError, require
 from vkernel.process import DDPM, Process
-from vkernel.score import conversions as pr
-from vkernel.score.conversions import Score, Time
+from vkernel.score.base import Score, Time, check_score, wide_time
+from vkernel.score.conversions import convert
 
 __all__ = ["Parts", "as_unet", "process_of", "read"]
 
@@ -45,11 +45,11 @@ _ONLY = "only UNet2DModel networks in pixel space can be audited"
 
 @dataclass(frozen=True)
 class Parts:
-    """What a pipeline tells: the network, its process, prediction and image shape."""
+    """The network of a pipeline with its process, what it predicts, and its image shape."""
 
     unet: Any
     process: Process
-    prediction: str
+    predicts: str
     shape: tuple[int, ...] | None
     name: str
 
@@ -204,16 +204,15 @@ class _FirstHalf(nn.Module):
         return self.unet(x, t, labels).sample[:, : self.channels]
 
 
-def as_unet(score: Score, process: Process, scheduler: Any, *, shape: tuple[int, ...] | None = None) -> ScoreUNet:
-    """A score as the ``unet`` of a diffusers pipeline: ``DDIMPipeline(as_unet(score, process, scheduler), scheduler)``.
+def as_unet(score: Score, scheduler: object, *, shape: tuple[int, ...] | None = None) -> ScoreUNet:
+    """Return a score as the ``unet`` of a diffusers pipeline: ``DDIMPipeline(as_unet(score, scheduler), scheduler)``.
 
-    It answers in the scheduler's ``prediction_type``. ``shape`` is that of an image, ``(C, H, W)``; by default that of
-    the score's data. Pipelines show pixels in [-1, 1]: give a score of data in that range.
+    Its output is in the scheduler's ``prediction_type``. ``shape`` is that of an image, ``(C, H, W)``; by default that
+    of the score. Pipelines show pixels in [-1, 1]: give a score of data in that range.
     """
-    shape = tuple(shape or getattr(getattr(score, "data", score), "shape", None) or ())
+    process = check_score(score, "A pipeline").process
+    shape = tuple(shape or score.shape or ())
     require(len(shape) == 3, f"A pipeline makes images (C, H, W); give shape=, this score's is {shape or 'unknown'}.")
-    own = getattr(score, "process", process)
-    require(own == process, f"The score belongs to {own!r}, not to {process!r}.")
     schedule = process_of(scheduler)
     (first, last), (low, high) = _reach(schedule), _reach(process)
     require(
@@ -221,7 +220,7 @@ def as_unet(score: Score, process: Process, scheduler: Any, *, shape: tuple[int,
         f"The scheduler's indices span sigma/alpha from {first:.3g} to {last:.3g}, and {process!r} only {low:.3g} to "
         f"{high:.3g}; construct the process with a smaller eps or a larger T, or use DDPM with the scheduler's betas.",
     )
-    return ScoreUNet(score, process, schedule, prediction_of(scheduler), shape)
+    return ScoreUNet(score, schedule, prediction_of(scheduler), shape)
 
 
 def _reach(process: Process) -> tuple[float, float]:
@@ -236,12 +235,12 @@ def _over_batch(a: Tensor, x: Tensor) -> Tensor:
 
 
 class ScoreUNet(nn.Module):
-    """A score that answers as a UNet2DModel does (``as_unet``); it holds no weights and has no gradient."""
+    """A score with the interface of a UNet2DModel (``as_unet``); it holds no weights and has no gradient."""
 
-    def __init__(self, score: Score, process: Process, schedule: DDPM, prediction: str, shape: tuple[int, ...]) -> None:
+    def __init__(self, score: Score, schedule: DDPM, predicts: str, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.where: Tensor
-        self.score, self.process, self.schedule, self.prediction = score, process, schedule, prediction
+        self.score, self.process, self.schedule, self.predicts = score, score.process, schedule, predicts
         channels, *size = shape
         sample_size = size[0] if size[0] == size[1] else tuple(size)
         self.config = SimpleNamespace(sample_size=sample_size, in_channels=channels, out_channels=channels)
@@ -257,11 +256,9 @@ class ScoreUNet(nn.Module):
 
     @torch.no_grad()
     def forward(self, sample: Tensor, timestep: Time, return_dict: bool = True, **_: Any) -> Any:
-        t = self.schedule.check(pr.wide_time(timestep, sample.device))
-        x, prediction = sample.double(), {"noise": pr.to_noise, "v": pr.to_v}.get(self.prediction)
-        x0 = self._denoise(x, t)
-        score = pr.from_x0(lambda *_: x0, self.schedule)
-        out = (x0 if prediction is None else prediction(score, self.schedule)(x, t)).to(sample.dtype)
+        t = self.schedule.check(wide_time(timestep, sample.device))
+        x = sample.double()
+        out = convert(self._denoise(x, t), "x0", self.predicts, x, t, self.schedule).to(sample.dtype)
         return SimpleNamespace(sample=out) if return_dict else (out,)
 
     def _denoise(self, x: Tensor, t: Tensor) -> Tensor:
@@ -269,5 +266,4 @@ class ScoreUNet(nn.Module):
             alpha = self.schedule.alpha(t)
             t = self.process.time((self.schedule.sigma(t) / alpha).clamp(*_reach(self.process)))
             x = x * _over_batch(self.process.alpha(t) / alpha, x)
-        exact = getattr(self.score, "denoise", None)
-        return (exact or pr.to_x0(self.score, self.process))(x, t)
+        return self.score.denoise(x, t)

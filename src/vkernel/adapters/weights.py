@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from vkernel.core.errors import InputError, require
 from vkernel.process import DDPM, Process, parse
 
-__all__ = ["build", "fill", "interval", "named", "read_process", "read_weights", "stripped"]
+__all__ = ["build", "fill", "named", "read_process", "read_weights", "stripped"]
 
 Weights = dict[str, Tensor]
 _DEPTH = 8  # of nested dictionaries
@@ -223,13 +223,3 @@ def _after_first(betas: Tensor) -> DDPM:
     if betas[0] > 0:
         return DDPM(betas)
     return DDPM(torch.cat([torch.full((1,), 1e-12, dtype=torch.float64), betas[1:]]), eps=1.0)
-
-
-def interval(text: Any) -> tuple[float, float]:
-    """``"-1,1"`` or a pair as two numbers."""
-    try:
-        low, high = (float(end) for end in (text.split(",") if isinstance(text, str) else text))
-    except (TypeError, ValueError):
-        raise InputError(f"range must be two numbers low,high such as -1,1, not {text!r}.") from None
-    require(math.isfinite(low) and math.isfinite(high) and low < high, f"range must have low < high, not {text!r}.")
-    return low, high

@@ -19,7 +19,8 @@ from torch import Tensor
 from vkernel.core.estimate import Estimate
 from vkernel.data.empirical import Empirical
 from vkernel.explore.state import LIMIT, State
-from vkernel.score.empirical import EmpiricalScore, noise_fraction
+from vkernel.score.empirical import EmpiricalScore
+from vkernel.score.noise import noise_fraction
 
 __all__ = ["Exact", "axis", "empirical", "exact", "grid", "noise_share"]
 

@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from vkernel.core.covariance import Congruent, Covariance, Generator, Scaled
-from vkernel.core.errors import require
+from vkernel.core.covariance import Congruent, Covariance, Scaled
+from vkernel.core.errors import InputError, require
 from vkernel.process import Anisotropic, Process
+from vkernel.sample.sde import Field, VKernel
+from vkernel.score.base import Score, Time
 
-__all__ = ["Field", "Kernel", "ValidityWarning", "own", "times"]
-
-Time = float | Tensor
-Field = Callable[[Tensor, Time], Tensor]
+__all__ = ["Field", "Kernel", "PredictedMean", "Time", "ValidityWarning", "own", "times"]
 
 
 class ValidityWarning(UserWarning):
     """A theory kernel is used outside the range in which it was derived."""
 
 
-class Kernel(ABC):
+class Kernel(VKernel):
     """The covariance of the learned score; ``valid`` and ``why`` say whether its assumptions hold."""
 
-    white: bool = False
     valid: bool = True
     why: str = "exact"
-    process: Process
+    mean_of: Score | None = None
 
-    @abstractmethod
-    def cov(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
-        """:math:`\\mathrm{Cov}_\\theta[\\hat s(x,t), \\hat s(x',t')]`, paired over the broadcast batch."""
+    @property
+    def mean(self) -> Score:
+        """The mean score that belongs to the kernel."""
+        if self.mean_of is None:
+            raise InputError(f"This {type(self).__name__} kernel was made without a mean score: give mean=…")
+        return self.mean_of
 
     def __call__(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
         """:math:`V = D\\, \\mathrm{Cov}\\, D'`."""
@@ -47,10 +47,6 @@ class Kernel(ABC):
         """Γ on both sides where the noise has a shape."""
         return Congruent(cov, self.process.gamma) if isinstance(self.process, Anisotropic) else cov
 
-    @abstractmethod
-    def draw(self, members: int, generator: Generator = None) -> Field:
-        """One field per member: ``field(x, t)`` with x ``(members, *batch, *shape)`` is :math:`\\delta\\hat s`."""
-
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__} kernel ({'valid' if self.valid else 'not valid'}: {self.why}) of {self.process!r}"
@@ -61,6 +57,16 @@ class Kernel(ABC):
         self.valid, self.why = valid, why
         if not valid:
             warnings.warn(f"{type(self).__name__} kernel: {why}", ValidityWarning, stacklevel=3)
+
+
+class PredictedMean(Score):
+    """The mean score that a kernel predicts, as a score on vectors of length d."""
+
+    def __init__(self, function: Callable[[Tensor, Time], Tensor], process: Process, d: int) -> None:
+        self.function, self.process, self.shape = function, process, (d,)
+
+    def __call__(self, x: Tensor, t: Time) -> Tensor:
+        return self.function(x, t)
 
 
 def own(x: Tensor, members: int) -> None:

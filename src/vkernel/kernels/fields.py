@@ -13,6 +13,7 @@ from vkernel.core.covariance import Covariance, Cross, Factored, Generator, Matr
 from vkernel.core.errors import require
 from vkernel.kernels.base import Field, Kernel, Time, times
 from vkernel.process import Process
+from vkernel.score.base import Score
 
 __all__ = ["FiniteRank", "Function"]
 
@@ -25,11 +26,17 @@ class FiniteRank(Kernel):
     ``basis(x, t)`` takes ``x (*batch, d)`` and returns ``(F, *batch, d)``; ``weights`` is the covariance ``(F, F)``.
     """
 
-    def __init__(self, basis: Callable[[Tensor, Time], Tensor], weights: Tensor, process: Process) -> None:
+    def __init__(
+        self,
+        basis: Callable[[Tensor, Time], Tensor],
+        weights: Tensor,
+        process: Process,
+        mean: Score | None = None,
+    ) -> None:
         w = torch.as_tensor(weights, dtype=torch.float64)
         require(w.ndim == 2 and w.shape[0] == w.shape[1], f"weights must be (F, F); got {tuple(w.shape)}.")
         require(bool(w.isfinite().all()) and torch.allclose(w, w.mT), "weights must be finite and symmetric.")
-        self.basis, self.process = basis, process
+        self.basis, self.process, self.mean_of = basis, process, mean
         self.root = Matrix(w, (len(w),)).power(0.5).matrix  # refuses what is not a covariance
 
     def factors(self, x: Tensor, t: Time) -> Tensor:
@@ -67,8 +74,13 @@ class Function(Kernel):
     either ``(*batch,)``, a scalar kernel times the identity, or ``(*batch, d, d)``.
     """
 
-    def __init__(self, function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], process: Process) -> None:
-        self.function, self.process = function, process
+    def __init__(
+        self,
+        function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+        process: Process,
+        mean: Score | None = None,
+    ) -> None:
+        self.function, self.process, self.mean_of = function, process, mean
 
     def cov(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
         there = x if x2 is None else x2

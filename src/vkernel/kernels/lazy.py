@@ -29,9 +29,10 @@ from torch import Tensor
 
 from vkernel.core.errors import require
 from vkernel.data.empirical import Empirical
-from vkernel.kernels.base import Time, times
+from vkernel.kernels.base import PredictedMean, Time, times
 from vkernel.kernels.fields import Function
 from vkernel.process import Process
+from vkernel.score.base import Score
 from vkernel.train.models.lazy import Lazy as Model
 from vkernel.train.objectives import J0, VARIES, Batch, Objective, Quantile, Training, parse
 
@@ -211,7 +212,12 @@ class Lazy(Function):
         rows = [torch.stack([entry(a, b) for b in range(self.d)], -1) for a in range(self.d)]
         return torch.stack(rows, -2)
 
-    def s_avg(self, x: Tensor, t: Time) -> Tensor:
+    @property
+    def mean(self) -> Score:
+        """The predicted mean score."""
+        return PredictedMean(self.mean_at, self.process, self.d)
+
+    def mean_at(self, x: Tensor, t: Time) -> Tensor:
         """The mean of the learned score over the sets, like x."""
         when = times(t, x).reshape(1, -1)
         s = self._centre.score(self._states, x.reshape(1, -1, x.shape[-1]), when, self.process)

@@ -30,10 +30,10 @@ from vkernel.core import rng
 from vkernel.core.covariance import Generator
 from vkernel.core.errors import require
 from vkernel.data.empirical import Empirical
-from vkernel.kernels.base import Field, Time, own, times
+from vkernel.kernels.base import Field, PredictedMean, Time, own, times
 from vkernel.kernels.fields import FiniteRank
 from vkernel.process import Process
-from vkernel.score.conversions import wide_time
+from vkernel.score.base import Score, wide_time
 from vkernel.train.models.linear import Linear as Model
 from vkernel.train.models.linear import factor
 from vkernel.train.objectives import J0, VARIES, Batch, Objective, Quantile, Training, parse
@@ -53,7 +53,7 @@ class LinearField(FiniteRank):
     """
 
     def __init__(self, model: Model, process: Process, weights: Tensor, mean: Tensor) -> None:
-        self.model, self.mean = model, mean
+        self.model, self.mean_weights = model, mean
         super().__init__(self._basis, (weights + weights.mT) / 2, process)
 
     def _basis(self, x: Tensor, t: Time) -> Tensor:
@@ -61,13 +61,18 @@ class LinearField(FiniteRank):
         when = times(t, x)
         slope = self.model.parametrisation.slope(when.double(), self.process).to(x.dtype)
         phi = (slope[..., None] * self.model.features(x, when)).movedim(-1, 0)
-        o = self.mean.shape[-1]
+        o = self.mean_weights.shape[-1]
         return torch.einsum("f...,ab->fa...b", phi, torch.eye(o, dtype=x.dtype, device=x.device)).flatten(0, 1)
 
-    def s_avg(self, x: Tensor, t: Time) -> Tensor:
+    @property
+    def mean(self) -> Score:
+        """The predicted mean score."""
+        return PredictedMean(self.mean_at, self.process, self.mean_weights.shape[-1])
+
+    def mean_at(self, x: Tensor, t: Time) -> Tensor:
         """The mean of the learned score, like x."""
         when = times(t, x).reshape(1, -1)
-        out = self.model.score({"weights": self.mean[None]}, x.reshape(1, -1, x.shape[-1]), when, self.process)
+        out = self.model.score({"weights": self.mean_weights[None]}, x.reshape(1, -1, x.shape[-1]), when, self.process)
         return out.reshape(x.shape)
 
     def draw(self, members: int, generator: Generator = None) -> Field:
@@ -79,7 +84,7 @@ class LinearField(FiniteRank):
     def field(self, z: Tensor) -> Field:
         """The fields of given standard normals ``z (members, F o)``."""
         members = len(z)
-        delta = (z @ self.root).reshape(members, *self.mean.shape)
+        delta = (z @ self.root).reshape(members, *self.mean_weights.shape)
 
         def field(x: Tensor, t: Time) -> Tensor:
             own(x, members)
@@ -146,7 +151,7 @@ class Linear(LinearField):
     def only(self, part: str) -> LinearField:
         """The kernel of one term alone, "target_noise" or "misfit"."""
         require(part in ("target_noise", "misfit"), f"The terms are target_noise and misfit, not {part!r}.")
-        return LinearField(self.model, self.process, getattr(self, part), self.mean)
+        return LinearField(self.model, self.process, getattr(self, part), self.mean_weights)
 
     def _state_validity(self, sets: int | None) -> None:
         ratio = self.effective / self.draws

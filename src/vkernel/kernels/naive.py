@@ -26,7 +26,7 @@ class Naive(Kernel):
             isinstance(kappa, int | float) and math.isfinite(kappa) and kappa >= 0,
             f"kappa must be a number ≥ 0, in the unit of t; got {kappa!r}.",
         )
-        self.score, self.kappa, self.process = score, float(kappa), score.process
+        self.score, self.kappa, self.process, self.mean_of = score, float(kappa), score.process, score
 
     def cov(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
         require(x2 is None and t2 is None, "A white kernel has no covariance between two times: give x and t alone.")
@@ -36,7 +36,7 @@ class Naive(Kernel):
         d = self.process.base.D(torch.as_tensor(t, dtype=torch.float64, device=x.device))
         return self._between(Scaled(self.cov(x, t, x2, t2), d))
 
-    def score_and_draw(self, x: Tensor, t: Time, generator: Generator = None) -> tuple[Tensor, Tensor]:
+    def mean_and_noise(self, x: Tensor, t: Time, generator: Generator = None) -> tuple[Tensor, Tensor]:
         r"""The score and a Gaussian draw of covariance :math:`\kappa C`, from one posterior."""
         s, cov = self.score.with_covariance(x, t)
         return s, math.sqrt(self.kappa) * cov.draw(generator)

@@ -43,7 +43,7 @@ from vkernel.plots.comparison import comparison as figure
 from vkernel.sample.loop import Frame
 from vkernel.sample.ode import march
 from vkernel.sample.semiclassical import semiclassical
-from vkernel.score.conversions import wide_time
+from vkernel.score.base import wide_time
 from vkernel.score.empirical import EmpiricalScore
 from vkernel.train.ensemble import Ensemble
 

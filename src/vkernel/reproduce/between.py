@@ -28,7 +28,8 @@ from vkernel.core.estimate import Estimate
 from vkernel.data.empirical import Empirical
 from vkernel.process import VP
 from vkernel.reproduce.page import Exhibit, Finding, Picture, Run, number
-from vkernel.score.empirical import EmpiricalScore, noise_fraction
+from vkernel.score.empirical import EmpiricalScore
+from vkernel.score.noise import noise_fraction
 
 __all__ = ["Sizes", "Study", "exhibit"]
 

@@ -1,11 +1,25 @@
 """Samplers: from the probability-flow ODE to the effective SDE (docs/theory.md, §4).
 
-One signature, ``(score, process, x_T, *, steps, …)``, for all: :func:`pf_ode`, :func:`reverse_sde`, :func:`naive`,
-:func:`effective_sde` and :func:`semiclassical`. Quenched dynamics is nothing but ``pf_ode(s_avg + field)``.
+One signature, ``(score, x_T, *, steps, spacing, save, callback, generator, progress)``, for all: :func:`pf_ode`,
+:func:`reverse_sde` and :func:`naive` take a score, :func:`effective_sde` and :func:`semiclassical` a V-kernel.
+Quenched dynamics is ``pf_ode`` of the mean score plus a field. :class:`Scores` is several scores with their moments.
 """
 
-from vkernel.sample.ode import Solution, pf_ode
-from vkernel.sample.sde import effective_sde, naive, reverse_sde
+from vkernel.sample.loop import Solution
+from vkernel.sample.ode import pf_ode
+from vkernel.sample.scores import Cumulants, Groups, Scores
+from vkernel.sample.sde import VKernel, effective_sde, naive, reverse_sde
 from vkernel.sample.semiclassical import semiclassical
 
-__all__ = ["Solution", "effective_sde", "naive", "pf_ode", "reverse_sde", "semiclassical"]
+__all__ = [
+    "Cumulants",
+    "Groups",
+    "Scores",
+    "Solution",
+    "VKernel",
+    "effective_sde",
+    "naive",
+    "pf_ode",
+    "reverse_sde",
+    "semiclassical",
+]

@@ -12,7 +12,7 @@ cancels where alpha vanishes. Four methods, one signature:
 
 .. math:: \frac{dz}{d\lambda} = \frac{x - \alpha m}{h} - \frac{\sigma^2}{h^2}\, z ,
 
-in which small t is not stiff. The log-likelihood along the flow needs only the noise of the target,
+in which small t is not stiff. The log-likelihood along the flow is
 
 .. math:: \log p(x_\epsilon) = \log N(x_T; 0, S_T) + d \log\frac{\sigma_T}{\sigma_\epsilon}
           - \int_{\lambda_\epsilon}^{\lambda_T} (\sigma^2 \nabla\cdot s + d)\, d\lambda ,
@@ -24,194 +24,219 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from vkernel.core import rng
+from vkernel.core.covariance import Generator
 from vkernel.core.errors import require
-from vkernel.process import Process
-from vkernel.sample.loop import Frame, Level, Step
-from vkernel.score.conversions import Score
+from vkernel.core.progress import Progress
+from vkernel.process import Anisotropic
+from vkernel.sample.loop import Callback, Level, Problem, Solution, check_save, integrate
+from vkernel.score.base import Score
 from vkernel.score.empirical import EmpiricalScore
 
-__all__ = ["METHODS", "Solution", "march", "pf_ode"]
+__all__ = ["METHODS", "pf_ode", "pf_ode_end"]
 
-SAVES = ("path", "error", "logp")
-
-
-@dataclass(frozen=True)
-class Solution:
-    """A sample with what was asked for beside it; ``None`` marks what was not.
-
-    ``x (*batch, *shape)``; ``times (steps + 1,)``; ``path (steps + 1, *batch, *shape)``; ``error (*batch,)``, the
-    distance to the solution with twice as many steps; ``logp (*batch,)``.
-    """
-
-    x: Tensor
-    times: Tensor
-    path: Tensor | None = None
-    error: Tensor | None = None
-    logp: Tensor | None = None
-
-    @property
-    def summary(self) -> str:
-        """The discretisation error in words."""
-        if self.error is None:
-            return "no step-halving error was asked for"
-        q = torch.quantile(self.error.double().flatten().cpu(), torch.tensor([0.5, 0.95, 1.0], dtype=torch.float64))
-        return f"halving the step moves a sample by {q[0]:.2g} (median), {q[1]:.2g} (95 %), {q[2]:.2g} (at most)"
-
-
-def _drift(frame: Frame, x: Tensor, at: Level) -> Tensor:
-    rate = at.D / at.sigma**2 - at.beta
-    return rate * x - (at.alpha * at.D / at.sigma**2) * frame.m(x, at)
-
-
-def _euler(frame: Frame, x: Tensor, here: Level, there: Level) -> Tensor:
-    return x + (there.t - here.t) * _drift(frame, x, here)
-
-
-def _heun(frame: Frame, x: Tensor, here: Level, there: Level) -> Tensor:
-    dt = there.t - here.t
-    first = _drift(frame, x, here)
-    return x + dt / 2 * (first + _drift(frame, x + dt * first, there))
-
-
-def _exponential(frame: Frame, x: Tensor, here: Level, there: Level) -> Tensor:
-    m = frame.m(x, here)
-    return there.alpha * m + (there.sigma / here.sigma) * (x - here.alpha * m)
-
-
-METHODS: dict[str, Step] = {"euler": _euler, "heun": _heun, "exponential": _exponential}
+METHODS = ("euler", "heun", "exponential", "dopri5")
 
 
 def pf_ode(
     score: Score,
-    process: Process,
     x_T: Tensor,
     *,
-    steps: int = 100,
-    method: str = "euler",
-    spacing: str | None = None,
+    steps: int | Tensor = 100,
+    method: str = "exponential",
+    spacing: str | None = "log",
     save: Iterable[str] = (),
+    callback: Callback | None = None,
     probes: int = 8,
-    generator: torch.Generator | int | None = 0,
     tolerance: float = 1e-6,
+    generator: Generator = None,
+    progress: Progress = False,
 ) -> Tensor | Solution:
     """Integrate the probability-flow ODE of ``score`` from ``x_T`` at T down to eps.
 
-    Returns the sample, like ``x_T``; with ``save``, any of "path", "error" and "logp", a :class:`Solution`. ``probes``
-    and ``generator`` are for the divergence of a score that is not exact (Hutchinson 1989). ``dopri5`` chooses its own
-    steps to the relative ``tolerance``; ``steps`` are then the times that are saved, and a batch shares its steps.
+    Args:
+        score: a :class:`~vkernel.score.base.Score`; wrap a function with ``vk.as_score``.
+        x_T: starts, ``(*batch, *shape)``.
+        steps: number of steps, or the descending times themselves.
+        method: "exponential" (DDIM), "euler", "heun" or "dopri5", which chooses its own steps to the relative
+            ``tolerance``; ``steps`` are then the times that are saved, and a batch shares its steps.
+        spacing: "log" (even in log σ/α), "uniform" or "edm".
+        save: any of "path", "error" (by halving the step) and "logp".
+        callback: called as ``callback(step, t, x)`` at the start and after each step.
+        probes, generator: for the divergence of a score that is not exact (Hutchinson 1989).
+
+    Returns:
+        the sample, like ``x_T``; with ``save`` a :class:`~vkernel.sample.loop.Solution`.
     """
-    save = (save,) if isinstance(save, str) else tuple(save)
-    for name in save:
-        require(name in SAVES, f"save takes any of {', '.join(SAVES)}; got {name!r}.")
-    require(
-        method in METHODS or method == "dopri5", f"method must be one of {', '.join(METHODS)}, dopri5; not {method!r}."
-    )
+    save = check_save(save, ("path", "error", "logp"))
+    _check_method(method)
     require(tolerance > 0, f"tolerance must be positive; got {tolerance}.")
-    frame = Frame(score, process, x_T, steps, spacing)
-    silent = frame.levels()[-1].sigma == 0
-    good = not silent or (method in ("euler", "exponential") and "logp" not in save)
-    require(good, f"There is no noise at eps in {process!r}: only Euler and exponential steps arrive there.")
+    problem = Problem(score, x_T, steps, spacing)
+    noiseless = problem.levels[-1].sigma == 0
+    good = not noiseless or (method in ("euler", "exponential") and "logp" not in save)
+    require(good, f"There is no noise at eps in {problem.process!r}: only Euler and exponential steps arrive there.")
     signs = None
     if "logp" in save and not isinstance(score, EmpiricalScore):
         require(probes >= 1, f"Hutchinson's estimate needs at least one probe; got {probes}.")
-        source = rng.as_generator(generator)
-        signs = rng.randn((probes, *frame.x_T.shape), source, frame.x_T.device, frame.x_T.dtype).sign()
-
-    run = _adaptive if method == "dopri5" else _fixed
-    x, path, lost = run(frame, METHODS.get(method), "path" in save, "logp" in save, signs, tolerance)
+        x = problem.x_T
+        signs = rng.randn((probes, *x.shape), rng.as_generator(generator), x.device, x.dtype).sign()
+    likelihood = _Likelihood(problem, signs) if "logp" in save else None
+    x, path = _solve(problem, method, tolerance, "path" in save, callback, progress, likelihood)
     if not save:
-        return frame.out(x)
-    error = logp = None
+        return problem.out(x)
+    error = None
     if "error" in save:
-        finer = Frame(score, process, x_T, 2 * steps, spacing)
-        other = run(finer, METHODS.get(method), False, False, None, tolerance / 32)[0]
-        error = frame.norm(process.unwhiten(x - other))
-    if lost is not None:
-        logp = _log_likelihood(frame, lost)
-    return Solution(
-        frame.out(x),
-        frame.times,
-        None if path is None else torch.stack([frame.out(p) for p in path]),
-        error,
-        logp,
+        finer = Problem(score, x_T, _refined(steps), spacing)
+        error = problem.norm(problem.process.unwhiten(x - _solve(finer, method, tolerance / 32)[0]))
+    states = torch.stack([problem.out(p) for p in path]) if "path" in save else None
+    logp = None if likelihood is None else likelihood.value()
+    return Solution(problem.out(x), problem.times, states, error, logp)
+
+
+def pf_ode_end(problem: Problem, method: str, tolerance: float = 1e-6) -> Tensor:
+    """Return the end of the flow in whitened coordinates; NaN or infinite values stay in it."""
+    _check_method(method)
+    try:
+        return _solve(problem, method, tolerance)[0]
+    except AssertionError:  # torchdiffeq raises this when its adaptive step underflows
+        return torch.full_like(problem.x_T, torch.nan)
+
+
+def drift(problem: Problem, x: Tensor, at: Level) -> Tensor:
+    """Return dx/dt of the flow, in the form that does not cancel where alpha vanishes."""
+    rate = at.D / at.sigma**2 - at.beta
+    return rate * x - (at.alpha * at.D / at.sigma**2) * problem.m(x, at)
+
+
+def euler(problem: Problem, x: Tensor, here: Level, there: Level) -> Tensor:
+    """Take one Euler step."""
+    return x + (there.t - here.t) * drift(problem, x, here)
+
+
+def heun(problem: Problem, x: Tensor, here: Level, there: Level) -> Tensor:
+    """Take one step of Heun's method."""
+    dt = there.t - here.t
+    first = drift(problem, x, here)
+    return x + dt / 2 * (first + drift(problem, x + dt * first, there))
+
+
+def exponential(problem: Problem, x: Tensor, here: Level, there: Level) -> Tensor:
+    """Take one exponential (DDIM) step, exact while the denoiser is constant."""
+    m = problem.m(x, here)
+    return there.alpha * m + (there.sigma / here.sigma) * (x - here.alpha * m)
+
+
+STEPS = {"euler": euler, "heun": heun, "exponential": exponential}
+
+
+def _check_method(method: str) -> None:
+    require(method in METHODS, f"method must be one of {', '.join(METHODS)}; not {method!r}.")
+
+
+def _refined(steps: int | Tensor) -> int | Tensor:
+    """Return twice as many steps: a given grid gets midpoints."""
+    if not isinstance(steps, Tensor):
+        return 2 * steps
+    middle = (steps[1:] + steps[:-1]) / 2
+    return torch.cat([torch.stack([steps[:-1], middle], 1).flatten(), steps[-1:]])
+
+
+class _Likelihood:
+    """The integral of the log-likelihood along the flow, by the trapezoidal rule in log(sigma/alpha)."""
+
+    def __init__(self, problem: Problem, probes: Tensor | None) -> None:
+        self.problem, self.probes = problem, probes
+        self.lost: Tensor | None = None
+        self.before: tuple[float, Tensor] | None = None
+
+    def trace(self, x: Tensor, t: float) -> Tensor:
+        x = self.problem.process.unwhiten(x)
+        return self.problem.score.noise_trace(x, t, 8 if self.probes is None else self.probes)
+
+    def add(self, level: Level, x: Tensor) -> None:
+        """Add the interval from the previous level to this one."""
+        after = self.trace(x, level.t)
+        if self.before is None or self.lost is None:
+            self.lost = torch.zeros_like(after)
+        else:
+            ratio, before = self.before
+            self.lost = self.lost + (ratio - level.log_ratio) * (before + after) / 2
+        self.before = level.log_ratio, after
+
+    def value(self) -> Tensor:
+        """Return log p(x_eps), ``(*batch,)``."""
+        problem, lost = self.problem, self.lost
+        assert lost is not None
+        first, last, d = problem.levels[0], problem.levels[-1], math.prod(problem.shape)
+        prior = -0.5 * (problem.norm(problem.x_T) / first.sigma) ** 2 - 0.5 * d * math.log(2 * math.pi * first.sigma**2)
+        white = prior + d * math.log(first.sigma / last.sigma) - lost
+        return white - (problem.process.half_log_det if isinstance(problem.process, Anisotropic) else 0.0)
+
+
+def _solve(
+    problem: Problem,
+    method: str,
+    tolerance: float,
+    keep: bool = False,
+    callback: Callback | None = None,
+    progress: Progress = False,
+    likelihood: _Likelihood | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """Integrate in whitened coordinates; return the end and, if ``keep``, the states."""
+    outward = problem.outward(callback)
+    if method == "dopri5":
+        return _adaptive(problem, tolerance, keep, outward, likelihood)
+    step = STEPS[method]
+    levels = iter(problem.levels)
+
+    def watch(k: int, t: float, x: Tensor) -> None:
+        if likelihood is not None:
+            likelihood.add(next(levels), x)
+        if outward is not None:
+            outward(k, t, x)
+
+    return integrate(
+        problem.x_T,
+        problem.levels,
+        lambda x, here, there: step(problem, x, here, there),
+        keep=keep,
+        callback=None if likelihood is None and outward is None else watch,
+        progress=progress,
     )
 
 
-def march(frame: Frame, method: str, tolerance: float = 1e-6) -> Tensor:
-    """The end of the flow in the frame's coordinates, which may hold what is not finite."""
-    good = method in METHODS or method == "dopri5"
-    require(good, f"method must be one of {', '.join(METHODS)}, dopri5; not {method!r}.")
-    run = _adaptive if method == "dopri5" else _fixed
-    return run(frame, METHODS.get(method), False, False, None, tolerance)[0]
-
-
-def _fixed(
-    frame: Frame, step: Step | None, keep: bool, likelihood: bool, probes: Tensor | None, tolerance: float
-) -> tuple[Tensor, list[Tensor] | None, Tensor | None]:
-    """Steps on the grid; the likelihood's integral by the trapezoidal rule in log(sigma/alpha)."""
-    assert step is not None
-    x, levels = frame.x_T, frame.levels()
-    path = [x] if keep else None
-    before = frame.noise_trace(x, levels[0], probes) if likelihood else None
-    lost = None if before is None else torch.zeros_like(before)
-    for here, there in pairwise(levels):
-        x = step(frame, x, here, there)
-        if path is not None:
-            path.append(x)
-        if lost is not None and before is not None:
-            after = frame.noise_trace(x, there, probes)
-            lost = lost + (here.log_ratio - there.log_ratio) * (before + after) / 2
-            before = after
-    return x, path, lost
-
-
 def _adaptive(
-    frame: Frame, step: Step | None, keep: bool, likelihood: bool, probes: Tensor | None, tolerance: float
-) -> tuple[Tensor, list[Tensor] | None, Tensor | None]:
-    """Dormand and Prince's method through torchdiffeq, in log(sigma/alpha)."""
+    problem: Problem, tolerance: float, keep: bool, callback: Callback | None, likelihood: _Likelihood | None
+) -> tuple[Tensor, list[Tensor]]:
+    """Integrate by Dormand and Prince's method through torchdiffeq, in log(sigma/alpha)."""
     from torchdiffeq import odeint
 
-    levels = frame.levels()
-    low, high = frame.base._ratios()
-
-    def at(u: Tensor) -> Level:
-        ratio = u.detach().double().exp().cpu().clamp(low, high)
-        t = frame.base.time(ratio)
-        numbers = (float(getattr(frame.base, name)(t)) for name in ("alpha", "sigma", "beta", "D"))
-        return Level(float(t), *numbers)
+    levels, x_T = problem.levels, problem.x_T
+    ends = torch.tensor([problem.base.eps, problem.base.T], dtype=torch.float64)
+    low, high = (problem.base.sigma(ends) / problem.base.alpha(ends)).tolist()
 
     def slope(u: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        level = at(u)
+        t = problem.base.time(u.detach().double().exp().cpu().clamp(low, high))
+        level = Level.at(problem.base, t.reshape(1))[0]
         size = math.hypot(level.alpha, level.sigma)
         x = state[0] * size
-        m = frame.m(x, level)
-        dz = (x - level.alpha * m) / size - (level.sigma / size) ** 2 * state[0]
-        if len(state) == 1:
-            return (dz,)
-        return dz, -frame.noise_trace(x, level, probes).to(dz.dtype)
+        dz = (x - level.alpha * problem.m(x, level)) / size - (level.sigma / size) ** 2 * state[0]
+        return (dz,) if likelihood is None else (dz, -likelihood.trace(x, level.t).to(dz.dtype))
 
-    start = levels[0]
-    state: tuple[Tensor, ...] = (frame.x_T / math.hypot(start.alpha, start.sigma),)
-    if likelihood:
-        batch = frame.x_T.shape[: frame.x_T.ndim - frame.event]
-        state = (*state, torch.zeros(batch, dtype=frame.x_T.dtype, device=frame.x_T.device))
-    wanted = levels if keep else [levels[0], levels[-1]]
-    u = torch.tensor([level.log_ratio for level in wanted], dtype=torch.float64, device=frame.x_T.device)
+    state: tuple[Tensor, ...] = (x_T / math.hypot(levels[0].alpha, levels[0].sigma),)
+    if likelihood is not None:
+        state = (*state, torch.zeros(problem.batch, dtype=x_T.dtype, device=x_T.device))
+    wanted = levels if keep or callback is not None else [levels[0], levels[-1]]
+    u = torch.tensor([level.log_ratio for level in wanted], dtype=torch.float64, device=x_T.device)
     found = odeint(slope, state, u, rtol=tolerance, atol=tolerance, method="dopri5")
     xs = [z * math.hypot(level.alpha, level.sigma) for z, level in zip(found[0], wanted, strict=True)]
-    lost = found[1][-1].double() if likelihood else None
-    return xs[-1], xs if keep else None, lost
-
-
-def _log_likelihood(frame: Frame, lost: Tensor) -> Tensor:
-    first, last, d = frame.levels()[0], frame.levels()[-1], math.prod(frame.shape)
-    prior = -0.5 * (frame.norm(frame.x_T) / first.sigma) ** 2 - 0.5 * d * math.log(2 * math.pi * first.sigma**2)
-    white = prior + d * math.log(first.sigma / last.sigma) - lost
-    return white - getattr(frame.process, "half_log_det", 0.0)
+    if callback is not None:
+        for k, (level, x) in enumerate(zip(wanted, xs, strict=True)):
+            callback(k, level.t, x)
+    if likelihood is not None:
+        likelihood.lost = found[1][-1].double()
+    return xs[-1], xs

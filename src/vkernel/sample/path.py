@@ -30,10 +30,11 @@ step is refined (:func:`most_probable` warns). What has a meaning of its own is 
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,15 +43,15 @@ from vkernel.core import rng
 from vkernel.core.covariance import Covariance, Generator
 from vkernel.core.errors import require
 from vkernel.core.estimate import Estimate
-from vkernel.process import Process
-from vkernel.sample.sde import VKernel
-from vkernel.score.conversions import Score
+from vkernel.sample.loop import Level, grid, integrate
+from vkernel.sample.sde import VKernel, check_kernel
+from vkernel.score.base import Score, check_score
 
 __all__ = ["action", "bundle_probability", "cumulants", "log_prob", "most_probable", "probability", "residual"]
 __all__ += ["simulate", "zero_action"]
 
 Grid = int | Tensor  # a number of steps on the process's own grid, or descending times
-Noise = Callable[[int, Tensor, float], Tensor]
+Noise = Callable[[int, Tensor, Level, float], Tensor]
 DENSE, ALONG = 64, 2048  # largest d, and largest steps × d of a quenched V, for which matrices are formed
 WHITE, FACTORS, FUNCTION = 1e-6, 1e-10, 3e-5  # standard deviations that are zero beside the largest, by kind of V
 
@@ -66,20 +67,20 @@ class _Chain(NamedTuple):
     room: Tensor  # |R| up to which it is rounding, (steps, *batch)
 
 
-def residual(path: Tensor, s_avg: Score, process: Process, times: Tensor | None = None) -> Tensor:
+def residual(path: Tensor, mean: Score, times: Tensor | None = None) -> Tensor:
     r""":math:`R = \dot x + \beta x + D s_{avg}` at the pre-step points, ``(steps, *batch, d)``: zero on the PF-ODE."""
-    return _chain(path, s_avg, None, process, times).R.to(path.dtype)
+    return _chain(path, mean, None, times).R.to(path.dtype)
 
 
 def cumulants(
-    path: Tensor, response: Tensor, s_avg: Score, V: VKernel, process: Process, times: Tensor | None = None
+    path: Tensor, response: Tensor, V: VKernel, mean: Score | None = None, times: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     r"""The first two cumulants of a path and its ``response`` field p, ``(steps, *batch, d)``; both ``(*batch,)``.
 
     :math:`M_1 = \sum_k \Delta_k p_k \cdot R_k`, the *real number that multiplies i*; :math:`M_2 = \sum_k \Delta_k p_k^T
     D\,\mathrm{Cov}\,D\, p_k` for a white V, :math:`\sum_{kl} \Delta_k \Delta_l p_k^T V_{kl}\, p_l` for a quenched one.
     """
-    c = _chain(path, s_avg, V, process, times)
+    c = _chain(path, mean, V, times)
     good = isinstance(response, Tensor) and response.shape == c.R.shape and bool(response.isfinite().all())
     require(good, f"The response field must be finite and have the shape of the residual, {tuple(c.R.shape)}.")
     p = response.detach().to(c.x)
@@ -87,82 +88,101 @@ def cumulants(
     return (c.dt * p * c.R).sum((0, -1)).to(path.dtype), second.to(path.dtype)
 
 
-def action(path: Tensor, s_avg: Score, V: VKernel, process: Process, times: Tensor | None = None) -> Tensor:
+def action(path: Tensor, V: VKernel, mean: Score | None = None, times: Tensor | None = None) -> Tensor:
     r"""The quadratic (Freidlin–Wentzell) action :math:`\tfrac12 R^T V^+ R` of each path, ``(*batch,)``.
 
     White: :math:`\sum_k \tfrac12 \Delta_k R_k^T (D\,\mathrm{Cov}\,D)^+ R_k`. Quenched, with factors: the least
     :math:`\tfrac12 |w|^2` of unit normal weights w that make the path. +inf, and a warning, where no noise makes it.
     """
-    return _weigh(_chain(path, s_avg, V, process, times), V)[0].to(path.dtype)
+    return _weigh(_chain(path, mean, V, times), V)[0].to(path.dtype)
 
 
-def log_prob(path: Tensor, s_avg: Score, V: VKernel, process: Process, times: Tensor | None = None) -> Tensor:
+def log_prob(path: Tensor, V: VKernel, mean: Score | None = None, times: Tensor | None = None) -> Tensor:
     r"""The log-density of each path given its first point, in the coordinates :math:`x_1 \dots x_N`; ``(*batch,)``.
 
     :math:`-\tfrac12 R^T V^+ R - \tfrac12 \log\det(2\pi V) - d \sum_k \log \Delta_k`, V on the path (see the module's
     text for a singular V); -inf, and a warning, off the support. A path that is certain (V = 0, R = 0) has 0.
     """
-    square, norm = _weigh(_chain(path, s_avg, V, process, times), V)
+    square, norm = _weigh(_chain(path, mean, V, times), V)
     return (norm - square).to(path.dtype)
 
 
-def zero_action(s_avg: Score, process: Process, x_T: Tensor, steps: Grid, spacing: str | None = None) -> Tensor:
-    """The PF-ODE path of ``s_avg`` by Euler's method, ``(steps + 1, *batch, d)``: the zero of the quadratic action."""
-    _door(s_avg, None, process)
-    return _walk(_start(x_T), s_avg, process, _grid(process, steps, spacing), lambda k, x, t: 0 * x).to(x_T.dtype)
+def zero_action(score: Score, x_T: Tensor, steps: Grid, spacing: str | None = "log") -> Tensor:
+    """Return the PF-ODE path of ``score`` by Euler's method, ``(steps + 1, *batch, d)``: its quadratic action is 0."""
+    score, start = _vectors(check_score(score, "A path")), _start(x_T)
+    return _walk(start, score, grid(score.process, steps, spacing), lambda k, x, here, dt: 0 * x).to(x_T.dtype)
 
 
 def simulate(
-    s_avg: Score, V: VKernel, process: Process, x_T: Tensor, *, steps: Grid, samples: int, generator: Generator = None
+    V: VKernel,
+    x_T: Tensor,
+    *,
+    steps: Grid,
+    samples: int,
+    mean: Score | None = None,
+    spacing: str | None = "log",
+    generator: Generator = None,
 ) -> Tensor:
-    """Paths, ``(steps + 1, samples, *x_T.shape)``; a quenched V draws one field per sample, which a batch shares."""
-    _door(s_avg, V, process)
+    """Return paths, ``(steps + 1, samples, *x_T.shape)``; a quenched V draws one field per sample of the batch."""
+    mean = _vectors(check_kernel(V, mean))
     require(isinstance(samples, int) and samples >= 1, f"samples must be a whole number ≥ 1; got {samples!r}.")
-    x, source, times = _start(x_T), rng.as_generator(generator), _grid(process, steps)
-    dt, D = (-times.diff()).tolist(), process.D(times).tolist()
+    x, source, times = _start(x_T), rng.as_generator(generator), grid(mean.process, steps, spacing)
     field = None if V.white else V.draw(samples, source)
 
-    def noise(k: int, x: Tensor, t: float) -> Tensor:
-        return D[k] * (dt[k] * field(x, t) if field else math.sqrt(dt[k]) * _cov(V, x, t).draw(source))
+    def noise(k: int, x: Tensor, here: Level, dt: float) -> Tensor:
+        return here.D * (dt * field(x, here.t) if field else math.sqrt(dt) * _cov(V, x, here.t).draw(source))
 
-    return _walk(x.expand(samples, *x.shape).contiguous(), s_avg, process, times, noise).to(x_T.dtype)
+    return _walk(x.expand(samples, *x.shape).contiguous(), mean, times, noise).to(x_T.dtype)
 
 
 def probability(
-    event: Callable[[Tensor], Tensor], s_avg: Score, V: VKernel, process: Process, x_T: Tensor, **chain: Any
+    event: Callable[[Tensor], Tensor],
+    V: VKernel,
+    x_T: Tensor,
+    *,
+    steps: Grid,
+    samples: int,
+    mean: Score | None = None,
+    spacing: str | None = "log",
+    generator: Generator = None,
 ) -> Estimate:
-    """The probability of an event by simulation, with Wilson's interval; ``chain`` goes to :func:`simulate`.
+    """Estimate the probability of an event by :func:`simulate`, with Wilson's interval.
 
     ``event`` takes paths ``(steps + 1, samples, *batch, d)`` and returns booleans ``(samples, *batch)``.
     """
-    paths = simulate(s_avg, V, process, x_T, **chain)
+    paths = simulate(V, x_T, steps=steps, samples=samples, mean=mean, spacing=spacing, generator=generator)
     hit, n = event(paths), paths.shape[1]
     good = isinstance(hit, Tensor) and hit.dtype == torch.bool and hit.shape == paths.shape[1:-1]
     require(good, f"The event must return booleans of shape {tuple(paths.shape[1:-1])}.")
-    p, z2 = hit.double().mean(0), 1.959963984540054**2
-    centre, half = p + z2 / (2 * n), (z2 * (p * (1 - p) / n + z2 / (4 * n**2))).sqrt()
-    low, high = ((centre + sign * half).div(1 + z2 / n).clamp(0, 1) for sign in (-1, 1))
-    return Estimate(*(a if a.ndim else float(a) for a in (p, (p * (1 - p) / n).sqrt(), low, high)))
+    return Estimate.of_share(hit.sum(0), n)
 
 
 def bundle_probability(
-    paths: Tensor, s_avg: Score, V: VKernel, process: Process, cell: float | Tensor, times: Tensor | None = None
+    paths: Tensor, V: VKernel, cell: float | Tensor, mean: Score | None = None, times: Tensor | None = None
 ) -> Tensor:
     """The probability of a bundle: the density summed over ``paths (steps + 1, bundle, *batch, d)`` times ``cell``.
 
     ``cell`` is the volume of path space (of x_1 … x_N) for which a path stands: one number, or one for each path.
     The shares of single paths are ``log_prob(paths, …).softmax(0)``.
     """
-    require(getattr(paths, "ndim", 0) >= 3, "A bundle of paths is a tensor (steps + 1, bundle, *batch, d).")
+    require(
+        isinstance(paths, Tensor) and paths.ndim >= 3, "A bundle of paths is a tensor (steps + 1, bundle, *batch, d)."
+    )
     volume = torch.as_tensor(cell, dtype=torch.float64, device=paths.device)
     good = bool((volume > 0).all() and volume.isfinite().all()) and volume.shape in ((), (paths.shape[1],))
     require(good, f"cell must be a positive volume, one number or one for each path; got {cell!r}.")
-    log = log_prob(paths, s_avg, V, process, times)
+    log = log_prob(paths, V, mean, times)
     return (log.double() + volume.log().reshape(-1, *(1,) * (log.ndim - 1))).logsumexp(0).exp().to(log.dtype)
 
 
 def most_probable(
-    s_avg: Score, V: VKernel, process: Process, x_T: Tensor, *, steps: Grid, x_end: Tensor | None = None
+    V: VKernel,
+    x_T: Tensor,
+    *,
+    steps: Grid,
+    mean: Score | None = None,
+    x_end: Tensor | None = None,
+    spacing: str | None = "log",
 ) -> Tensor:
     r"""The mode of the chain from ``x_T`` (to ``x_end``, if given), ``(steps + 1, *batch, d)``; small d and few steps.
 
@@ -171,41 +191,44 @@ def most_probable(
     field*, where the density is normal: with a free end the mean field, so :func:`zero_action`; to ``x_end`` the least
     :math:`\tfrac12|w|^2` that ends there, by Newton's iteration from weights to the end (for a V with factors).
     """
-    _door(s_avg, V, process)
-    start, times = _start(x_T), _grid(process, steps).to(x_T.device)
-    d, dt, D = start.shape[-1], -times.diff(), process.D(times)
+    mean = _vectors(check_kernel(V, mean))
+    start, times = _start(x_T), grid(mean.process, steps, spacing)
+    d, dt = start.shape[-1], -times.diff()
     require(d <= DENSE, f"most_probable forms matrices: it needs d ≤ {DENSE}; here d = {d}.")
     goal = None if x_end is None else _start(x_end, "x_end")
     require(goal is None or goal.shape == start.shape, f"x_end must have the shape of x_T, {tuple(start.shape)}.")
     if not V.white and goal is None:
-        return zero_action(s_avg, process, x_T, times)
-    require(V.white or hasattr(V, "factors"), "A quenched mode with a given end needs a V with factors (FiniteRank).")
+        return zero_action(mean, x_T, times)
+    first = V.factors(start, float(times[0]))
+    require(V.white or first is not None, "A quenched mode with a given end needs a V with factors (FiniteRank).")
 
     def walk(z: Tensor) -> tuple[Tensor, Tensor]:
         """The paths that noise ``z (many, *batch, n)`` makes, and -log_prob where a white V makes them."""
         z = torch.nn.functional.pad(z, (0, count - z.shape[-1]))
         cost = 0.5 * z.square().sum(-1)
 
-        def noise(k: int, x: Tensor, t: float) -> Tensor:
+        def noise(k: int, x: Tensor, here: Level, dt: float) -> Tensor:
             nonlocal cost
             if not V.white:
-                return dt[k] * D[k] * (z.movedim(-1, 0)[..., None] * V.factors(x, t)).sum(0)  # type: ignore[attr-defined]
-            values, vectors = _spectrum(dt[k] * D[k] ** 2 * _cov(V, x, t).dense())
+                factors = V.factors(x, here.t)
+                assert factors is not None
+                return dt * here.D * (z.movedim(-1, 0)[..., None] * factors).sum(0)
+            values, vectors = _spectrum(dt * here.D**2 * _cov(V, x, here.t).dense())
             cost = cost + 0.5 * torch.where(values > 0, 2 * math.pi * values, 1.0).log().sum(-1)
             inside = vectors.mT @ z[..., k * d : (k + 1) * d, None]
             return (vectors @ (values.sqrt()[..., None] * inside)).squeeze(-1)
 
-        return _walk(start.expand(*z.shape[:-1], d), s_avg, process, times, noise), cost
+        return _walk(start.expand(*z.shape[:-1], d), mean, times, noise), cost
 
     def minus_log_prob(z: Tensor) -> Tensor:
         path, cost = walk(z)
         if goal is None:
             return cost
-        path[-1] = goal  # whatever z says of the last step
-        square, norm = _weigh(_chain(path, s_avg, V, process, times), V)
+        path[-1] = goal  # the last step is fixed, whatever z is
+        square, norm = _weigh(_chain(path, mean, V, times), V)
         return square - norm
 
-    count = len(dt) * d if V.white else len(V.factors(start, float(times[0])))  # type: ignore[attr-defined]
+    count = len(dt) * d if V.white or first is None else len(first)
     z = start.new_zeros(*start.shape[:-1], count)
     if goal is not None:
         z = _reach(lambda z: walk(z)[0][-1], z, goal)
@@ -317,9 +340,10 @@ def _factors(c: _Chain, V: VKernel) -> tuple[Tensor, float]:
         values, vectors = _spectrum(torch.stack(covs) * (D**2 / c.dt)[..., None])
         return vectors * values.sqrt()[..., None, :], WHITE
     require(n * d <= ALONG, f"A quenched V along the path needs steps·d ≤ {ALONG}; here it is {n * d}.")
-    if hasattr(V, "factors"):
-        rows = [V.factors(y, t) for y, t in zip(x, c.t, strict=False)]
-        return (D * torch.stack(rows, 1).double()).movedim((0, 1), (-1, -3)).flatten(-3, -2), FACTORS
+    rows = [V.factors(y, t) for y, t in zip(x, c.t, strict=False)]
+    finite = [row for row in rows if row is not None]
+    if len(finite) == len(rows):
+        return (D * torch.stack(finite, 1).double()).movedim((0, 1), (-1, -3)).flatten(-3, -2), FACTORS
     t = torch.tensor(c.t[:-1], dtype=x.dtype, device=x.device).reshape(-1, *(1,) * (x.ndim - 2))
     there = x[None].expand(n, *x.shape)
     k = V.cov(x[:, None].expand_as(there), t[:, None], there, t[None]).dense()
@@ -343,21 +367,14 @@ def _cov(V: VKernel, x: Tensor, t: float) -> Covariance:
     return cov
 
 
-def _door(s_avg: Score, V: VKernel | None, process: Process) -> None:
-    require(isinstance(process, Process), f"A path needs a forward process such as vk.VP(), not {process!r}.")
-    require(process.base is process, "Paths are weighed for isotropic processes; whiten the data first.")
-    require(V is None or hasattr(V, "white"), f"V must be a V-kernel such as vk.kernels.Naive, not {V!r}.")
-    for name, one in (("mean score", s_avg), ("V-kernel", V)):
-        own = getattr(one, "process", process)
-        require(own == process, f"The {name} belongs to another process ({own!r}) than the path's ({process!r}).")
-    shape = getattr(getattr(s_avg, "data", None), "shape", (0,))
-    require(len(shape) == 1, "Paths are of vectors, (steps + 1, *batch, d): flatten the data's events first.")
-
-
-def _grid(process: Process, steps: Grid, spacing: str | None = None) -> Tensor:
-    grid = process.times(steps, spacing) if isinstance(steps, int) else torch.as_tensor(steps, dtype=torch.float64)
-    require(grid.ndim == 1 and bool((grid.diff() < 0).all()), "The times of a path must descend, from T down to eps.")
-    return process.check(grid)
+def _vectors(score: Score) -> Score:
+    """Return the score, refused unless its process is isotropic and its events are vectors."""
+    require(score.process.base is score.process, "Paths are weighed for isotropic processes; whiten the data first.")
+    require(
+        score.shape is None or len(score.shape) == 1,
+        "Paths are of vectors, (steps + 1, *batch, d): flatten the data's events first.",
+    )
+    return score
 
 
 def _start(x: Tensor, name: str = "x_T") -> Tensor:
@@ -366,35 +383,43 @@ def _start(x: Tensor, name: str = "x_T") -> Tensor:
     return x.detach().double()
 
 
-def _drift(x: Tensor, s_avg: Score, t: float, beta: float, D: float) -> Tensor:
-    s = s_avg(x, t)
-    require(getattr(s, "shape", None) == x.shape, f"The mean score must return a tensor like x, {tuple(x.shape)}.")
-    return beta * x + D * s.detach().double()
+def _drift(x: Tensor, mean: Score, at: Level) -> Tensor:
+    s = mean(x, at.t)
+    good = isinstance(s, Tensor) and s.shape == x.shape
+    require(good, f"The mean score must return a tensor like x, {tuple(x.shape)}.")
+    return at.beta * x + at.D * s.detach().double()
 
 
-def _walk(x: Tensor, s_avg: Score, process: Process, times: Tensor, noise: Noise) -> Tensor:
-    """The chain from ``x``; ``noise(k, x, t)`` is what a step adds to the drift's."""
-    path, t, beta, D = [x], times.tolist(), process.beta(times).tolist(), process.D(times).tolist()
-    for k in range(len(t) - 1):
-        x = x + (t[k] - t[k + 1]) * _drift(x, s_avg, t[k], beta[k], D[k]) + noise(k, x, t[k])
+def _walk(x: Tensor, mean: Score, times: Tensor, noise: Noise) -> Tensor:
+    """Return the chain from ``x``; ``noise(k, x, here, dt)`` is added to the drift of step k."""
+    count = itertools.count()
+
+    def step(x: Tensor, here: Level, there: Level) -> Tensor:
+        dt = here.t - there.t
+        x = x + dt * _drift(x, mean, here) + noise(next(count), x, here, dt)
         require(bool(x.isfinite().all()), "The path diverged: NaN or infinite values. Take more steps, or log spacing.")
-        path.append(x)
-    return torch.stack(path)
+        return x
+
+    return torch.stack(integrate(x, Level.at(mean.process, times), step, keep=True)[1])
 
 
-def _chain(path: Tensor, s_avg: Score, V: VKernel | None, process: Process, times: Tensor | None) -> _Chain:
-    """A path, checked at the door, and its residual."""
-    _door(s_avg, V, process)
+def _chain(path: Tensor, mean: Score | None, V: VKernel | None, times: Tensor | None) -> _Chain:
+    """Return a checked path and its residual."""
+    score = _vectors(check_score(mean, "A path") if V is None else check_kernel(V, mean))
+    process = score.process
     good = isinstance(path, Tensor) and path.ndim >= 2 and path.shape[0] >= 2 and path.is_floating_point()
     require(good, "A path is a tensor of real numbers, (steps + 1, *batch, d), of at least one step.")
     require(bool(path.isfinite().all()), "The path holds NaN or infinite values.")
-    x, grid = path.detach().double(), _grid(process, len(path) - 1 if times is None else times)
-    require(len(grid) == len(x), f"A path of {len(x) - 1} steps has {len(x)} times; got {len(grid)}.")
-    beta, D, S = (a.to(x.device) for a in (process.beta(grid), process.D(grid), process.S(grid)))
-    along = zip(x[:-1], grid.tolist(), beta.tolist(), D.tolist(), strict=False)
-    drift = torch.stack([_drift(y, s_avg, *at) for y, *at in along])
-    dt, D, S = (a.reshape(-1, *(1,) * (x.ndim - 1)) for a in (-grid.diff().to(x.device), D[:-1], S[:-1]))
+    x, when = path.detach().double(), grid(process, len(path) - 1 if times is None else times, "log")
+    require(len(when) == len(x), f"A path of {len(x) - 1} steps has {len(x)} times; got {len(when)}.")
+    drift = torch.stack([_drift(y, score, at) for y, at in zip(x, Level.at(process, when)[:-1], strict=False)])
+    dt, D, S = (
+        a.to(x.device).reshape(-1, *(1,) * (x.ndim - 1))
+        for a in (-when.diff(), process.D(when)[:-1], process.S(when)[:-1])
+    )
     far, rate = x.norm(dim=-1), (D / S)[..., 0]  # the score rounds as x/S does
     size = (far[1:] + far[:-1]) / dt[..., 0] + rate * far[:-1] + drift.norm(dim=-1)
     room = (1e-8 if path.dtype == torch.float64 else 1e-4) * size
-    return _Chain(x, grid.tolist(), dt, D, drift - x.diff(dim=0) / dt, room)
+    R = drift - x.diff(dim=0) / dt
+    rounding = 8 * torch.finfo(path.dtype).eps * size  # a residual of this size is zero; a small V would amplify it
+    return _Chain(x, when.tolist(), dt, D, R * (R.norm(dim=-1) > rounding)[..., None], room)

@@ -4,7 +4,7 @@ With :math:`\Delta > 0` the length of a step down in t, each is an Euler–Maruy
 
 * reverse SDE, for reference: :math:`x' = x + \Delta(\beta x + 2 D s) + \sqrt{2 D \Delta}\, z`;
 * naive estimator: the PF-ODE step with :math:`\hat s = s + \sqrt{\kappa/\Delta}\,(\tilde s(x_0) - s)`, where
-  :math:`x_0` is drawn from the posterior anew at every step;
+  :math:`x_0` is drawn from the posterior afresh at every step;
 * effective SDE: :math:`x' = x + \Delta(\beta x + D s_{avg}) + \xi`, where :math:`\xi` has the covariance V. A *white* V
   means fresh Gaussian noise of covariance :math:`\Delta D\,\mathrm{Cov}\,D`, in Itô's sense. A *quenched* V means one
   random field per trained model, drawn once: the chain is then an ODE, the PF-ODE of :math:`s_{avg} + \delta\hat s`.
@@ -15,8 +15,8 @@ Noise is drawn for all of ``x_T`` at every step.
 from __future__ import annotations
 
 import math
-from itertools import pairwise
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -24,146 +24,204 @@ from torch import Tensor
 from vkernel.core import rng
 from vkernel.core.covariance import Covariance, Generator
 from vkernel.core.errors import InputError, require
+from vkernel.core.progress import Progress
 from vkernel.process import Process
-from vkernel.sample.loop import Frame
+from vkernel.sample.loop import Callback, Level, Problem, Solution, Step
 from vkernel.sample.ode import pf_ode
-from vkernel.score.conversions import Score
+from vkernel.score.base import Score, Time, check_score
 from vkernel.score.empirical import EmpiricalScore
 
-__all__ = ["VKernel", "effective_sde", "naive", "reverse_sde"]
+__all__ = ["Field", "Learned", "VKernel", "check_kernel", "effective_sde", "gaussian_noise", "naive", "reverse_sde"]
+
+Field = Callable[[Tensor, Time], Tensor]
 
 
-class VKernel(Protocol):
-    """What the effective dynamics needs of a V-kernel (see :mod:`vkernel.kernels`)."""
+class VKernel(ABC):
+    """What the effective dynamics needs of a V-kernel; the kernels are in :mod:`vkernel.kernels`."""
+
+    process: Process
+    white: bool = False
 
     @property
-    def white(self) -> bool: ...
+    @abstractmethod
+    def mean(self) -> Score:
+        """The mean score that belongs to the kernel."""
 
-    def cov(self, x: Tensor, t: Any, x2: Tensor | None = None, t2: Any = None) -> Covariance: ...
+    @abstractmethod
+    def cov(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
+        r"""Return :math:`\mathrm{Cov}_\theta[\hat s(x,t), \hat s(x',t')]`, paired over the broadcast batch."""
 
-    def draw(self, members: int, generator: Generator = None) -> Any: ...
+    @abstractmethod
+    def draw(self, members: int, generator: Generator = None) -> Field:
+        """Draw one field for each member: a function of ``x (members, *batch, *shape)`` and t that is like x."""
+
+    def factors(self, x: Tensor, t: Time) -> Tensor | None:
+        """Return factors of the covariance, ``(F, *batch, *shape)``, or ``None`` if it is not of finite rank."""
+        return None
+
+    def mean_and_noise(self, x: Tensor, t: Time, generator: Generator = None) -> tuple[Tensor, Tensor]:
+        """Return the mean score and a Gaussian draw with covariance ``cov(x, t)``, both like x."""
+        return self.mean(x, t), gaussian_noise(self, x, t, generator)
 
 
 def reverse_sde(
     score: Score,
-    process: Process,
     x_T: Tensor,
     *,
-    steps: int = 100,
+    steps: int | Tensor = 100,
+    spacing: str | None = "log",
+    save: Iterable[str] = (),
+    callback: Callback | None = None,
     generator: Generator = None,
-    spacing: str | None = None,
-) -> Tensor:
-    """Sample the reverse SDE of ``score`` from ``x_T``; the result is like ``x_T``."""
-    frame, source = Frame(score, process, x_T, steps, spacing), rng.as_generator(generator)
-    x, levels = frame.x_T, frame.levels()
-    for here, there in pairwise(levels):
+    progress: Progress = False,
+) -> Tensor | Solution:
+    """Sample the reverse SDE of ``score`` from ``x_T``; the result is like ``x_T``, or a Solution with ``save``."""
+    problem, source = Problem(score, x_T, steps, spacing), rng.as_generator(generator)
+
+    def step(x: Tensor, here: Level, there: Level) -> Tensor:
         dt = here.t - there.t
         z = rng.randn(tuple(x.shape), source, x.device, x.dtype)
-        x = x + dt * (here.beta * x + 2 * here.D * frame.s(x, here)) + math.sqrt(2 * here.D * dt) * z
-    return frame.out(x)
+        return x + dt * (here.beta * x + 2 * here.D * problem.s(x, here)) + math.sqrt(2 * here.D * dt) * z
+
+    return problem.solve(step, save, callback, progress)
 
 
 def naive(
     score: EmpiricalScore,
-    process: Process,
     x_T: Tensor,
     *,
     kappa: float,
-    steps: int = 100,
+    steps: int | Tensor = 100,
+    spacing: str | None = "log",
+    save: Iterable[str] = (),
+    callback: Callback | None = None,
     generator: Generator = None,
-    spacing: str | None = None,
-) -> Tensor:
-    """Sample with the naive score estimator of strength ``kappa`` (unit of t): x0 is drawn anew at every step.
+    progress: Progress = False,
+) -> Tensor | Solution:
+    """Sample with the naive score estimator of strength ``kappa`` (unit of t): x0 is drawn afresh at every step.
 
-    ``kappa = 0`` is the PF-ODE by Euler's method; at a step of length ``kappa`` the raw proxy score is used.
+    ``kappa = 0`` is the PF-ODE by Euler's method; at a step of length ``kappa`` the estimate is the raw proxy score.
     """
     require(isinstance(score, EmpiricalScore), "The naive estimator draws training points: it needs an EmpiricalScore.")
     require(
         isinstance(kappa, int | float) and math.isfinite(kappa) and kappa >= 0,
         f"kappa must be a number ≥ 0, in the unit of t; got {kappa!r}.",
     )
-    frame, source = Frame(score, process, x_T, steps, spacing), rng.as_generator(generator)
-    x, levels = frame.x_T, frame.levels()
-    for here, there in pairwise(levels):
+    problem, source = Problem(score, x_T, steps, spacing), rng.as_generator(generator)
+    process = problem.process
+
+    def step(x: Tensor, here: Level, there: Level) -> Tensor:
         dt = here.t - there.t
         posterior = score.posterior(process.unwhiten(x), here.t)
-        m = process.whiten(posterior.mean)
-        target = m
+        target = m = process.whiten(posterior.mean)
         if kappa > 0:
             x0 = process.whiten(posterior.sample(1, source)[0])
             target = m + math.sqrt(kappa / dt) * (x0 - m)
         rate, gain = here.D / here.sigma**2 - here.beta, here.alpha * here.D / here.sigma**2
-        x = x - dt * (rate * x - gain * target)
-    return frame.out(x)
+        return x - dt * (rate * x - gain * target)
+
+    return problem.solve(step, save, callback, progress)
 
 
 def effective_sde(
-    s_avg: Score,
     V: VKernel,
-    process: Process,
     x_T: Tensor,
     *,
-    steps: int = 100,
+    mean: Score | None = None,
     members: int | None = None,
+    steps: int | Tensor = 100,
+    method: str = "exponential",
+    spacing: str | None = "log",
+    save: Iterable[str] = (),
+    callback: Callback | None = None,
     generator: Generator = None,
-    spacing: str | None = None,
-    method: str = "euler",
-) -> Tensor:
-    """Sample what a typical trained model samples: mean score ``s_avg``, covariance ``V``.
+    progress: Progress = False,
+) -> Tensor | Solution:
+    """Sample what a typical trained model samples: mean score ``mean`` (default ``V.mean``), covariance ``V``.
 
     ``members=None`` draws one model for each sample, and the result is like ``x_T``; ``members=M`` draws M models that
-    all start from ``x_T``, and the result is ``(M, *x_T.shape)``. For a white V every sample has noise of its own, so M
-    members are M repetitions. ``method`` is the ODE method for a quenched V; a white V is Itô's, by Euler–Maruyama.
+    all start from ``x_T``, and the result is ``(M, *x_T.shape)``. For a white V every sample has independent noise, so
+    M members are M repetitions. ``method`` is the ODE method for a quenched V; a white V is integrated by
+    Euler–Maruyama, in Itô's sense. ``save`` and the other arguments are those of :func:`~vkernel.sample.pf_ode`.
     """
     require(members is None or (isinstance(members, int) and members >= 1), f"members must be ≥ 1; got {members!r}.")
-    frame, source = check(s_avg, V, process, x_T, steps, spacing), rng.as_generator(generator)
+    given, mean = mean, check_kernel(V, mean)
+    problem, source = Problem(mean, x_T, steps, spacing), rng.as_generator(generator)
+    start = x_T if members is None else x_T.expand(members, *x_T.shape)
     if V.white:
-        start = x_T if members is None else x_T.expand(members, *x_T.shape)
-        return _white(s_avg, V, process, start, steps, source, spacing)
-    require(process.base is process, "Quenched kernels are for isotropic processes; whiten the data first.")
-    start = x_T.reshape(-1, 1, *frame.shape) if members is None else x_T.expand(members, *x_T.shape)
-    field = V.draw(len(start), source)
+        white = Problem(mean, start, steps, spacing)
+        return white.solve(_euler_maruyama(V, white, given, source), save, callback, progress)
+    require(problem.base is problem.process, "Quenched kernels are for isotropic processes; whiten the data first.")
+    if members is None:
+        start = x_T.reshape(-1, 1, *problem.shape)
+    learned = Learned(mean, V.draw(len(start), source))
 
-    def learned(x: Tensor, t: Any) -> Tensor:
-        change = field(x, t)
+    def shaped(x: Tensor, lead: int = 0) -> Tensor:
+        return x.reshape(*x.shape[:lead], *x_T.shape) if members is None else x
+
+    found = pf_ode(
+        learned,
+        start.contiguous(),
+        steps=steps,
+        method=method,
+        spacing=spacing,
+        save=save,
+        callback=None if callback is None else lambda k, t, x: callback(k, t, shaped(x)),
+        generator=source,
+        progress=progress,
+    )
+    if isinstance(found, Tensor):
+        return shaped(found)
+    path = None if found.path is None else shaped(found.path, 1)
+    batch = problem.batch if members is None else (members, *problem.batch)
+    error, logp = (None if a is None else a.reshape(batch) for a in (found.error, found.logp))
+    return Solution(shaped(found.x), found.times, path, error, logp)
+
+
+def _euler_maruyama(V: VKernel, problem: Problem, mean: Score | None, source: torch.Generator) -> Step:
+    """Return the step of a white kernel; with the kernel's own mean, score and noise share one evaluation."""
+    process = problem.process
+
+    def step(x: Tensor, here: Level, there: Level) -> Tensor:
+        dt, data = here.t - there.t, process.unwhiten(x)
+        if mean is None:
+            s, noise = (process.unwhiten(a) for a in V.mean_and_noise(data, here.t, source))
+        else:
+            s, noise = problem.s(x, here), process.unwhiten(gaussian_noise(V, data, here.t, source))
+        return x + dt * (here.beta * x + here.D * s) + math.sqrt(dt) * here.D * noise
+
+    return step
+
+
+class Learned(Score):
+    """Mean score plus a field: the scores of several trained models, each at its own ``x[m]``."""
+
+    def __init__(self, mean: Score, field: Field) -> None:
+        self.base, self.field, self.process, self.shape = mean, field, mean.process, mean.shape
+
+    def __call__(self, x: Tensor, t: Time) -> Tensor:
+        change = self.field(x, t)
         good = isinstance(change, Tensor) and change.shape == x.shape
         require(good, f"The field of V returned the wrong shape for x of shape {tuple(x.shape)}.")
-        return s_avg(x, t) + change
-
-    x = pf_ode(learned, process, start.contiguous(), steps=steps, method=method, spacing=spacing)
-    assert isinstance(x, Tensor)
-    return x.reshape(x_T.shape) if members is None else x
+        return self.base(x, t) + change
 
 
-def check(s_avg: Score, V: VKernel, process: Process, x_T: Tensor, steps: int, spacing: str | None) -> Frame:
-    """Refuse what is no V-kernel, or another process's."""
-    require(hasattr(V, "cov") and hasattr(V, "white"), f"V must be a V-kernel such as vk.kernels.Naive, not {V!r}.")
-    own = getattr(V, "process", process)
-    require(own == process, f"The V-kernel belongs to another process ({own!r}) than the sampler's ({process!r}).")
-    return Frame(s_avg, process, x_T, steps, spacing)
+def check_kernel(V: VKernel, mean: Score | None) -> Score:
+    """Return the mean score to use with ``V``; refuse what is not a V-kernel, or belongs to another process."""
+    require(isinstance(V, VKernel), f"V must be a V-kernel such as vk.kernels.Naive, not {V!r}.")
+    mean = check_score(V.mean if mean is None else mean, "The effective dynamics")
+    require(
+        V.process == mean.process,
+        f"The V-kernel belongs to another process ({V.process!r}) than the mean score ({mean.process!r}).",
+    )
+    return mean
 
 
-def _white(
-    s_avg: Score, V: VKernel, process: Process, x_T: Tensor, steps: int, source: torch.Generator, spacing: str | None
-) -> Tensor:
-    frame = Frame(s_avg, process, x_T, steps, spacing)
-    x, levels = frame.x_T, frame.levels()
-    shared = getattr(V, "score_and_draw", None) if getattr(V, "score", None) is s_avg else None
-    for here, there in pairwise(levels):
-        dt, outside = here.t - there.t, process.unwhiten(x)
-        if shared is not None:
-            s, noise = (process.unwhiten(a) for a in shared(outside, here.t, source))
-        else:
-            s = frame.s(x, here)
-            noise = process.unwhiten(_draw(V, outside, here.t, source))
-        x = x + dt * (here.beta * x + here.D * s) + math.sqrt(dt) * here.D * noise
-    return frame.out(x)
-
-
-def _draw(V: VKernel, x: Tensor, t: float, source: torch.Generator) -> Tensor:
+def gaussian_noise(V: VKernel, x: Tensor, t: Time, generator: Generator) -> Tensor:
+    """Return a Gaussian draw with covariance ``V.cov(x, t)``, like x; refuse what is not a covariance."""
     cov = V.cov(x, t)
     if not isinstance(cov, Covariance) or cov.batch + cov.shape != tuple(x.shape):
         raise InputError(f"V.cov(x, t) must be a Covariance on shape {tuple(x.shape)}; got {cov!r}.")
-    noise = cov.draw(source)
+    noise = cov.draw(generator)
     require(bool(noise.isfinite().all()), "V is not a covariance here: its draw is not finite.")
     return noise

@@ -19,7 +19,7 @@ Nyström approximation of the given ``rank``: :math:`\Sigma \Omega (\Omega^T \Si
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -27,11 +27,10 @@ from torch import Tensor
 from vkernel.core import rng
 from vkernel.core.covariance import Covariance, Factored, Generator, Matrix
 from vkernel.core.errors import require
-from vkernel.process import Process
-from vkernel.sample.loop import Frame, Level
-from vkernel.sample.sde import VKernel, check
-from vkernel.score.conversions import Score
-from vkernel.score.empirical import EmpiricalScore
+from vkernel.core.progress import Progress
+from vkernel.sample.loop import Callback, Level, Problem, Solution, check_save, integrate
+from vkernel.sample.sde import VKernel, check_kernel
+from vkernel.score.base import Score
 
 __all__ = ["semiclassical"]
 
@@ -39,28 +38,40 @@ DENSE = 64  # up to this dimension the covariance is a matrix
 
 
 def semiclassical(
-    s_avg: Score,
     V: VKernel,
-    process: Process,
     x_T: Tensor,
     *,
-    steps: int = 100,
-    spacing: str | None = None,
+    mean: Score | None = None,
+    steps: int | Tensor = 100,
+    spacing: str | None = "log",
     rank: int = 16,
-    generator: Generator = 0,
-) -> tuple[Tensor, Covariance]:
-    """Mean and covariance of x at eps given ``x_T (*batch, *shape)``, to leading order in V."""
-    require(process.base is process, "The semiclassical law is for isotropic processes; whiten the data first.")
+    save: Iterable[str] = (),
+    callback: Callback | None = None,
+    generator: Generator = None,
+    progress: Progress = False,
+) -> tuple[Tensor | Solution, Covariance]:
+    """Return mean and covariance of x at eps given ``x_T (*batch, *shape)``, to leading order in V.
+
+    ``mean`` is the mean score (default ``V.mean``); ``rank`` and ``generator`` are those of the Nyström approximation
+    in more than 64 dimensions; ``callback(step, t, x)`` receives the deterministic path. With ``save="path"`` the mean
+    is a :class:`~vkernel.sample.loop.Solution` that holds this path.
+    """
+    save = check_save(save, ("path",))
+    mean = check_kernel(V, mean)
+    require(
+        mean.process.base is mean.process, "The semiclassical law is for isotropic processes; whiten the data first."
+    )
     require(rank >= 1, f"rank must be at least 1; got {rank}.")
-    kind = check(s_avg, V, process, x_T, steps, spacing).dtype
-    frame = Frame(s_avg, process, x_T.double(), steps, spacing)
-    levels, path = frame.levels(), [frame.x_T]
-    for here, there in pairwise(levels):
-        x = path[-1]
-        path.append(x + (here.t - there.t) * (here.beta * x + here.D * frame.s(x, here)))
-    chain = _Chain(frame, levels, path)
-    d = math.prod(frame.shape)
-    if hasattr(V, "factors"):
+    dtype = Problem(mean, x_T, steps, spacing).dtype
+    problem = Problem(mean, x_T.double(), steps, spacing)
+
+    def step(x: Tensor, here: Level, there: Level) -> Tensor:
+        return x + (here.t - there.t) * (here.beta * x + here.D * problem.s(x, here))
+
+    _, path = integrate(problem.x_T, problem.levels, step, keep=True, callback=callback, progress=progress)
+    chain = _Chain(problem, path)
+    d = math.prod(problem.shape)
+    if V.factors(problem.x_T, problem.levels[0].t) is not None:
         cov: Covariance = chain.factored(V)
     elif not V.white:
         require(d <= DENSE, f"A quenched V without factors needs d ≤ {DENSE}; here d = {d}.")
@@ -69,15 +80,16 @@ def semiclassical(
         cov = chain.white(V)
     else:
         cov = chain.nystrom(V, min(rank, d), rng.as_generator(generator))
-    return frame.out(path[-1]).to(kind), cov
+    states = [problem.out(x).to(dtype) for x in path]
+    return (Solution(states[-1], problem.times, torch.stack(states)) if save else states[-1]), cov
 
 
 class _Chain:
     """The linearised chain along one path."""
 
-    def __init__(self, frame: Frame, levels: list[Level], path: list[Tensor]) -> None:
-        self.frame, self.levels, self.path = frame, levels, path
-        self.batch = tuple(frame.x_T.shape[: frame.x_T.ndim - frame.event])
+    def __init__(self, problem: Problem, path: list[Tensor]) -> None:
+        self.problem, self.levels, self.path = problem, problem.levels, path
+        self.batch, self.shape = problem.batch, problem.shape
 
     def steps(self) -> range:
         return range(len(self.levels) - 1)
@@ -87,44 +99,40 @@ class _Chain:
 
     def push(self, k: int, v: Tensor, transposed: bool = False) -> Tensor:
         """A_k v, or its transpose."""
-        level, x, score = self.levels[k], self.path[k], self.frame.score
-        if isinstance(score, EmpiricalScore):  # symmetric
-            t = torch.tensor(level.t, dtype=torch.float64, device=x.device)
-            change = score._jacobian(x, t, v)
-        elif transposed:
-            change = torch.func.vjp(lambda y: self.frame.s(y, level), x)[1](v)[0]
-        else:
-            change = torch.func.jvp(lambda y: self.frame.s(y, level), (x,), (v,))[1]
+        level, x, score = self.levels[k], self.path[k], self.problem.score
+        change = (score.vjp if transposed else score.jvp)(x, level.t, v)
         return v + self.dt(k) * (level.beta * v + level.D * change)
 
     def matrix(self, k: int) -> Tensor:
         """A_k as matrices, ``(*batch, d, d)``."""
-        shape = self.frame.shape
+        shape = self.shape
         eye = torch.eye(math.prod(shape), dtype=torch.float64, device=self.path[0].device)
         columns = [self.push(k, e.reshape(shape).expand_as(self.path[k])).reshape(*self.batch, -1) for e in eye]
         return torch.stack(columns, -1)
 
     def white(self, V: VKernel) -> Covariance:
-        d = math.prod(self.frame.shape)
+        d = math.prod(self.shape)
         sigma = torch.zeros((*self.batch, d, d), dtype=torch.float64, device=self.path[0].device)
         for k in self.steps():
             a, level = self.matrix(k), self.levels[k]
             noise = V.cov(self.path[k], level.t).dense()
             sigma = a @ sigma @ a.mT + self.dt(k) * level.D**2 * noise
-        return Matrix(sigma, self.frame.shape)
+        return Matrix(sigma, self.shape)
 
     def factored(self, V: VKernel) -> Covariance:
         g: Tensor | None = None
         for k in self.steps():
             level = self.levels[k]
-            fresh = self.dt(k) * level.D * V.factors(self.path[k], level.t)  # type: ignore[attr-defined]
+            factors = V.factors(self.path[k], level.t)
+            assert factors is not None
+            fresh = self.dt(k) * level.D * factors
             g = fresh if g is None else self._pushed(k, g) + fresh
         assert g is not None
-        return Factored(g, self.frame.shape)
+        return Factored(g, self.shape)
 
     def _pushed(self, k: int, g: Tensor) -> Tensor:
         """A_k on each of many vectors: by its matrix where there are more of them than dimensions."""
-        d = math.prod(self.frame.shape)
+        d = math.prod(self.shape)
         if len(g) <= d or d > DENSE:
             return torch.stack([self.push(k, row) for row in g])
         rows = g.reshape(len(g), *self.batch, d)
@@ -132,7 +140,7 @@ class _Chain:
 
     def quenched(self, V: VKernel) -> Covariance:
         """The double sum, through the cross-covariance of the deviation with the noise at each step."""
-        d = math.prod(self.frame.shape)
+        d = math.prod(self.shape)
         zero = torch.zeros((*self.batch, d, d), dtype=torch.float64, device=self.path[0].device)
         sigma, with_noise = zero, [zero for _ in self.steps()]  # Cov[delta_k, xi_l] for all l
         for k in self.steps():
@@ -141,7 +149,7 @@ class _Chain:
             mixed = a @ with_noise[k]
             sigma = a @ sigma @ a.mT + mixed + mixed.mT + noise[k]
             with_noise = [a @ c + n for c, n in zip(with_noise, noise, strict=True)]
-        return Matrix((sigma + sigma.mT) / 2, self.frame.shape)
+        return Matrix((sigma + sigma.mT) / 2, self.shape)
 
     def _cross(self, V: VKernel, k: int, j: int) -> Tensor:
         one, two = self.levels[k], self.levels[j]
@@ -169,4 +177,4 @@ class _Chain:
         keep = values > 1e-10 * values.amax(-1, keepdim=True).clamp_min(1e-300)
         inverse = torch.where(keep, values.clamp_min(1e-300).rsqrt(), torch.zeros_like(values))
         factors = flat_i @ (vectors * inverse[..., None, :])
-        return Factored(factors.movedim(-1, 0).reshape(rank, *self.batch, *self.frame.shape), self.frame.shape)
+        return Factored(factors.movedim(-1, 0).reshape(rank, *self.batch, *self.shape), self.shape)

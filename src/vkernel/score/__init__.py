@@ -1,28 +1,21 @@
-"""Scores: the exact score of a training set, of mixtures, and conversions between what networks predict."""
+"""Scores: the abstract :class:`Score`, the exact score of a training set, of mixtures, and of anyone's network."""
 
-from vkernel.score.conversions import (
-    Score,
-    from_flow,
-    from_noise,
-    from_v,
-    from_x0,
-    proxy_score,
-    to_flow,
-    to_noise,
-    to_v,
-    to_x0,
-)
-from vkernel.score.empirical import EmpiricalScore, noise_fraction
-from vkernel.score.mixture import GaussianMixture
+from vkernel.score.base import Score, Time
+from vkernel.score.conversions import convert, proxy_score, to_flow, to_noise, to_v, to_x0
+from vkernel.score.empirical import EmpiricalScore
+from vkernel.score.mixture import GaussianMixture, MixtureScore
+from vkernel.score.noise import noise_fraction
+from vkernel.score.wrapped import Wrapped, as_score
 
 __all__ = [
     "EmpiricalScore",
     "GaussianMixture",
+    "MixtureScore",
     "Score",
-    "from_flow",
-    "from_noise",
-    "from_v",
-    "from_x0",
+    "Time",
+    "Wrapped",
+    "as_score",
+    "convert",
     "noise_fraction",
     "proxy_score",
     "to_flow",

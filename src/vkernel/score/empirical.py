@@ -1,20 +1,17 @@
-r"""Scores: of a training set, of one training point, and of other people's networks (docs/theory.md, §2).
-
-A *score* is any callable ``(x, t) -> tensor like x``. The training set's own is
+r"""The exact score of a training set, and its derivatives (docs/theory.md, §2).
 
 .. math::
 
    s(x,t) = S^{-1} (\alpha m - x), \qquad C(x,t) = \mathrm{Cov}[\tilde s | x,t] = \alpha^2 S^{-1}
    \mathrm{Cov}(x_0|x,t)\, S^{-1} = S^{-1} + \nabla\nabla^T \log p,
 
-where :math:`\tilde s = S^{-1}(\alpha x_0 - x)` is the proxy score that a network is trained on. Its Jacobian is
-:math:`C - S^{-1}`, which is what autograd, ``torch.func.vjp`` and ``torch.func.jvp`` return here, without a graph
-through the sum over training points.
+where :math:`\tilde s = S^{-1}(\alpha x_0 - x)` is the proxy score that a network is trained on. The Jacobian of the
+score is :math:`C - S^{-1}`; autograd, ``torch.func.vjp`` and ``torch.func.jvp`` return products with it without a graph
+through the sum over training points. An anisotropic process is evaluated in whitened coordinates.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -22,194 +19,173 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
-from vkernel.core import rng
-from vkernel.core.covariance import Congruent, Covariance, Generator, Rounded, Scaled, fits, flat, over_event
+from vkernel.core.covariance import Congruent, Covariance, Generator, Rounded, Scaled, flat, over_event
 from vkernel.core.errors import InputError, require
-from vkernel.core.estimate import Estimate
-from vkernel.data.empirical import Empirical
+from vkernel.data import Empirical
 from vkernel.posterior import Engine, Posterior, Queries, Sharded
 from vkernel.posterior.pieces import Points
 from vkernel.posterior.result import PosteriorCovariance
 from vkernel.process import Anisotropic, Process
-from vkernel.score.conversions import (
-    Score,
-    Time,
-    as_time,
-    from_flow,
-    from_noise,
-    from_v,
-    from_x0,
-    proxy_score,
-    to_flow,
-    to_noise,
-    to_v,
-    to_x0,
-    wide_time,
-)
+from vkernel.score.base import Score, Time, differentiated
 
-__all__ = [
-    "EmpiricalScore",
-    "Score",
-    "from_flow",
-    "from_noise",
-    "from_v",
-    "from_x0",
-    "noise_fraction",
-    "proxy_score",
-    "to_flow",
-    "to_noise",
-    "to_v",
-    "to_x0",
-]
+__all__ = ["EmpiricalScore"]
 
 
-NODES = 1 << 31  # pairs (node, point) that a quadrature in one dimension may take
-
-
-class EmpiricalScore:
-    r"""The exact score :math:`s(x,t)` of a training set under a forward process, and what comes with it.
+class EmpiricalScore(Score):
+    r"""The exact score :math:`s(x,t)` of a training set under a forward process.
 
     ``score(x, t)`` takes ``x (*batch, *data.shape)`` and ``t`` that broadcasts to ``batch``; the result is like ``x``,
-    and differentiable in ``x``. ``memory`` bounds the engine's working memory in bytes (default: a quarter of what is
-    free). Computation happens on the data's device (``data.to("cuda")``), results return to that of ``x``.
+    and differentiable in ``x``. ``memory`` bounds the engine's working memory in bytes (default: a quarter of the free
+    memory). Computation happens on the data's device (``data.to("cuda")``); results return to that of ``x``.
+
+    >>> import torch, vkernel as vk
+    >>> score = vk.EmpiricalScore(torch.tensor([-1.0, 0.0, 1.0]), vk.VP())
+    >>> score(torch.tensor([[0.5]]), 0.1).shape
+    torch.Size([1, 1])
     """
+
+    shape: tuple[int, ...]
 
     def __init__(self, data: Empirical | Tensor, process: Process, memory: int | None = None) -> None:
         require(
             isinstance(process, Process), f"EmpiricalScore needs a forward process such as vk.VP(), not {process!r}."
         )
         self.data = data if isinstance(data, Empirical) else Empirical(data)
-        self.process = process
-        self._frame = process if isinstance(process, Anisotropic) else None
-        if self._frame is not None and self._frame.shape != self.data.shape:
-            raise InputError(f"The data have shape {self.data.shape} but Γ acts on {self._frame.shape}.")
+        self.process, self.shape = process, self.data.shape
+        if isinstance(process, Anisotropic) and process.shape != self.data.shape:
+            raise InputError(f"The data have shape {self.data.shape} but Γ acts on {process.shape}.")
         if isinstance(self.data, Sharded):
-            own, first, ranks = self._seen(self.data.own), self.data.first, self.data.ranks
-            self._engine = Engine(own, memory, self._seen(self.data), first, ranks)
+            own, first, ranks = self._white(self.data.own), self.data.first, self.data.ranks
+            self.engine = Engine(own, memory, self._white(self.data), first, ranks)
         else:
-            self._engine = Engine(self._seen(self.data), memory)
+            self.engine = Engine(self._white(self.data), memory)
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
-        x, t = self._door(x, t)
-        if self._frame is None:
+        x, t = self.check(x, t)
+        if not isinstance(self.process, Anisotropic):
             return _Score.apply(x, t, self)
-        return self._frame.whiten(_Score.apply(self._frame.whiten(x.double()), t, self)).to(x.dtype)
+        return self.process.whiten(_Score.apply(self.process.whiten(x.double()), t, self)).to(x.dtype)
 
     def posterior(self, x: Tensor, t: Time) -> Posterior:
-        """The posterior over training points for each query."""
-        x, t = self._door(x, t)
-        if self._frame is None:
+        """Return the posterior over training points for each query."""
+        x, t = self.check(x, t)
+        if not isinstance(self.process, Anisotropic):
             return self._posterior(x, t)
-        return _Unwhitened(self._posterior(self._frame.whiten(x.double()), t), self._frame, x.dtype)
+        return _Unwhitened(self._posterior(self.process.whiten(x.double()), t), self.process, x.dtype)
 
     def denoise(self, x: Tensor, t: Time) -> Tensor:
-        r"""The ideal denoiser :math:`m(x,t) = E[x_0|x,t]`, like x: nothing cancels where alpha is small."""
-        x, t = self._door(x, t)
-        if self._frame is not None:
+        r"""Return the ideal denoiser :math:`m(x,t) = E[x_0|x,t]`, like x: nothing cancels where alpha is small."""
+        if isinstance(x, Tensor) and differentiated(x):  # the mean itself carries no derivative
+            return super().denoise(x, t)
+        x, t = self.check(x, t)
+        if isinstance(self.process, Anisotropic):
             return self.posterior(x, t).mean
-        return self._engine.moments(self._queries(x, t)).mean.to(x.device, x.dtype).reshape(x.shape)
+        return self.engine.moments(self.queries(x, t)).mean.to(x.device, x.dtype).reshape(x.shape)
+
+    def covariance(self, x: Tensor, t: Time) -> Covariance:
+        r"""Return the proxy-score covariance :math:`C(x,t)` as an operator (2.6)."""
+        x, t = self.check(x, t)
+        wide = x.double()  # C is alpha²/sigma⁴ times something small: rounded once, at the end
+        cov = self._posterior(self.process.whiten(wide), t).cov
+        alpha, var = self.levels(t.to(x.device))
+        scaled: Covariance = Scaled(cov, (alpha / var).expand(cov.batch))
+        if isinstance(self.process, Anisotropic):
+            scaled = Congruent(scaled, self.process.inverse_root)
+        return scaled if x.dtype == torch.float64 else Rounded(scaled, x.dtype)
 
     def with_covariance(self, x: Tensor, t: Time) -> tuple[Tensor, Covariance]:
-        """The score (without derivative) and C, from one posterior."""
-        x, t = self._door(x, t)
+        """Return the score (without derivative) and C, from one posterior."""
+        x, t = self.check(x, t)
         cov = self.covariance(x, t)
         inner = cov
         while not isinstance(inner, PosteriorCovariance):
             inner = inner.base  # type: ignore[attr-defined]
         queries, mean = inner.posterior._queries, inner.posterior._first.mean
         s = ((queries.alpha[:, None] * mean - queries.x) / queries.var[:, None]).reshape(x.shape).to(x.device)
-        return (s if self._frame is None else self._frame.whiten(s)).to(x.dtype), cov
+        return self.process.whiten(s).to(x.dtype), cov
 
-    def covariance(self, x: Tensor, t: Time) -> Covariance:
-        r"""The proxy-score covariance :math:`C(x,t)` as an operator (2.6)."""
-        x, t = self._door(x, t)
-        wide = x.double()  # C is alpha²/sigma⁴ times something small: rounded once, at the end
-        cov = self._posterior(wide if self._frame is None else self._frame.whiten(wide), t).cov
-        alpha, var = self._levels(t.to(x.device))
-        scaled: Covariance = Scaled(cov, (alpha / var).expand(cov.batch))
-        scaled = scaled if self._frame is None else Congruent(scaled, self._frame.inverse_root)
-        return scaled if x.dtype == torch.float64 else Rounded(scaled, x.dtype)
+    def divergence(self, x: Tensor, t: Time, probes: int | Tensor = 8, generator: Generator = None) -> Tensor:
+        r"""Return :math:`\nabla \cdot s = \mathrm{tr}\,C - \mathrm{tr}\,S^{-1}`, ``(*batch,)``, exactly."""
+        x, t = self.check(x, t)
+        precision = self.process.inverse_trace if isinstance(self.process, Anisotropic) else self.data.d
+        var = self.levels(t.to(x.device))[1]
+        return (self.covariance(x.double(), t).trace() - precision / var).to(x.dtype)
 
-    def _seen(self, data: Empirical) -> Points:
-        """The data as the engine sees them: in coordinates in which the noise is isotropic."""
-        return data if self._frame is None else _Whitened(data, self._frame)
+    def noise_trace(self, x: Tensor, t: Time, probes: int | Tensor = 8, generator: Generator = None) -> Tensor:
+        r"""Return :math:`\sigma^2\,\mathrm{tr}\,C` in whitened coordinates, ``(*batch,)``, exactly."""
+        x, t = self.check(x, t)
+        alpha, var = self.levels(t.to(x.device))
+        cov = self._posterior(self.process.whiten(x.double()), t).cov
+        return Scaled(cov, (alpha / var).expand(cov.batch)).trace() * var
+
+    def jvp(self, x: Tensor, t: Time, v: Tensor) -> Tensor:
+        r"""Return :math:`(C - S^{-1}) v`, like x."""
+        x, t = self.check(x, t)
+        return self.process.whiten(self._jacobian(self.process.whiten(x), t, self.process.whiten(v)))
+
+    vjp = jvp  # the Jacobian is symmetric
 
     def __repr__(self) -> str:
         return f"EmpiricalScore({self.data!r}, {self.process!r})"
 
-    def _levels(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """alpha and sigma² in float64."""
-        base, t = self.process.base, t.double().clamp(self.process.eps, self.process.T)
-        return base.alpha(t), base.S(t)
-
-    def _door(self, x: Any, t: Time) -> tuple[Tensor, Tensor]:
-        """Refuse what cannot be a query; bring integers to the default float."""
-        require(isinstance(x, Tensor), f"x must be a torch tensor, not {type(x).__name__}.")
-        shape, k = self.data.shape, len(self.data.shape)
-        require(not x.is_complex(), "x must be real.")
-        require(
-            x.ndim >= k and tuple(x.shape[x.ndim - k :]) == shape,
-            f"x has shape {tuple(x.shape)}; it must end in the data's shape {shape}.",
-        )
-        x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
-        t = as_time(t, x.device if isinstance(t, Tensor) else torch.device("cpu"))  # a number is looked at on the CPU
+    def check(self, x: Tensor, t: Time) -> tuple[Tensor, Tensor]:
+        x, t = super().check(x, t)
         require(not t.requires_grad, "The empirical score is differentiable in x, not in t: detach t.")
-        batch = tuple(x.shape[: x.ndim - k])
-        require(
-            fits(tuple(t.shape), batch),
-            f"t has shape {tuple(t.shape)}, which does not broadcast to the batch shape {batch} of x.",
-        )
         return x, t
 
+    def queries(self, x: Tensor, t: Tensor) -> Queries:
+        """Return the engine's queries for checked ``x`` and ``t``, in the isotropic coordinates."""
+        rows, *levels = self._prepare(x, t)
+        rows = rows.double()
+        alpha, var = (rows.new_full((len(rows),), a) if isinstance(a, float) else a for a in levels)
+        if not bool(((rows.square().sum(-1) < 1e30 * var) & (var > 0)).all()):  # one synchronisation; then the reason
+            raise _refused(rows, var)
+        return Queries(rows, alpha, var)
+
+    def _white(self, data: Empirical) -> Points:
+        """Return the data in coordinates in which the noise is isotropic."""
+        return _Whitened(data, self.process) if isinstance(self.process, Anisotropic) else data
+
     def _posterior(self, x: Tensor, t: Tensor) -> Posterior:
-        shape = self.data.shape
-        batch = tuple(x.shape[: x.ndim - len(shape)])
-        # a copy: what a posterior answers later must not follow an x that is changed in place
-        return Posterior(self._engine, self._queries(x.detach().clone(), t), batch, shape, x.dtype, x.device)
+        batch = self.split(x)[0]
+        # a copy: a lazily evaluated posterior must not follow an x that is changed in place
+        return Posterior(self.engine, self.queries(x.detach().clone(), t), batch, self.shape, x.dtype, x.device)
 
     def _prepare(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | float, Tensor | float]:
-        """Rows ``(B, d)`` on the data's device; alpha and sigma², numbers where t is one, else ``(B,)``."""
-        device, batch = self.data.device, x.shape[: x.ndim - len(self.data.shape)]
-        rows = x.detach().to(device).reshape(-1, self.data.d)  # detach: the derivative is ours (below), not autograd's
-        self._engine.ranks.same("The queries x and t", rows, t)  # first: what follows refuses by values
+        """Return rows ``(B, d)`` on the data's device; alpha and sigma², numbers where t is one, else ``(B,)``."""
+        device, batch = self.data.device, self.split(x)[0]
+        rows = x.detach().to(device).reshape(-1, self.data.d)  # the derivative is defined below, not by autograd
+        self.engine.ranks.same("The queries x and t", rows, t)  # before any refusal that depends on values
         one = t.numel() == 1
-        alpha, var = self._levels(self.process.check(t.cpu() if one else t))  # one is looked at where that is cheap
+        alpha, var = self.levels(self.process.check(t.cpu() if one else t))
         if one:
             return rows, float(alpha), float(var)
         alpha, var = (a.to(device).expand(batch).reshape(-1) for a in (alpha, var))
         return rows, alpha, var
 
-    def _queries(self, x: Tensor, t: Tensor) -> Queries:
-        rows, *levels = self._prepare(x, t)
-        rows = rows.double()
-        alpha, var = (rows.new_full((len(rows),), a) if isinstance(a, float) else a for a in levels)
-        if not bool(((rows.square().sum(-1) < 1e30 * var) & (var > 0)).all()):  # one look at the device; then why
-            raise _unfit(rows, var)
-        return Queries(rows, alpha, var)
-
     def _evaluate(self, x: Tensor, t: Tensor) -> Tensor:
-        """The score in the isotropic frame."""
-        direct = self._engine.direct
+        """Return the score in the isotropic coordinates."""
+        direct = self.engine.direct
         if direct is not None and x.device == self.data.device:
             rows, alpha, var = self._prepare(x, t)
             s = direct.score(rows, alpha, var)
             if s is None:
-                raise _unfit(rows, torch.as_tensor(var))
+                raise _refused(rows, torch.as_tensor(var))
             return s.reshape(x.shape)
-        queries = self._queries(x, t)
-        mean = self._engine.moments(queries).mean
+        queries = self.queries(x, t)
+        mean = self.engine.moments(queries).mean
         s = (queries.alpha[:, None] * mean - queries.x) / queries.var[:, None]
         return s.to(x.device, x.dtype).reshape(x.shape)
 
     def _jacobian(self, x: Tensor, t: Tensor, v: Tensor) -> Tensor:
-        """:math:`(C - S^{-1}) v` in the isotropic frame."""
-        alpha, var = (over_event(a, self.data.shape) for a in self._levels(t.to(v.device)))
+        """Return :math:`(C - S^{-1}) v` in the isotropic coordinates."""
+        alpha, var = (over_event(a, self.shape) for a in self.levels(t.to(v.device)))
         product = _CovProduct.apply(x, t, v, self)
         return (product * (alpha / var).square() - v / var).to(v.dtype)
 
 
-def _unfit(rows: Tensor, var: Tensor) -> InputError:
-    """Why there is no score at some of the queries."""
+def _refused(rows: Tensor, var: Tensor) -> InputError:
+    """Return the error that says why there is no score at some of the queries."""
     if not bool(rows.isfinite().all()):
         return InputError("x holds NaN or infinite values: the score there has no meaning.")
     if not bool((var > 0).all()):
@@ -270,7 +246,7 @@ class _Unwhitened(Posterior):
 
 def _fold(info: Any, in_dims: tuple[Any, ...], score: EmpiricalScore, t: Tensor, *xs: Tensor) -> tuple[Any, ...]:
     """A vmapped axis becomes one more batch axis in front, of x, v, … and of t."""
-    k = len(score.data.shape)
+    k = len(score.shape)
     moved = []
     for a, dim in zip(xs, (in_dims[0], *in_dims[2:]), strict=False):
         moved.append(a.unsqueeze(0).expand(info.batch_size, *a.shape) if dim is None else a.movedim(dim, 0))
@@ -322,7 +298,7 @@ class _CovProduct(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, t: Tensor, v: Tensor, score: EmpiricalScore) -> Tensor:
         vector = v.detach().to(score.data.device, torch.float64).reshape(-1, score.data.d)
-        product = score._engine.moments(score._queries(x, t), vector=vector).product
+        product = score.engine.moments(score.queries(x, t), vector=vector).product
         assert product is not None
         return product.to(x.device).reshape(x.shape)
 
@@ -360,9 +336,9 @@ class _Third(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, t: Tensor, v: Tensor, u: Tensor, score: EmpiricalScore) -> Tensor:
-        alpha, var = score._levels(t.to(x.device))
+        alpha, var = score.levels(t.to(x.device))
         wide = score._posterior(x.double(), t)
-        return over_event(alpha / var, score.data.shape) * wide.third(v.detach(), u.detach())
+        return over_event(alpha / var, score.shape) * wide.third(v.detach(), u.detach())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -380,76 +356,3 @@ class _Third(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Any, t: Any, v: Any, u: Any, score: Any) -> tuple[Tensor, int]:
         return _Third.apply(*_fold(info, in_dims[:4], score, t, x, v, u), score), 0
-
-
-# --- how noisy is the target? -------------------------------------------------------------------------------------
-
-
-def draw_queries(
-    data: Empirical, process: Process, t: float, count: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """``count`` draws of x from p(x|t): the indices of the points that made them, and x ``(count, *shape)``."""
-    u = torch.rand(count, generator=generator, device=generator.device, dtype=torch.float64).to(data.device)
-    index = torch.searchsorted(data.weights.cumsum(0), u, right=True).clamp_max(data.n - 1)
-    x0 = data.images(index)
-    return index, process.perturb(x0, t, generator=generator)
-
-
-def noise_fraction(
-    data: Empirical | EmpiricalScore,
-    process: Process,
-    t: Time,
-    queries: int = 4096,
-    generator: Generator = None,
-) -> Estimate:
-    r"""The share of the training target's second moment that is noise (2.8),
-
-    .. math:: \rho(t) = \frac{E\,\mathrm{tr}\,C}{E\,\mathrm{tr}\,C + E|s|^2} =
-              \frac{E\,\mathrm{tr}\,C}{\mathrm{tr}\,S^{-1}}.
-
-    In one dimension by quadrature, exact to rounding; else over ``queries`` draws of x, with their standard error.
-    ``t`` may be a vector: then the estimate's fields are vectors.
-    """
-    score = data if isinstance(data, EmpiricalScore) else EmpiricalScore(data, process)
-    require(score.process == process, "The score that was given belongs to another process.")
-    require(queries >= 2, f"A standard error needs at least 2 queries; got {queries}.")
-    times = process.check(wide_time(t, torch.device("cpu")))
-    source = rng.as_generator(generator)
-    parts = [_noise_fraction(score, float(u), queries, source) for u in times.reshape(-1)]
-    if times.ndim == 0:
-        return parts[0]
-    columns = ([getattr(p, f) for p in parts] for f in ("value", "se", "low", "high"))
-    return Estimate(*(torch.tensor(c, dtype=torch.float64).reshape(times.shape) for c in columns))
-
-
-def _noise_fraction(score: EmpiricalScore, t: float, queries: int, generator: torch.Generator) -> Estimate:
-    data, process = score.data, score.process
-    alpha, var = (float(a) for a in score._levels(torch.tensor(t, dtype=torch.float64)))
-    precision = process.inverse_trace if isinstance(process, Anisotropic) else data.d
-    if data.d == 1 and not isinstance(process, Anisotropic):
-        exact = _quadrature(score, t, alpha, math.sqrt(var))
-        if exact is not None:
-            return Estimate.exact(exact)
-    _, x = draw_queries(data, process, t, queries, generator)
-    trace = score.covariance(x, t).trace().double()
-    return Estimate.of_mean(trace, scale=var / precision)
-
-
-def _quadrature(score: EmpiricalScore, t: float, alpha: float, sigma: float) -> float | None:
-    """E[C] sigma² in one dimension: the trapezoidal rule, exponentially accurate for an analytic integrand.
-
-    Points farther apart than 18 sigma have nothing between them (to e^-40): each island has a grid of its own. ``None``
-    where the grids would be larger than a Monte Carlo estimate is worth.
-    """
-    support = alpha * score.data.rows(0, score.data.n).double().flatten().sort().values
-    cut = (support.diff() > 18 * sigma).nonzero().flatten() + 1
-    ends = [(float(i[0]) - 9 * sigma, float(i[-1]) + 9 * sigma) for i in support.cpu().tensor_split(cut.cpu())]
-    steps = [max(int((high - low) / sigma * 16), 512) for low, high in ends]
-    if sum(steps) * score.data.n > NODES:
-        return None
-    grids = [torch.linspace(*end, k + 1, dtype=torch.float64) for end, k in zip(ends, steps, strict=True)]
-    width = [torch.full_like(g, (high - low) / k) for g, (low, high), k in zip(grids, ends, steps, strict=True)]
-    x, dx = torch.cat(grids).to(score.data.device), torch.cat(width).to(score.data.device)
-    posterior = score.posterior(x.reshape(-1, *score.data.shape), t)
-    c = posterior.cov.trace() * (alpha / sigma) ** 2
-    return float((posterior.logp.exp() * c * dx).sum())

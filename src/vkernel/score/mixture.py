@@ -11,7 +11,6 @@ With components of mean :math:`\mu_k`, weight
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,16 +19,18 @@ from torch import Tensor
 from vkernel.core import rng
 from vkernel.core.covariance import Covariance, flat, over_event
 from vkernel.core.errors import require
-from vkernel.data.empirical import Empirical
+from vkernel.data import Empirical
+from vkernel.process import Process
+from vkernel.score.base import Score, Time
 
-__all__ = ["GaussianMixture"]
+__all__ = ["GaussianMixture", "MixtureScore"]
 
 
 class GaussianMixture:
     """A population of Gaussian components, isotropic, with exact score, density and posterior mean at every time.
 
     ``means`` is ``(k, *shape)`` (a vector of k numbers: shape ``(1,)``), ``weights`` ``(k,)`` or ``None`` for equal
-    ones, ``variance`` one number or ``(k,)``. ``process`` is anything with ``alpha(t)`` and ``S(t)``; ``x`` is
+    ones, ``variance`` one number or ``(k,)``. ``process`` is isotropic; ``x`` is
     ``(*batch, *shape)`` and ``t`` broadcasts to the batch. Results have x's type and can be differentiated.
     """
 
@@ -56,11 +57,11 @@ class GaussianMixture:
         draws = self.means[which] + self.variance[which].sqrt().unsqueeze(-1) * noise
         return draws.reshape(n, *self.shape).to(torch.get_default_dtype())
 
-    def logp(self, x: Tensor, t: Any, process: Any) -> Tensor:
+    def logp(self, x: Tensor, t: Time, process: Process) -> Tensor:
         """log p(x|t), ``(*batch,)``."""
         return self._terms(x, t, process)[0].logsumexp(-1).to(_result_dtype(x))
 
-    def posterior_mean(self, x: Tensor, t: Any, process: Any) -> Tensor:
+    def posterior_mean(self, x: Tensor, t: Time, process: Process) -> Tensor:
         """E[x0|x,t], like x."""
         logits, flat_x, alpha, tau, means = self._terms(x, t, process)
         r = logits.softmax(-1)
@@ -68,18 +69,11 @@ class GaussianMixture:
         m = (r * (1 - gain * alpha)) @ means + (r * gain).sum(-1, keepdim=True) * flat_x
         return m.reshape(x.shape).to(_result_dtype(x))
 
-    def score(self, process: Any) -> Callable[[Tensor, Any], Tensor]:
-        """The exact score of the population under ``process``: a callable ``(x, t)`` → like x."""
+    def score(self, process: Process) -> MixtureScore:
+        """Return the exact score of the population under ``process``."""
+        return MixtureScore(self, process)
 
-        def population_score(x: Tensor, t: Any) -> Tensor:
-            logits, flat_x, alpha, tau, means = self._terms(x, t, process)
-            pull = logits.softmax(-1) / tau
-            s = (pull * alpha) @ means - pull.sum(-1, keepdim=True) * flat_x
-            return s.reshape(x.shape).to(_result_dtype(x))
-
-        return population_score
-
-    def _terms(self, x: Tensor, t: Any, process: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _terms(self, x: Tensor, t: Time, process: Process) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """log w_k N(x; alpha mu_k, tau_k); flat x; alpha ``(*batch, 1)``; tau ``(*batch, k)``; means."""
         ndim = x.ndim - len(self.shape)
         require(
@@ -98,6 +92,26 @@ class GaussianMixture:
         square = torch.stack([(flat_x - alpha * mu).square().sum(-1) for mu in means], dim=-1)
         logits = log_w - 0.5 * (square / tau + means.shape[1] * torch.log(2 * math.pi * tau))
         return logits, flat_x, alpha, tau, means
+
+
+class MixtureScore(Score):
+    """The exact score of a :class:`GaussianMixture` under a forward process."""
+
+    def __init__(self, mixture: GaussianMixture, process: Process) -> None:
+        self.mixture, self.process, self.shape = mixture, process, mixture.shape
+
+    def __call__(self, x: Tensor, t: Time) -> Tensor:
+        logits, flat_x, alpha, tau, means = self.mixture._terms(x, t, self.process)
+        pull = logits.softmax(-1) / tau
+        s = (pull * alpha) @ means - pull.sum(-1, keepdim=True) * flat_x
+        return s.reshape(x.shape).to(_result_dtype(x))
+
+    def denoise(self, x: Tensor, t: Time) -> Tensor:
+        """Return E[x0|x,t], like x."""
+        return self.mixture.posterior_mean(x, t, self.process)
+
+    def __repr__(self) -> str:
+        return f"MixtureScore({self.mixture!r}, {self.process!r})"
 
 
 def _result_dtype(x: Tensor) -> torch.dtype:

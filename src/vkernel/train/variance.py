@@ -24,10 +24,11 @@ from torch import Tensor
 
 from vkernel.core.errors import require
 from vkernel.core.estimate import Estimate, student_quantile
-from vkernel.core.progress import progress
+from vkernel.core.progress import Progress
+from vkernel.core.progress import progress as show_progress
 from vkernel.data.empirical import Empirical
 from vkernel.process import Process
-from vkernel.score.conversions import wide_time
+from vkernel.score.base import wide_time
 from vkernel.train import objectives as objectives
 from vkernel.train.ensemble import Ensemble
 from vkernel.train.models.base import Model
@@ -70,7 +71,7 @@ def variance_split(
     draws: int | None = None,
     objective: str | Objective = "J1",
     times: str | Quantile = "uniform",
-    show: bool = True,
+    progress: Progress = False,
 ) -> VarianceSplit:
     """Split the variance of the score at ``x (*batch, *shape)``, ``t`` into its sources.
 
@@ -95,7 +96,7 @@ def variance_split(
     # a factor's stream is its index together with those outside it: nested, not crossed
     design = {name: [_flat(place[: k + 1], sizes[: k + 1]) for place in places] for k, name in enumerate(names)}
     training = Training(data, process, objectives.parse(objective), draws, VARIES, seed, times, model.dtype, design)
-    with progress(1.0, show) as tell:
+    with show_progress(1.0, progress) as tell:
         state = model.fit(training, range(len(places)), lambda share: tell("nested design", share))
     ensemble = Ensemble(model, state, process, data.shape)
     require(not ensemble.diverged, f"A nested design must be whole. {ensemble.report}")

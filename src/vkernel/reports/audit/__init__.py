@@ -20,7 +20,7 @@ Each question can be asked alone:
 from __future__ import annotations
 
 from vkernel.adapters.checkpoint import Checkpoint
-from vkernel.adapters.checkpoints import Checkpoints, SameNoise, same_noise
+from vkernel.adapters.checkpoints import Checkpoints
 from vkernel.adapters.diffusers import as_unet
 from vkernel.reports.audit.advice import Advice
 from vkernel.reports.audit.agreement import Agreement, agreement
@@ -33,6 +33,7 @@ from vkernel.reports.audit.findings import Audit, Finding, Sampled, Sizes
 from vkernel.reports.audit.levels import levels
 from vkernel.reports.audit.likeness import Likeness, likeness
 from vkernel.reports.audit.membership import Membership, membership
+from vkernel.reports.audit.same_noise import SameNoise, same_noise
 from vkernel.reports.audit.sampling import draw, start
 from vkernel.reports.audit.skill import Skill, skill
 from vkernel.reports.audit.verdicts import Verdict

@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vkernel.adapters.checkpoints import Checkpoints, SameNoise, same_noise
+from vkernel.adapters.checkpoints import Checkpoints
 from vkernel.core import rng
 from vkernel.core.errors import require
 from vkernel.core.estimate import Estimate, student_quantile
@@ -51,6 +51,7 @@ from vkernel.core.progress import Reporter
 from vkernel.data.empirical import Empirical
 from vkernel.metrics.neighbours import distinct, nearest
 from vkernel.reports.audit.levels import ENDS, Noised, chosen, coordinates, opened, times_of, whole
+from vkernel.reports.audit.same_noise import SameNoise, same_noise
 from vkernel.score.empirical import EmpiricalScore
 from vkernel.train.ensemble import kurtosis, skewness
 

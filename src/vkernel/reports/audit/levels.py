@@ -43,7 +43,8 @@ from vkernel.core.estimate import Estimate, student_quantile
 from vkernel.core.progress import Reporter
 from vkernel.data.empirical import Empirical
 from vkernel.process import Anisotropic, Process
-from vkernel.score.empirical import EmpiricalScore, Score
+from vkernel.score.base import Score
+from vkernel.score.empirical import EmpiricalScore
 
 if TYPE_CHECKING:
     import xarray

@@ -51,7 +51,7 @@ from vkernel.reports.audit.levels import (
     times_of,
     whole,
 )
-from vkernel.score.empirical import Score
+from vkernel.score.base import Score
 
 if TYPE_CHECKING:
     import xarray

@@ -35,7 +35,7 @@ from vkernel.metrics.samples import CHUNK
 from vkernel.process import DDPM, Anisotropic, Process
 from vkernel.process.base import real_dtype, wide_dtype
 from vkernel.score import conversions as pr
-from vkernel.score.empirical import Score
+from vkernel.score.base import Score
 
 __all__ = ["KINDS", "draw", "start"]
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from vkernel.core import rng
 from vkernel.core.estimate import Estimate
 from vkernel.core.progress import Reporter
-from vkernel.score.empirical import EmpiricalScore, noise_fraction
+from vkernel.score.empirical import EmpiricalScore
+from vkernel.score.noise import noise_fraction
 
 __all__ = ["FLOOR", "Curves", "Level", "measure"]
 

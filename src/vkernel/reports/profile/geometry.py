@@ -72,11 +72,11 @@ def measure(score: EmpiricalScore, seed: int, step: Reporter) -> Geometry:
 
 
 def _unweighted(score: EmpiricalScore) -> Engine:
-    if not score._engine.has_weights:
-        return score._engine
+    if not score.engine.has_weights:
+        return score.engine
     plain = copy.copy(score.data)
     plain.weights = torch.full_like(score.data.weights, 1 / score.data.n)
-    return Engine(plain, score._engine.memory)
+    return Engine(plain, score.engine.memory)
 
 
 def _choice(n: int, m: int, seed: int) -> Tensor:

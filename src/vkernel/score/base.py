@@ -1,0 +1,153 @@
+r"""The central type: a score, which any sampler, metric and report takes (docs/theory.md, §1 and §2).
+
+A :class:`Score` estimates :math:`\nabla \log p(x|t)` under a forward process
+:math:`x = \alpha_t x_0 + \sigma_t \epsilon`. Three functions follow from it:
+
+.. math::
+
+   m(x,t) = \frac{x + S_t\, s(x,t)}{\alpha_t} \quad\text{(Tweedie's formula: the denoiser } E[x_0|x,t]),
+   \qquad \nabla \cdot s, \qquad \nabla s\, v .
+
+Subclasses that know one of them in closed form override it. Everyone else's network becomes a score with
+:func:`vkernel.as_score`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from vkernel.core import rng
+from vkernel.core.covariance import Generator, fits, over_event
+from vkernel.core.errors import InputError, require
+from vkernel.process import Process
+
+__all__ = ["Score", "Time", "as_time", "check_score", "differentiated", "wide_time"]
+
+Time = float | Tensor
+
+
+def as_time(t: Time, device: torch.device) -> Tensor:
+    """Return ``t`` as a tensor on ``device``: tensors keep their dtype, numbers become float64."""
+    try:
+        t = t.to(device) if isinstance(t, Tensor) else torch.tensor(t, dtype=torch.float64, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"t must be a number or a tensor of times, not {t!r}.") from None
+    require(not t.is_complex(), "t must be real.")
+    return t
+
+
+def wide_time(t: Time, device: torch.device) -> Tensor:
+    """Return ``t`` in float64: at low noise the posterior depends on the seventh digit of t."""
+    return as_time(t, device).double()
+
+
+class Score(ABC):
+    """A score :math:`s(x, t)` under the forward process ``process`` on events of shape ``shape``.
+
+    ``x`` is ``(*batch, *shape)`` and ``t`` broadcasts to ``batch``; results have the device and dtype of ``x``
+    (integers become the default float). ``shape`` may be ``None`` until the first call decides it.
+    """
+
+    process: Process
+    shape: tuple[int, ...] | None
+
+    @abstractmethod
+    def __call__(self, x: Tensor, t: Time) -> Tensor:
+        """Return the score at ``x``, like ``x``."""
+
+    def denoise(self, x: Tensor, t: Time) -> Tensor:
+        r"""Return the denoiser :math:`m = (x + S s)/\alpha`, like ``x``."""
+        x, t = self.check(x, t)
+        wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
+        alpha, var = (over_event(a.to(wide), self.split(x)[1]) for a in self.levels(t.to(x.device)))
+        s = self.process.unwhiten(self.process.unwhiten(self(wide, t)))
+        return ((wide + var * s) / alpha).to(x.dtype)
+
+    def divergence(self, x: Tensor, t: Time, probes: int | Tensor = 8, generator: Generator = None) -> Tensor:
+        r"""Return :math:`\nabla \cdot s`, ``(*batch,)``, by Hutchinson's estimate (Hutchinson 1989).
+
+        ``probes`` is the number of random sign vectors, or the vectors themselves, ``(count, *x.shape)``.
+        """
+        x, t = self.check(x, t)
+        batch = self.split(x)[0]
+        along = [(self.jvp(x, t, v) * v).reshape(*batch, -1).sum(-1) for v in _signs(x, probes, generator)]
+        return torch.stack(along).double().mean(0).to(x.dtype)
+
+    def noise_trace(self, x: Tensor, t: Time, probes: int | Tensor = 8, generator: Generator = None) -> Tensor:
+        r"""Return :math:`\sigma^2 \nabla \cdot s + d` in whitened coordinates, ``(*batch,)``, float64.
+
+        It equals :math:`\sigma^2\,\mathrm{tr}\,C` for an exact score, and is the integrand of the log-likelihood along
+        the probability flow. ``probes`` as for :meth:`divergence`.
+        """
+        x, t = self.check(x, t)
+        batch, shape = self.split(x)
+        root = self.process.unwhiten
+        along = [(root(self.jvp(x, t, root(v))) * v).reshape(*batch, -1).sum(-1) for v in _signs(x, probes, generator)]
+        return self.levels(t.to(x.device))[1] * torch.stack(along).double().mean(0) + math.prod(shape)
+
+    def jvp(self, x: Tensor, t: Time, v: Tensor) -> Tensor:
+        r"""Return the directional derivative :math:`\nabla s\, v`, like ``x``."""
+        product: Tensor = torch.func.jvp(lambda y: self(y, t), (x,), (v,))[1]
+        return product
+
+    def vjp(self, x: Tensor, t: Time, v: Tensor) -> Tensor:
+        r"""Return :math:`(\nabla s)^T v`, like ``x``."""
+        product: Tensor = torch.func.vjp(lambda y: self(y, t), x)[1](v)[0]
+        return product
+
+    def levels(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Return alpha and sigma² in float64 at times that :meth:`check` accepted."""
+        base, t = self.process.base, t.double().clamp(self.process.eps, self.process.T)
+        return base.alpha(t), base.S(t)
+
+    def split(self, x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the batch shape and the event shape of ``x``; refuse another event shape than ``shape``."""
+        require(isinstance(x, Tensor), f"x must be a torch tensor, not {type(x).__name__}.")
+        if self.shape is None:
+            require(x.ndim >= 1, "x must have a batch dimension: the first call of this score decides its event shape.")
+            self.shape = tuple(x.shape[1:])
+        k = x.ndim - len(self.shape)
+        require(
+            k >= 0 and tuple(x.shape[k:]) == self.shape,
+            f"x has shape {tuple(x.shape)}; it must end in the event shape {self.shape} of the score.",
+        )
+        return tuple(x.shape[:k]), self.shape
+
+    def check(self, x: Tensor, t: Time) -> tuple[Tensor, Tensor]:
+        """Return ``x`` as a floating-point tensor and ``t`` as a tensor that broadcasts to its batch."""
+        batch, _ = self.split(x)
+        require(not x.is_complex(), "x must be real.")
+        x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
+        # a number stays on the CPU, where looking at its value costs nothing
+        t = as_time(t, x.device if isinstance(t, Tensor) else torch.device("cpu"))
+        require(
+            fits(tuple(t.shape), batch),
+            f"t has shape {tuple(t.shape)}, which does not broadcast to the batch shape {batch} of x.",
+        )
+        return x, t
+
+
+def _signs(x: Tensor, probes: int | Tensor, generator: Generator) -> Tensor:
+    """Return random sign vectors ``(count, *x.shape)``, unless ``probes`` already holds them."""
+    if isinstance(probes, Tensor):
+        return probes.to(x)
+    require(probes >= 1, f"Hutchinson's estimate needs at least one probe; got {probes}.")
+    return rng.randn((probes, *x.shape), rng.as_generator(generator), x.device, x.dtype).sign()
+
+
+def check_score(score: object, what: str = "A sampler") -> Score:
+    """Return ``score`` if it is a :class:`Score`; otherwise say how to make one."""
+    if isinstance(score, Score):
+        return score
+    hint = " Wrap a function with vk.as_score(fn, process)." if callable(score) else ""
+    raise InputError(f"{what} needs a Score, not {score!r}.{hint}")
+
+
+def differentiated(x: Tensor) -> bool:
+    """Return whether a derivative with respect to ``x`` is being recorded."""
+    return x.requires_grad or forward_ad.unpack_dual(x).tangent is not None

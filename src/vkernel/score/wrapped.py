@@ -1,0 +1,255 @@
+r"""Anyone's network as a score (docs/theory.md, §1.5).
+
+A network is a function of an image and of a number that encodes the noise level. Four conventions turn it into a score:
+
+* its **process**: the :math:`\alpha_t, \sigma_t` of :math:`x = \alpha x_0 + \sigma\epsilon` in training;
+* **predicts**: ``score``, ``noise``, ``x0``, ``v``, ``flow`` or ``edm`` (table in :mod:`vkernel.score.conversions`);
+* **time**: the second argument of the network,
+
+  ============  =======================================================================================
+  t             t itself
+  index         DDPM: t rounded to a whole number, as an integer; ``index:N`` in continuous time: N t
+  fraction      DDPM with N betas: t / (N-1); continuous time: t itself; ``fraction:N``: t / N
+  sigma         :math:`\sigma_t`, as in EDM's ``net(x, sigma)``
+  c_noise       :math:`\tfrac14 \log(\sigma_t/\alpha_t)`, as in EDM's raw network
+  reversed      DDPM: N - 1 - index; continuous time: 1 - t, and a flow has the opposite sign
+  a function    of t
+  ============  =======================================================================================
+
+* **range**: the interval to which pixels were mapped for training, or ``None``.
+
+A network with ``predicts="edm"`` is the raw network :math:`F(c_{in} x/\alpha, \cdot)` with
+:math:`c_{in} = 1/\sqrt{\tilde\sigma^2 + \sigma_d^2}`; a network that returns the denoised image predicts ``x0``.
+
+An index has no fractions: for networks that take an index, t is rounded to it, and :math:`\alpha, \sigma` are taken at
+the rounded index too, so that the score is exact there. With ``label``, the network is class-conditional,
+``net(x, time, labels)``, and the score is that of one class. (Guidance blends two scores into one that belongs to no
+training set; a guided sampler is not a score.)
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vkernel.core.checks import is_whole
+from vkernel.core.errors import InputError, require
+from vkernel.data import Empirical
+from vkernel.process import DDPM, Anisotropic, Process
+from vkernel.score.base import Score, Time, as_time, differentiated
+from vkernel.score.conversions import PREDICTIONS, convert
+
+__all__ = ["TIMES", "Network", "TimeInput", "Wrapped", "as_score", "time_input"]
+
+TIMES = ("t", "index", "fraction", "sigma", "c_noise", "reversed")
+_NUMBERS = 2**18  # numbers of x in one call of the network, unless ``batch`` is given
+
+Network = Callable[..., object]  # net(x, time) or net(x, time, labels)
+TimeInput = str | Callable[[Tensor], Tensor]
+
+
+def as_score(
+    fn: Network,
+    process: Process,
+    shape: Sequence[int] | None = None,
+    predicts: str = "score",
+    time: TimeInput = "t",
+    range: Sequence[float] | str | None = None,
+    *,
+    name: str = "network",
+    batch: int | None = None,
+    label: int | None = None,
+    sigma_data: float = 0.5,
+) -> Wrapped:
+    """Wrap a function or module as a :class:`~vkernel.score.base.Score`.
+
+    ``fn(x, time)`` takes ``x (B, *shape)`` and ``time (B,)`` and returns a tensor like ``x``, or an object that holds
+    it in ``.sample`` or ``.mean``, or a tuple whose first entry it is. With ``shape=None`` the first call decides the
+    shape, and its first dimension is the batch. ``predicts``, ``time`` and ``range`` are the conventions of
+    :mod:`vkernel.score.wrapped`; ``batch`` is the largest number of events in one call; ``label`` selects one class of
+    a class-conditional network; ``sigma_data`` belongs to ``predicts="edm"``. A module is put into evaluation mode.
+
+    >>> import torch, vkernel as vk
+    >>> score = vk.as_score(lambda x, t: -x, vk.VP())  # the score of a standard normal
+    >>> score(torch.ones(3, 2), 0.5).shape
+    torch.Size([3, 2])
+    """
+    if isinstance(fn, nn.Module):
+        fn.eval()
+    ends = None if range is None else interval(range)
+    event = None if shape is None else tuple(shape)
+    return Wrapped(fn, process, predicts, time, ends, event, name, batch, label, sigma_data=sigma_data)
+
+
+@dataclass(eq=False, repr=False)
+class Wrapped(Score):
+    """A network with its conventions as a score; made by :func:`as_score`.
+
+    ``x`` is in the network's pixel units (:meth:`scaled` maps data there) and ``t`` in the time of ``process``. The
+    network runs in its own precision and on its own device; results are like ``x``, and differentiable in ``x`` where
+    ``x`` requires it. ``notes`` are sentences about what was assumed when the network was read.
+    """
+
+    net: Network
+    process: Process
+    predicts: str = "noise"
+    time: TimeInput = "index"
+    range: tuple[float, float] | None = (-1.0, 1.0)
+    shape: tuple[int, ...] | None = None
+    name: str = "network"
+    batch: int | None = None
+    label: int | None = None
+    notes: tuple[str, ...] = ()
+    sigma_data: float = 0.5
+
+    def __post_init__(self) -> None:
+        require(callable(self.net), f"The network must be callable, net(x, t); got {type(self.net).__name__}.")
+        require(isinstance(self.process, Process), f"process must be a process such as vk.EDM(), not {self.process!r}.")
+        isotropic = not isinstance(self.process, Anisotropic) or self.predicts in ("score", "x0")
+        require(isotropic, "Networks that predict noise, v, flow or edm are read under isotropic noise only.")
+        known = ", ".join(PREDICTIONS)
+        require(self.predicts in PREDICTIONS, f"predicts must be one of {known}, not {self.predicts!r}.")
+        require(
+            self.label is None or (is_whole(self.label) and self.label >= 0),
+            f"label must be a class, a whole number ≥ 0, not {self.label!r}.",
+        )
+        require(self.sigma_data > 0, f"sigma_data must be positive, not {self.sigma_data!r}.")
+        self.range = None if self.range is None else interval(self.range)
+        self.shape = None if self.shape is None else tuple(int(k) for k in self.shape)
+        time_input(self.time, self.process, torch.tensor([self.process.T], dtype=torch.float64))  # check the convention
+
+    def __call__(self, x: Tensor, t: Time) -> Tensor:
+        return self._predict(x, t, "score")
+
+    def denoise(self, x: Tensor, t: Time) -> Tensor:
+        """Return the denoised image, like x."""
+        return self._predict(x, t, "x0")
+
+    def noise(self, x: Tensor, t: Time) -> Tensor:
+        """Return the predicted noise, like x."""
+        return self._predict(x, t, "noise")
+
+    def output(self, x: Tensor, t: Time) -> Tensor:
+        """Return the raw output of the network, like x."""
+        batch, event = self.split(x)
+        rows, times = x.reshape(-1, *event), self.check(x, t)[1].to(x.device).double().expand(batch).reshape(-1)
+        step = self.batch or max(1, _NUMBERS // max(1, math.prod(event)))
+        with torch.set_grad_enabled(torch.is_grad_enabled() and differentiated(x)):
+            parts = [self._run(a, b) for a, b in zip(rows.split(step), times.split(step), strict=True)]
+            return torch.cat(parts).reshape(x.shape)
+
+    def at(self, t: Time) -> Tensor:
+        """Return the times at which the network is evaluated: t, or the nearest index for networks that take one."""
+        t = self.process.check(as_time(t, t.device if isinstance(t, Tensor) else torch.device("cpu")))
+        if not (isinstance(self.process, DDPM) and self.time in ("index", "reversed")):
+            return t
+        return t.round().clamp(math.ceil(self.process.eps), math.floor(self.process.T))
+
+    def scaled(self, data: Empirical) -> Empirical:
+        """Return the data in the network's pixel units: stored integers are mapped to ``range``, floats are kept."""
+        if self.range is None or "int" not in data.stored or data.scale == self.range:
+            return data
+        info = torch.iinfo(getattr(torch, data.stored))
+        low, high = data.scale or (float(info.min), float(info.max))
+        first, last = self.range
+        factor = (last - first) / (high - low)
+        moved = copy.copy(data)
+        moved.scale, moved.spread = (first, last), data.spread * factor
+        moved.center = first + (data.center - low) * factor
+        return moved
+
+    def __repr__(self) -> str:
+        time = self.time if isinstance(self.time, str) else "a function of t"
+        pixels = "" if self.range is None else "pixels in [{:g}, {:g}], ".format(*self.range)
+        label = "" if self.label is None else f"class {self.label}, "
+        return (
+            f"{type(self).__name__}({self.name!r}: predicts {self.predicts}, time input {time}, {pixels}"
+            f"shape {self.shape}, {label}{self.process!r})"
+        )
+
+    def _predict(self, x: Tensor, t: Time, wants: str) -> Tensor:
+        x, t = self.check(x, t)
+        t = self.at(t.to(x.device)).expand(self.split(x)[0])
+        return convert(self.output(x, t), self.predicts, wants, x, t, self.process, self.sigma_data)
+
+    def _run(self, x: Tensor, t: Tensor) -> Tensor:
+        """Call the network once, on its device and in its precision; the result is like x."""
+        held = self.net.parameters() if isinstance(self.net, nn.Module) else ()
+        home = next((p for p in held if p.is_floating_point()), x)
+        number = time_input(self.time, self.process, t).to(home.device)
+        number = number.to(home.dtype) if number.is_floating_point() else number
+        label = () if self.label is None else (torch.full((len(x),), self.label, device=home.device),)
+        rows = x
+        if self.predicts == "edm":
+            alpha, sigma = (
+                a.to(x).reshape(-1, *(1,) * (x.ndim - 1)) for a in (self.process.alpha(t), self.process.sigma(t))
+            )
+            rows = x / (sigma.square() + (alpha * self.sigma_data).square()).sqrt()
+        out = _tensor_of(self.net(rows.to(home.device, home.dtype), number, *label), self.name)
+        require(
+            out.shape == x.shape,
+            f"{self.name} was given a batch of shape {tuple(x.shape)} and returned {tuple(out.shape)}; it must return "
+            "a tensor of the same shape.",
+        )
+        out = out.to(x.device, x.dtype)
+        return -out if self.time == "reversed" and self.predicts == "flow" else out
+
+
+def time_input(time: TimeInput, process: Process, t: Tensor) -> Tensor:
+    """Return the second argument of a network with the convention ``time`` at the times t."""
+    if callable(time):
+        return time(t)
+    kind, _, number = str(time).partition(":")
+    require(
+        kind in TIMES and (not number or kind in ("index", "fraction")),
+        f"time must be one of {', '.join(TIMES)}, with a number index:N or fraction:N, or a function; got {time!r}.",
+    )
+    try:
+        count = float(number) if number else None
+    except ValueError:
+        raise InputError(f"{time!r} has no number after the colon; write for example {kind}:1000.") from None
+    require(count is None or count > 0, f"The number in {time!r} must be positive.")
+    if kind == "t":
+        return t
+    if kind == "sigma":
+        return process.base.sigma(t)
+    if kind == "c_noise":
+        return process.base.log_snr(t) / -8
+    last = len(process.betas) - 1 if isinstance(process, DDPM) else None
+    if kind == "fraction":
+        return t / (count or last or 1)
+    if last is not None:
+        require(count is None, f"{process!r} defines its indices: write 'index', not {time!r}.")
+        index = t.round().long()
+        return index if kind == "index" else last - index
+    if kind == "reversed":
+        return 1 - t
+    if count is None:
+        raise InputError("A process in continuous time has no index; give 'index:1000' if the network takes 1000 t.")
+    return t * count
+
+
+def interval(ends: Sequence[float] | str) -> tuple[float, float]:
+    """Return ``"-1,1"`` or a pair as two numbers."""
+    try:
+        low, high = (float(end) for end in (ends.split(",") if isinstance(ends, str) else ends))
+    except (TypeError, ValueError):
+        raise InputError(f"range must be two numbers low,high such as -1,1, not {ends!r}.") from None
+    require(math.isfinite(low) and math.isfinite(high) and low < high, f"range must have low < high, not {ends!r}.")
+    return low, high
+
+
+def _tensor_of(out: object, name: str) -> Tensor:
+    """Return the tensor in the output of a network: itself, its ``.sample`` or ``.mean``, or a tuple's first entry."""
+    first = out[0] if isinstance(out, tuple) and out else None
+    for found in (out, getattr(out, "sample", None), getattr(out, "mean", None), first):
+        if isinstance(found, Tensor):
+            return found
+    raise InputError(
+        f"{name} returned a {type(out).__name__}; it must return a tensor, or hold one in .sample or .mean."
+    )
