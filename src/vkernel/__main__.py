@@ -1,0 +1,5 @@
+"""``python -m vkernel`` is ``vkernel``."""
+
+from vkernel.cli import main
+
+main()
