@@ -58,14 +58,14 @@ def kinds(batch: tuple[int, ...], shape: tuple[int, ...]) -> dict[str, tuple[Cov
         "matrix": (Matrix(matrix, shape), matrix),
         "singular": (Matrix(singular, shape), singular),
         "scaled": (Scaled(Matrix(matrix, shape), factor), f2 * matrix),
-        "scaled shared": (Scaled(Matrix(map_matrix.matrix, shape), factor), f2 * map_matrix.matrix),
+        "scaled shared": (Scaled(Matrix(map_matrix.entries, shape), factor), f2 * map_matrix.entries),
         "congruent diagonal": (
             Congruent(Matrix(matrix, shape), low),
-            low.variances.reshape(d).diag() @ matrix @ low.variances.reshape(d).diag(),
+            low.entries.reshape(d).diag() @ matrix @ low.entries.reshape(d).diag(),
         ),
         "congruent matrix": (
             Congruent(Diagonal(variances, shape), map_matrix),
-            map_matrix.matrix @ variances.reshape(*batch, d).diag_embed() @ map_matrix.matrix,
+            map_matrix.entries @ variances.reshape(*batch, d).diag_embed() @ map_matrix.entries,
         ),
         "posterior": (posterior_cov(batch, shape), None),
         "proxy": (proxy_cov(batch, shape), None),
@@ -147,29 +147,29 @@ def test_the_noise_of_an_anisotropic_process_is_independent_for_each_time():
     S = process.S(torch.full((4000,), 2.0, dtype=torch.float64))
     z = S.draw(0)
     assert z.shape == (4000, 3)
-    torch.testing.assert_close(z.square().mean(0), 4 * process.gamma.variances, rtol=0.15, atol=0)
+    torch.testing.assert_close(z.square().mean(0), 4 * process.gamma.entries, rtol=0.15, atol=0)
 
 
 def test_powers_are_powers():
     matrix = semidefinite(d=4, rank=6, seed=0)
     cov = Matrix(matrix, (2, 2))
-    torch.testing.assert_close(cov.power(0.5).matrix @ cov.power(0.5).matrix, matrix)
-    torch.testing.assert_close(cov.power(-1).matrix, torch.linalg.inv(matrix))
+    torch.testing.assert_close(cov.power(0.5).entries @ cov.power(0.5).entries, matrix)
+    torch.testing.assert_close(cov.power(-1).entries, torch.linalg.inv(matrix))
     low = Matrix(semidefinite(d=4, rank=2, seed=0), (4,))
-    pseudo = low.power(-1).matrix
-    torch.testing.assert_close(pseudo, torch.linalg.pinv(low.matrix, hermitian=True))
+    pseudo = low.power(-1).entries
+    torch.testing.assert_close(pseudo, torch.linalg.pinv(low.entries, hermitian=True))
     diagonal = Diagonal(positive(3, seed=1), (3,))
-    torch.testing.assert_close(diagonal.power(-0.5).variances, diagonal.variances**-0.5)
+    torch.testing.assert_close(diagonal.power(-0.5).entries, diagonal.entries**-0.5)
 
 
 def test_equality_is_number_for_number():
     a, b = Diagonal(positive(3, seed=0), (3,)), Matrix(positive(3, seed=0).diag(), (3,))
-    assert a.equals(Diagonal(positive(3, seed=0), (3,)))
-    assert not a.equals(b)
-    assert not b.equals(a)
-    assert not a.equals(Diagonal(positive(3, seed=1), (3,)))
-    assert not a.equals(a.to(a.device, torch.float32))
-    assert not a.equals(Diagonal(positive(3, seed=0)[:, None], (3, 1)))
+    assert a == Diagonal(positive(3, seed=0), (3,))
+    assert a != b
+    assert b != a
+    assert a != Diagonal(positive(3, seed=1), (3,))
+    assert a != a.to(a.device, torch.float32)
+    assert a != Diagonal(positive(3, seed=0)[:, None], (3, 1))
 
 
 @pytest.mark.parametrize("name", NAMES)

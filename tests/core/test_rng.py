@@ -196,3 +196,16 @@ def test_draws_do_not_depend_on_chunks_and_blocks(d, sigma):
         assert torch.equal(got[1], want[1])
         assert (got[0] - want[0]).norm(dim=1).le(1e-3 * posterior.cov.trace().sqrt() + 1e-6 * score.data.spread).all()
         assert (posterior.cov.draw(3) == got[0]).all()
+
+
+@pytest.mark.parametrize("d", [1, 2, 8, 9])
+def test_quasi_random_normals_fill_the_law_evenly(d):
+    z = rng.quasi_normals(1024, d, 5)
+    assert z.shape == (1024, d)
+    assert z.isfinite().all()
+    assert torch.equal(z, rng.quasi_normals(1024, d, 5))
+    even = 3 * d / 1024 if d <= 8 else 3 / 32  # against 1/sqrt(n) of independent draws
+    assert (z.mean(0).abs() < even).all()
+    if d == 1:
+        assert torch.equal(z, z.sort(0).values)
+        assert stats.kstest(z[:, 0].numpy(), "norm").statistic < 1 / 1024

@@ -631,3 +631,15 @@ def test_parse():
 def test_parse_refuses(text, sentence):
     with pytest.raises(InputError, match=sentence):
         parse(text)
+
+
+def test_prior_can_be_quasi_random():
+    p = VP()
+    x = p.prior((512, 1, 2), dtype=torch.float64, generator=3, quasi=True)
+    assert x.shape == (512, 1, 2)
+    assert torch.equal(x, p.prior((512, 1, 2), dtype=torch.float64, generator=3, quasi=True))
+    assert not torch.equal(x, p.prior((512, 1, 2), dtype=torch.float64, generator=4, quasi=True))
+    assert (x.mean(0).abs() < 0.02).all()
+    line = p.prior((5, 1), generator=torch.Generator().manual_seed(0), quasi=True)
+    assert line.dtype == torch.get_default_dtype()
+    assert float(line[2]) == 0.0

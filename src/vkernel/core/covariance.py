@@ -26,10 +26,9 @@ from torch import Tensor
 
 from vkernel.core import rng
 from vkernel.core.errors import InputError, require
+from vkernel.core.rng import Generator
 
 __all__ = ["Congruent", "Covariance", "Cross", "Diagonal", "Factored", "Isotropic", "Matrix", "Rounded", "Scaled"]
-
-Generator = torch.Generator | int | None
 
 
 class Covariance(ABC):
@@ -40,6 +39,10 @@ class Covariance(ABC):
     dtype: torch.dtype
     device: torch.device
 
+    def __init__(self, batch: tuple[int, ...], shape: tuple[int, ...], like: Tensor | Covariance) -> None:
+        self.batch, self.shape = tuple(batch), tuple(shape)
+        self.dtype, self.device = like.dtype, like.device
+
     @property
     def dim(self) -> int:
         """The number of coordinates of an event."""
@@ -47,27 +50,27 @@ class Covariance(ABC):
 
     @abstractmethod
     def __matmul__(self, v: Tensor) -> Tensor:
-        """The product with ``v``, which broadcasts to ``(*batch, *shape)``."""
+        """Return the product with ``v``, which broadcasts to ``(*batch, *shape)``."""
 
     @abstractmethod
     def diag(self) -> Tensor:
-        """The variances of the coordinates, ``(*batch, *shape)``."""
+        """Return the variances of the coordinates, ``(*batch, *shape)``."""
 
     def trace(self) -> Tensor:
-        """The sum of the variances, ``(*batch,)``."""
+        """Return the sum of the variances, ``(*batch,)``."""
         return flat(self.diag(), self.shape).sum(-1)
 
     @abstractmethod
     def draw(self, generator: Generator = None) -> Tensor:
-        """A Gaussian draw with mean zero and this covariance, ``(*batch, *shape)``."""
+        """Draw a Gaussian with mean zero and this covariance, ``(*batch, *shape)``."""
 
     def dense(self) -> Tensor:
-        """The matrices, ``(*batch, d, d)``: d products with unit vectors."""
+        """Return the matrices, ``(*batch, d, d)``, by d products with unit vectors."""
         eye = torch.eye(self.dim, dtype=self.dtype, device=self.device)
         columns = [flat(self @ e.reshape(self.shape).expand(self.batch + self.shape), self.shape) for e in eye]
         return torch.stack(columns, dim=-1)
 
-    def _refuse(self, v: Tensor) -> None:
+    def _check(self, v: Tensor) -> None:
         k = len(self.shape)
         good = v.ndim == 0 or (v.ndim >= k and tuple(v.shape[v.ndim - k :]) == self.shape)
         try:
@@ -75,6 +78,9 @@ class Covariance(ABC):
         except RuntimeError:
             good = False
         require(good, f"v has shape {tuple(v.shape)}; the operator acts on shape {self.batch + self.shape}.")
+
+    def _noise(self, generator: Generator) -> Tensor:
+        return rng.randn(self.batch + self.shape, rng.as_generator(generator), self.device, self.dtype)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(batch={self.batch}, shape={self.shape}, dtype={self.dtype})"
@@ -84,101 +90,91 @@ class Isotropic(Covariance):
     """``variance`` times the identity; ``variance`` has the shape of the batch."""
 
     def __init__(self, variance: Tensor, shape: tuple[int, ...]) -> None:
-        self.variance, self.batch, self.shape = variance, tuple(variance.shape), tuple(shape)
-        self.dtype, self.device = variance.dtype, variance.device
+        super().__init__(tuple(variance.shape), shape, variance)
+        self.variance = variance
 
     def __matmul__(self, v: Tensor) -> Tensor:
-        self._refuse(v)
+        self._check(v)
         return over_event(self.variance, self.shape) * v
 
     def diag(self) -> Tensor:
         return over_event(self.variance, self.shape).expand(self.batch + self.shape)
 
     def draw(self, generator: Generator = None) -> Tensor:
-        noise = rng.randn(self.batch + self.shape, rng.as_generator(generator), self.device, self.dtype)
-        return over_event(self.variance.sqrt(), self.shape) * noise
+        return over_event(self.variance.sqrt(), self.shape) * self._noise(generator)
 
 
 class Diagonal(Covariance):
-    """Independent coordinates with the given ``variances``, ``(*batch, *shape)``."""
+    """Independent coordinates with the given variances ``entries``, ``(*batch, *shape)``."""
 
-    def __init__(self, variances: Tensor, shape: tuple[int, ...]) -> None:
-        self.shape = tuple(shape)
-        self.batch = tuple(variances.shape[: variances.ndim - len(self.shape)])
-        self.variances, self.dtype, self.device = variances, variances.dtype, variances.device
+    def __init__(self, entries: Tensor, shape: tuple[int, ...]) -> None:
+        super().__init__(tuple(entries.shape[: entries.ndim - len(shape)]), shape, entries)
+        self.entries = entries
 
     def __matmul__(self, v: Tensor) -> Tensor:
-        self._refuse(v)
-        return self.variances * v
+        self._check(v)
+        return self.entries * v
 
     def diag(self) -> Tensor:
-        return self.variances
+        return self.entries
 
     def draw(self, generator: Generator = None) -> Tensor:
-        noise = rng.randn(self.batch + self.shape, rng.as_generator(generator), self.device, self.dtype)
-        return self.variances.sqrt() * noise
+        return self.entries.sqrt() * self._noise(generator)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Diagonal:
-        """The same operator elsewhere, in another precision."""
-        return Diagonal(self.variances.to(device, dtype), self.shape)
+        """Return the same operator on another device, in another precision."""
+        return Diagonal(self.entries.to(device, dtype), self.shape)
 
-    @property
-    def entries(self) -> Tensor:
-        """The numbers that define the operator."""
-        return self.variances
-
-    def equals(self, other: Covariance) -> bool:
-        """Whether ``other`` is the same operator, number for number."""
+    def __eq__(self, other: object) -> bool:
         return isinstance(other, Diagonal) and self.shape == other.shape and _equal(self.entries, other.entries)
 
+    def __hash__(self) -> int:
+        return hash((Diagonal, self.shape))
+
     def power(self, exponent: float) -> Diagonal:
-        """The operator's power; coordinates stay independent."""
-        return Diagonal(self.variances**exponent, self.shape)
+        """Return the operator's power; coordinates stay independent."""
+        return Diagonal(self.entries**exponent, self.shape)
 
 
 class Matrix(Covariance):
-    """A covariance that is given as a matrix, ``(*batch, d, d)``, symmetric and positive semidefinite."""
+    """A covariance that is given as a matrix ``entries``, ``(*batch, d, d)``, symmetric and positive semidefinite."""
 
-    def __init__(self, matrix: Tensor, shape: tuple[int, ...]) -> None:
-        self.shape, self.batch = tuple(shape), tuple(matrix.shape[:-2])
+    def __init__(self, entries: Tensor, shape: tuple[int, ...]) -> None:
+        super().__init__(tuple(entries.shape[:-2]), shape, entries)
         require(
-            matrix.ndim >= 2 and matrix.shape[-1] == matrix.shape[-2] == math.prod(self.shape),
-            f"A covariance matrix for events of shape {self.shape} must end in "
-            f"({math.prod(self.shape)}, {math.prod(self.shape)}); got {tuple(matrix.shape)}.",
+            entries.ndim >= 2 and entries.shape[-1] == entries.shape[-2] == self.dim,
+            f"A covariance matrix for events of shape {self.shape} must end in ({self.dim}, {self.dim}); "
+            f"got {tuple(entries.shape)}.",
         )
-        self.matrix, self.dtype, self.device = matrix, matrix.dtype, matrix.device
+        self.entries = entries
 
     def __matmul__(self, v: Tensor) -> Tensor:
-        self._refuse(v)
-        product = (self.matrix @ flat(v, self.shape).unsqueeze(-1)).squeeze(-1)
+        self._check(v)
+        product = (self.entries @ flat(v, self.shape).unsqueeze(-1)).squeeze(-1)
         return product.reshape(product.shape[:-1] + self.shape)
 
     def diag(self) -> Tensor:
-        return self.matrix.diagonal(dim1=-2, dim2=-1).reshape(self.batch + self.shape)
+        return self.entries.diagonal(dim1=-2, dim2=-1).reshape(self.batch + self.shape)
 
     def dense(self) -> Tensor:
-        return self.matrix
+        return self.entries
 
     def draw(self, generator: Generator = None) -> Tensor:
-        noise = rng.randn(self.batch + self.shape, rng.as_generator(generator), self.device, self.dtype)
-        return self.power(0.5) @ noise
+        return self.power(0.5) @ self._noise(generator)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Matrix:
-        """The same operator elsewhere, in another precision."""
-        return Matrix(self.matrix.to(device, dtype), self.shape)
+        """Return the same operator on another device, in another precision."""
+        return Matrix(self.entries.to(device, dtype), self.shape)
 
-    @property
-    def entries(self) -> Tensor:
-        """The numbers that define the operator."""
-        return self.matrix
-
-    def equals(self, other: Covariance) -> bool:
-        """Whether ``other`` is the same operator, number for number."""
+    def __eq__(self, other: object) -> bool:
         return isinstance(other, Matrix) and self.shape == other.shape and _equal(self.entries, other.entries)
 
+    def __hash__(self) -> int:
+        return hash((Matrix, self.shape))
+
     def power(self, exponent: float) -> Matrix:
-        """The symmetric power by eigendecomposition; eigenvalues below rounding count as zero."""
-        values, vectors = torch.linalg.eigh(self.matrix)
+        """Return the symmetric power by eigendecomposition; eigenvalues below rounding count as zero."""
+        values, vectors = torch.linalg.eigh(self.entries)
         floor = values.abs().amax(-1, keepdim=True) * self.dim * torch.finfo(self.dtype).eps
         require(
             bool((values >= -16 * floor).all()),
@@ -192,12 +188,11 @@ class Factored(Covariance):
     r""":math:`\sum_k a_k a_k^T` from its factors ``(K, *batch, *shape)``: ensemble members, or weights of a model."""
 
     def __init__(self, factors: Tensor, shape: tuple[int, ...]) -> None:
-        self.shape = tuple(shape)
-        self.batch = tuple(factors.shape[1 : factors.ndim - len(self.shape)])
-        self.factors, self.dtype, self.device = factors, factors.dtype, factors.device
+        super().__init__(tuple(factors.shape[1 : factors.ndim - len(shape)]), shape, factors)
+        self.factors = factors
 
     def __matmul__(self, v: Tensor) -> Tensor:
-        self._refuse(v)
+        self._check(v)
         along = flat(self.factors * v, self.shape).sum(-1)
         return (over_event(along, self.shape) * self.factors).sum(0)
 
@@ -218,13 +213,11 @@ class Scaled(Covariance):
     r""":math:`a^2 \Sigma` for one number :math:`a` per element of the batch: the covariance of :math:`a\,z`."""
 
     def __init__(self, base: Covariance, factor: Tensor) -> None:
-        self.base, self.shape = base, base.shape
-        self.factor = factor.to(base.device, base.dtype)
-        self.batch = tuple(torch.broadcast_shapes(base.batch, self.factor.shape))
-        self.dtype, self.device = base.dtype, base.device
+        super().__init__(tuple(torch.broadcast_shapes(base.batch, factor.shape)), base.shape, base)
+        self.base, self.factor = base, factor.to(base.device, base.dtype)
 
     def __matmul__(self, v: Tensor) -> Tensor:
-        self._refuse(v)
+        self._check(v)
         return over_event(self.factor**2, self.shape) * (self.base @ v)
 
     def diag(self) -> Tensor:
@@ -247,17 +240,16 @@ class Congruent(Covariance):
     r""":math:`A \Sigma A^T` for a symmetric :math:`A` that is itself a covariance operator without batch."""
 
     def __init__(self, base: Covariance, map: Diagonal | Matrix) -> None:
-        self.base, self.shape, self.batch = base, base.shape, base.batch
-        self.dtype, self.device = base.dtype, base.device
-        self.map = map.to(self.device, self.dtype)
+        super().__init__(base.batch, base.shape, base)
+        self.base, self.map = base, map.to(self.device, self.dtype)
 
     def __matmul__(self, v: Tensor) -> Tensor:
-        self._refuse(v)
+        self._check(v)
         return self.map @ (self.base @ (self.map @ v))
 
     def diag(self) -> Tensor:
         if isinstance(self.map, Diagonal):
-            return self.map.variances**2 * self.base.diag()
+            return self.map.entries**2 * self.base.diag()
         return self.dense().diagonal(dim1=-2, dim2=-1).reshape(self.batch + self.shape)
 
     def draw(self, generator: Generator = None) -> Tensor:
@@ -265,11 +257,11 @@ class Congruent(Covariance):
 
 
 class Rounded(Covariance):
-    """The same operator, its answers rounded to another precision at the very end."""
+    """The same operator with results rounded to another precision at the end."""
 
     def __init__(self, base: Covariance, dtype: torch.dtype) -> None:
-        self.base, self.batch, self.shape = base, base.batch, base.shape
-        self.dtype, self.device = dtype, base.device
+        super().__init__(base.batch, base.shape, base)
+        self.base, self.dtype = base, dtype
 
     def __matmul__(self, v: Tensor) -> Tensor:
         return (self.base @ v.to(self.base.dtype)).to(self.dtype)
@@ -290,18 +282,18 @@ class Rounded(Covariance):
 class Cross(Covariance):
     """A covariance between two different places: a matrix that need not be symmetric, and cannot be drawn from."""
 
-    def __init__(self, matrix: Tensor, shape: tuple[int, ...]) -> None:
-        self.matrix, self.shape, self.batch = matrix, shape, tuple(matrix.shape[:-2])
-        self.dtype, self.device = matrix.dtype, matrix.device
+    def __init__(self, entries: Tensor, shape: tuple[int, ...]) -> None:
+        super().__init__(tuple(entries.shape[:-2]), shape, entries)
+        self.entries = entries
 
     def __matmul__(self, v: Tensor) -> Tensor:
-        return (self.matrix @ v.reshape(*v.shape[: v.ndim - len(self.shape)], -1, 1)).reshape(v.shape)
+        return (self.entries @ flat(v, self.shape).unsqueeze(-1)).reshape(v.shape)
 
     def diag(self) -> Tensor:
-        return self.matrix.diagonal(dim1=-2, dim2=-1).reshape(self.batch + self.shape)
+        return self.entries.diagonal(dim1=-2, dim2=-1).reshape(self.batch + self.shape)
 
     def dense(self) -> Tensor:
-        return self.matrix
+        return self.entries
 
     def draw(self, generator: Generator = None) -> Tensor:
         raise InputError("A covariance between two different places cannot be drawn from; draw a field instead.")
@@ -320,10 +312,10 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def over_event(a: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """``a`` of the batch's shape, with one axis of length 1 for each axis of an event."""
+    """Return ``a`` of the batch's shape with one axis of length 1 for each axis of an event."""
     return a.reshape(a.shape + (1,) * len(shape))
 
 
 def flat(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """``x`` with its event axes joined into one."""
+    """Return ``x`` with its event axes joined into one."""
     return x.reshape((*x.shape[: x.ndim - len(shape)], math.prod(shape)))

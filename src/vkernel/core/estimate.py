@@ -273,7 +273,7 @@ def fisher_exact(a: int, n: int, b: int, m: int) -> float:
 
 def sign_test(wins: int, n: int) -> float:
     """Return the chance of ``wins`` or more of ``n`` fair coins."""
-    return sum(math.comb(n, k) for k in range(wins, n + 1)) / 2**n
+    return sum(math.comb(n, k) for k in range(wins, n + 1)) / (1 << n)
 
 
 def permutation_p(observed: float, permuted: Tensor, slack: float = 0.0) -> float:

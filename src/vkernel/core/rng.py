@@ -72,12 +72,13 @@ def quasi_normals(n: int, d: int, seed: int) -> Tensor:
     by the normal quantile; beyond, where such sequences gain nothing, independent draws from the stream of ``seed``.
     """
     if d > 8:
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randn(n, d, generator=generator, dtype=torch.float64)
+        return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     if d == 1:
-        return torch.special.ndtri((torch.arange(n, dtype=torch.float64)[:, None] + 0.5) / n)
-    points = torch.quasirandom.SobolEngine(d, scramble=True, seed=seed).draw(n, dtype=torch.float64)
-    return torch.special.ndtri(points + 2.0**-31)  # Sobol numbers are multiples of 2^-30, from 0
+        shares = (torch.arange(n, dtype=torch.float64)[:, None] + 0.5) / n
+    else:  # Sobol numbers are multiples of 2^-30, from 0
+        shares = torch.quasirandom.SobolEngine(d, scramble=True, seed=seed).draw(n, dtype=torch.float64) + 2.0**-31
+    quantiles: Tensor = torch.special.ndtri(shares)
+    return quantiles
 
 
 def keys(shape: tuple[int, ...], generator: torch.Generator, device: torch.device | str = "cpu") -> Tensor:

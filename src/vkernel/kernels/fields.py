@@ -37,7 +37,7 @@ class FiniteRank(Kernel):
         require(w.ndim == 2 and w.shape[0] == w.shape[1], f"weights must be (F, F); got {tuple(w.shape)}.")
         require(bool(w.isfinite().all()) and torch.allclose(w, w.mT), "weights must be finite and symmetric.")
         self.basis, self.process, self.mean_of = basis, process, mean
-        self.root = Matrix(w, (len(w),)).power(0.5).matrix  # refuses what is not a covariance
+        self.root = Matrix(w, (len(w),)).power(0.5).dense()  # refuses what is not a covariance
 
     def factors(self, x: Tensor, t: Time) -> Tensor:
         """Factors of the covariance, ``(F, *batch, *shape)``: unit weights for independent modes."""

@@ -53,9 +53,8 @@ from dataclasses import fields
 from typing import Any
 
 from vkernel.core.errors import InputError, require
-from vkernel.process.anisotropic import Anisotropic
 from vkernel.process.base import Process
-from vkernel.process.kinds import DDPM, EDM, VE, VP, Cosine, FlowMatching, Toy, VPSong
+from vkernel.process.kinds import DDPM, EDM, VE, VP, Anisotropic, Cosine, FlowMatching, Toy, VPSong
 
 __all__ = [
     "DDPM",

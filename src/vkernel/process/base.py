@@ -1,4 +1,4 @@
-"""What every forward process has: its formulas by name, checks, time grids, draws and conversions (theory, §1)."""
+"""The base class of forward processes: checks, time grids, draws and conversions (theory, §1)."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from types import FunctionType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.checks import is_whole
+from vkernel.core.checks import check_whole, is_whole
 from vkernel.core.errors import InputError, require
+from vkernel.core.rng import Generator
 
-__all__ = ["Process", "formula"]
+__all__ = ["Process", "Time", "real_dtype", "wide_dtype"]
 
 Time = float | Tensor
-Generator = torch.Generator | int | None
+SPACINGS = ("uniform", "log", "edm")
 
 
 def formula(f: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Time], Tensor]:
@@ -33,27 +35,29 @@ def formula(f: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Time], Tensor]
 
 
 class Process(ABC):
-    """A forward process; the final kinds are in the table at the head of this module.
+    """A forward process; the final kinds are in the table at the head of :mod:`vkernel.process`.
 
     Attributes:
         eps: the cutoff, the time nearest to the data.
         T: the time of (almost) pure noise.
-        spacing: how :meth:`times` are spaced unless told.
+        spacing: the default spacing of :meth:`times`.
         regular: whether beta and D are finite at t = 1; if not, T < 1 is required.
+        half_log_det: ½ log det Γ, 0 for isotropic noise.
     """
 
     eps: float
     T: float
+    half_log_det: float = 0.0
     spacing: ClassVar[str] = "uniform"
     regular: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
         for name, value in vars(cls).items():  # a formula written as a lambda takes the name it is bound to
-            if getattr(value, "__name__", "") == "<lambda>":
+            if isinstance(value, FunctionType) and value.__name__ == "<lambda>":
                 value.__name__, value.__qualname__ = name, f"{cls.__name__}.{name}"
 
     def __post_init__(self) -> None:
-        """Refuse parameters that make no process: every number positive (eps may be 0) and finite, eps < T, …"""
+        """Check the parameters: all finite and positive (eps may be 0), eps < T, sigma/alpha increasing."""
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.type == "float"}  # type: ignore[arg-type]
         for name, value in given.items():
             number = numbers(name, [value])[0]
@@ -64,28 +68,28 @@ class Process(ABC):
         for low, high in (("beta_min", "beta_max"), ("sigma_min", "sigma_max")):
             ordered = low not in given or given[low] <= given[high]
             require(ordered, f"{low} must not exceed {high}; got {given.get(low)!r} and {given.get(high)!r}.")
-        first, last = self._ratios()
+        first, last = self.ratios
         require(first < last < math.inf, f"sigma/alpha must grow from eps to T, but goes from {first:g} to {last:g}.")
 
     @abstractmethod
     def alpha(self, t: Time, /) -> Tensor:
-        """The factor of the data."""
+        """Return the factor of the data."""
 
     @abstractmethod
     def S(self, t: Time, /) -> Tensor:
-        """The variance of the noise; for :class:`Anisotropic` a covariance operator."""
+        """Return the variance of the noise; for :class:`Anisotropic` a covariance operator."""
 
     @abstractmethod
     def beta(self, t: Time, /) -> Tensor:
-        """The rate of the drift, -alpha'/alpha."""
+        """Return the rate of the drift, -alpha'/alpha."""
 
     @abstractmethod
     def D(self, t: Time, /) -> Tensor:
-        """The diffusion GG^T/2 = S'/2 + beta S; for :class:`Anisotropic` a covariance operator."""
+        """Return the diffusion GG^T/2 = S'/2 + beta S; for :class:`Anisotropic` a covariance operator."""
 
     @abstractmethod
     def _time(self, r: Time, /) -> Tensor:
-        """The inverse of r = sigma/alpha, not range-checked."""
+        """Invert r = sigma/alpha, without a check of the range."""
 
     @property
     @abstractmethod
@@ -94,16 +98,25 @@ class Process(ABC):
 
     @formula
     def sigma(self, t: Tensor) -> Tensor:
-        """The standard deviation of the noise: S = sigma² (anisotropic: sigma² Γ)."""
+        """Return the standard deviation of the noise: S = sigma² (anisotropic: sigma² Γ)."""
         return self.S(t).sqrt()
 
     @formula
     def log_snr(self, t: Tensor) -> Tensor:
-        """log(alpha²/sigma²)."""
+        """Return log(alpha²/sigma²)."""
         return 2 * (self.alpha(t) / self.sigma(t)).log()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}: {self.law}, eps={self.eps:g}, T={self.T:g}"
+
+    @property
+    def ratios(self) -> tuple[float, float]:
+        """sigma/alpha at eps and at T."""
+        ends = torch.tensor([self.eps, self.T], dtype=torch.float64)
+        low, high = (self.sigma(ends) / self.alpha(ends)).tolist()
+        return low, high
+
+    _ratios = lambda self: self.ratios  # noqa: E731  # until every package uses the property
 
     @property
     def base(self) -> Process:
@@ -112,57 +125,48 @@ class Process(ABC):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that Γ fixes for one sample; () where any will do."""
+        """The shape that Γ fixes for one sample; () where any shape is possible."""
         return ()
 
     def same_frame(self, other: Process) -> bool:
-        """Whether the noise of both has the same shape Γ."""
+        """Whether the noise of both processes has the same Γ."""
         return other.base is other
 
     def whiten(self, x: Tensor) -> Tensor:
-        """Γ^(-1/2) x: to the coordinates of ``base``."""
+        """Return Γ^(-1/2) x, the coordinates of ``base``."""
         return x
 
     def unwhiten(self, x: Tensor) -> Tensor:
-        """Γ^(1/2) x: from the coordinates of ``base``."""
+        """Return Γ^(1/2) x, from the coordinates of ``base``."""
         return x
 
     def check(self, t: Time) -> Tensor:
-        """``t`` as a tensor, refused unless in [eps, T]; what the rounding of its dtype moved out is clamped in."""
+        """Return ``t`` as a tensor if it lies in [eps, T]; what rounding to its dtype moved outside is clamped."""
         t = _tensor(t)
-        inside = _within(t, self.eps, self.T)
-        if not inside.all():
-            raise InputError(
-                f"t = {_first(t, ~inside)} is outside [{self.eps:g}, {self.T:g}], the range [eps, T] of the process "
-                f"({self!r}); choose t inside it, or construct the process with another eps or T."
-            )
+        _check_range("t", t, _within(t, self.eps, self.T), (self.eps, self.T), f"the range [eps, T] of {self!r}")
         return t.clamp(self.eps, self.T)
 
     def time(self, sigma_over_alpha: Time) -> Tensor:
-        """The t at which sigma/alpha has the given value, refused unless that is in [eps, T]."""
+        """Return the t at which sigma/alpha has the given value, which must be reached between eps and T."""
         r = _tensor(sigma_over_alpha)
-        t, (low, high) = self._time(r), self._ratios()
-        inside = (r >= 0) & (_within(r, low, high) | _within(t, self.eps, self.T))
-        if not inside.all():
-            raise InputError(
-                f"sigma/alpha = {_first(r, ~inside)} is outside [{low:g}, {high:g}], which the process ({self!r}) "
-                f"covers between eps and T; choose a value inside it, or another eps or T."
-            )
+        t, ends = self._time(r), self.ratios
+        inside = (r >= 0) & (_within(r, *ends) | _within(t, self.eps, self.T))
+        _check_range("sigma/alpha", r, inside, ends, f"its range between eps and T of {self!r}")
         return t.clamp(self.eps, self.T)
 
     def times(self, steps: int, spacing: str | None = None) -> Tensor:
-        """``steps + 1`` descending times in float64, the first exactly T and the last exactly eps.
+        """Return ``steps + 1`` descending times in float64, the first exactly T and the last exactly eps.
 
         ``spacing`` is "uniform" in t; "log": uniform in log(sigma/alpha); or "edm": uniform in (sigma/alpha)^(1/7)
         (Karras et al. 2022). The default is "uniform", and "edm" for :class:`EDM`.
         """
         spacing = self.spacing if spacing is None else spacing
-        require(is_whole(steps) and steps >= 1, f"steps must be a whole number, 1 or more, not {steps!r}.")
-        require(spacing in ("uniform", "log", "edm"), f'spacing must be "uniform", "log" or "edm", not {spacing!r}.')
+        check_whole(steps, "steps")
+        require(spacing in SPACINGS, f'spacing must be "uniform", "log" or "edm", not {spacing!r}.')
         u = torch.linspace(0, 1, steps + 1, dtype=torch.float64)
         t = self.T + u * (self.eps - self.T)
         if spacing != "uniform":
-            low, high = self._ratios()
+            low, high = self.ratios
             require(low > 0 or spacing == "edm", f'spacing "log" needs noise at eps, of which {self!r} has none.')
             root = 1 / 7
             r = (high**root + u * (low**root - high**root)) ** 7 if spacing == "edm" else high * (low / high) ** u
@@ -171,15 +175,9 @@ class Process(ABC):
         return t
 
     def perturb(self, x0: Tensor, t: Time, generator: Generator = None) -> Tensor:
-        """A draw of x_t given x0: alpha x0 + sigma z with z ~ N(0, I) (anisotropic: N(0, Γ)).
+        """Draw x_t given x0 ``(*batch, *shape)``: alpha x0 + sigma z with z ~ N(0, I) (anisotropic: N(0, Γ)).
 
-        Args:
-            x0: data, ``(*batch, *shape)``.
-            t: one time, or one for each element of the batch, ``(*batch,)``.
-            generator: a stream, or the seed of one.
-
-        Returns:
-            ``(*batch, *shape)``, of x0's device and dtype.
+        ``t`` is one time, or one for each element of the batch. The result has x0's shape, device and dtype.
         """
         _, alpha, sigma = self._along(x0, t)
         dtype = real_dtype(x0.dtype)
@@ -211,26 +209,18 @@ class Process(ABC):
         return (float(self.sigma(torch.tensor(self.T, dtype=torch.float64))) * self.unwhiten(noise)).to(dtype)
 
     def convert(self, x: Tensor, t: Time, other: Process) -> tuple[Tensor, Tensor]:
-        """The same point in another process, ``(x', t')``: sigma'/alpha' = sigma/alpha and x'/alpha' = x/alpha.
+        """Return the same point in another process, ``(x', t')``: sigma'/alpha' = sigma/alpha and x'/alpha' = x/alpha.
 
         The posterior over training points is the same there, and ``p'(x'|t') dx' = p(x|t) dx``.
         """
-        require(
-            self.same_frame(other),
-            f"No point of {self!r} is a point of {other!r}: their noise has different covariances Γ.",
-        )
+        same = self.same_frame(other)
+        require(same, f"No point of {self!r} is a point of {other!r}: their noise has different covariances Γ.")
         t, alpha, sigma = self._along(x, t)
         there = other.time(sigma / alpha)
         return (x.to(alpha) * (other.alpha(there) / alpha)).to(real_dtype(x.dtype)), there.reshape(t.shape).to(t.dtype)
 
-    def _ratios(self) -> tuple[float, float]:
-        """sigma/alpha at eps and at T."""
-        ends = torch.tensor([self.eps, self.T], dtype=torch.float64)
-        low, high = (self.sigma(ends) / self.alpha(ends)).tolist()
-        return low, high
-
     def _along(self, x: Tensor, t: Time) -> tuple[Tensor, Tensor, Tensor]:
-        """``t`` checked; alpha and sigma with one axis of length 1 for each axis of x that t lacks."""
+        """Return t, checked; alpha and sigma with one axis of length 1 for each axis of x that t lacks."""
         dtype = wide_dtype(real_dtype(x.dtype))
         time = self.check(t.to(x.device) if isinstance(t, Tensor) else torch.tensor(t, dtype=dtype, device=x.device))
         full = time.shape + (1,) * (x.ndim - time.ndim)
@@ -243,21 +233,33 @@ class Process(ABC):
         return time, self.alpha(wide), self.sigma(wide)
 
 
-def _tensor(t: Any) -> Tensor:
-    """A floating-point tensor; numbers and integers take the default dtype."""
+def real_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return a floating-point dtype as it is; the default one for integers."""
+    return dtype if dtype.is_floating_point else torch.get_default_dtype()
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return float32 for half precision, other dtypes as they are."""
+    return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+def numbers(name: str, values: Any) -> list[float]:
+    """Return a list of finite floats from a tensor, an array or a sequence."""
+    try:
+        out = [float(v) for v in values]
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"{name} must be numeric, not {values!r}.") from None
+    require(all(map(math.isfinite, out)), f"{name} must be finite; got {out!r:.200}.")
+    return out
+
+
+def _tensor(t: Time) -> Tensor:
+    """Return a floating-point tensor; numbers and integers take the default dtype."""
     try:
         t = torch.as_tensor(t)
     except (TypeError, ValueError, RuntimeError):
         raise InputError(f"A time must be a number or a tensor, not {t!r}.") from None
     return t.to(real_dtype(t.dtype))
-
-
-def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    return dtype if dtype.is_floating_point else torch.get_default_dtype()
-
-
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype.itemsize < 4 else dtype
 
 
 def _within(v: Tensor, low: float, high: float) -> Tensor:
@@ -267,15 +269,9 @@ def _within(v: Tensor, low: float, high: float) -> Tensor:
     return (v >= low * (1 - slack)) & (v <= high * (1 + slack))
 
 
-def _first(v: Tensor, mask: Tensor) -> str:
-    return f"{v.detach()[mask][0].item():g}"
-
-
-def numbers(name: str, values: Any) -> list[float]:
-    """A list of finite floats from a tensor, an array or a sequence."""
-    try:
-        out = [float(v) for v in (values.tolist() if hasattr(values, "tolist") else values)]
-    except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"{name} must be numeric, not {values!r}.") from None
-    require(all(map(math.isfinite, out)), f"{name} must be finite; got {out!r:.200}.")
-    return out
+def _check_range(name: str, v: Tensor, inside: Tensor, ends: tuple[float, float], what: str) -> None:
+    if not inside.all():
+        raise InputError(
+            f"{name} = {v.detach()[~inside][0].item():g} is outside [{ends[0]:g}, {ends[1]:g}], {what}; choose {name} "
+            "inside it, or construct the process with another eps or T."
+        )

@@ -1,20 +1,23 @@
-"""The isotropic processes of the table, each its two or three formulas (theory, §1)."""
+"""The final processes: the isotropic ones of the table, each two or three formulas, and :class:`Anisotropic`."""
 
 from __future__ import annotations
 
 import functools
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from vkernel.core.checks import is_whole
-from vkernel.core.errors import require
-from vkernel.process.base import Process, formula, numbers
+from vkernel.core.checks import check_whole
+from vkernel.core.covariance import Covariance, Diagonal, Matrix, Scaled
+from vkernel.core.errors import InputError, require
+from vkernel.process.base import Process, Time, formula, numbers, real_dtype, wide_dtype
+
+__all__ = ["DDPM", "EDM", "VE", "VP", "Anisotropic", "Cosine", "FlowMatching", "Toy", "VPSong"]
 
 
 class _Preserving(Process):
@@ -22,11 +25,11 @@ class _Preserving(Process):
 
     @abstractmethod
     def _B(self, t: Tensor) -> Tensor:
-        """-log alpha."""
+        """Return -log alpha."""
 
     @abstractmethod
     def _inverse_B(self, B: Tensor) -> Tensor:
-        """The t at which -log alpha is B."""
+        """Return the t at which -log alpha is B."""
 
     alpha = formula(lambda p, t: torch.exp(-p._B(t)))
     S = formula(lambda p, t: -torch.expm1(-2 * p._B(t)))
@@ -42,36 +45,28 @@ class VP(_Preserving):
     beta_max: float = 20.0
     eps: float = 1e-3
     T: float = 1.0
+    c: ClassVar[float] = 1.0  # beta = c b(t), b linear from beta_min to beta_max
 
-    _rise = property(lambda p: p.beta_max - p.beta_min)
-    law = property(lambda p: f"alpha = exp(-({p.beta_min:g} t + {p._rise / 2:g} t²)), S = 1 - alpha²")
-    beta = formula(lambda p, t: p.beta_min + p._rise * t)
+    beta = formula(lambda p, t: p.c * (p.beta_min + (p.beta_max - p.beta_min) * t))
+
+    @property
+    def law(self) -> str:
+        b = f"({self.beta_min:g} t + {(self.beta_max - self.beta_min) / 2:g} t²)"
+        return f"alpha = exp(-{'' if self.c == 1 else '½'}{b}), S = 1 - alpha²"
 
     def _B(self, t: Tensor) -> Tensor:
-        return t * (self.beta_min + t * (self._rise / 2))
+        return self.c * t * (self.beta_min + t * ((self.beta_max - self.beta_min) / 2))
 
     def _inverse_B(self, B: Tensor) -> Tensor:
-        return 2 * B / (self.beta_min + (self.beta_min**2 + 2 * self._rise * B).sqrt())
+        b = B / self.c
+        return 2 * b / (self.beta_min + (self.beta_min**2 + 2 * (self.beta_max - self.beta_min) * b).sqrt())
 
 
 @dataclass(frozen=True, repr=False)
-class VPSong(_Preserving):
+class VPSong(VP):
     """Song et al.'s: alpha = exp(-½ (beta_min t + ½ (beta_max - beta_min) t²)), S = 1 - alpha²; beta = D = ½ b(t)."""
 
-    beta_min: float = 0.1
-    beta_max: float = 20.0
-    eps: float = 1e-3
-    T: float = 1.0
-
-    _rise = property(lambda p: p.beta_max - p.beta_min)
-    law = property(lambda p: f"alpha = exp(-½({p.beta_min:g} t + {p._rise / 2:g} t²)), S = 1 - alpha²")
-    beta = formula(lambda p, t: (p.beta_min + p._rise * t) / 2)
-
-    def _B(self, t: Tensor) -> Tensor:
-        return t * (self.beta_min + t * (self._rise / 2)) / 2
-
-    def _inverse_B(self, B: Tensor) -> Tensor:
-        return 4 * B / (self.beta_min + (self.beta_min**2 + 4 * self._rise * B).sqrt())
+    c: ClassVar[float] = 0.5
 
 
 @dataclass(frozen=True, repr=False)
@@ -99,21 +94,21 @@ class DDPM(_Preserving):
 
     @classmethod
     def linear(cls, beta_start: float = 1e-4, beta_end: float = 0.02, steps: int = 1000, **limits: float) -> DDPM:
-        """Betas evenly spaced between two values; ``limits`` are eps and T."""
-        require(is_whole(steps) and steps > 1, f"steps must be a whole number, 2 or more, not {steps!r}.")
+        """Return the process with betas evenly spaced between two values; ``limits`` are eps and T."""
+        check_whole(steps, "steps", 2)
         return cls(torch.linspace(beta_start, beta_end, steps, dtype=torch.float64), **limits)
 
     @classmethod
     def scaled_linear(
         cls, beta_start: float = 8.5e-4, beta_end: float = 0.012, steps: int = 1000, **limits: float
     ) -> DDPM:
-        """Betas whose roots are evenly spaced; by default Stable Diffusion's."""
+        """Return the process with betas whose roots are evenly spaced; by default Stable Diffusion's."""
         require(min(beta_start, beta_end) > 0, f"The betas must be positive; got {beta_start!r} and {beta_end!r}.")
         return cls([root**2 for root in cls.linear(beta_start**0.5, beta_end**0.5, steps).betas], **limits)
 
     @classmethod
     def from_alphas_cumprod(cls, abar: Sequence[float] | Tensor, **limits: float) -> DDPM:
-        """The process with alpha² = ``abar`` at whole t."""
+        """Return the process with alpha² = ``abar`` at whole t."""
         values = numbers("alphas_cumprod", abar)
         require(all(a > 0 for a in values), "alphas_cumprod must be positive; leave out a last 0 (no signal at all).")
         return cls([1 - b / a for a, b in zip([1.0, *values], values, strict=False)], **limits)
@@ -123,14 +118,14 @@ class DDPM(_Preserving):
         ends = f"{self.betas[0]:g} … {self.betas[-1]:g}"
         return f"alpha² = prod_(j≤t) (1 - beta_j) with {len(self.betas)} betas {ends}, S = 1 - alpha²"
 
-    beta = formula(lambda p, t: p._piece(t, _floor(t))[2])
+    beta = formula(lambda p, t: p._interval(t, _floor(t))[2])
 
     def _B(self, t: Tensor) -> Tensor:
-        left, B, slope = self._piece(t, _floor(t))
+        left, B, slope = self._interval(t, _floor(t))
         return B + (t - left) * slope
 
     def _inverse_B(self, B: Tensor) -> Tensor:
-        left, start, slope = self._piece(B, torch.bucketize(B, self._knots.to(B.dtype).to(B.device), right=True) - 1)
+        left, start, slope = self._interval(B, torch.bucketize(B, self._knots.to(B.dtype).to(B.device), right=True) - 1)
         return left + (B - start) / slope
 
     @functools.cached_property
@@ -138,11 +133,15 @@ class DDPM(_Preserving):
         """-log alpha at 0 … N-1."""
         return torch.log1p(-torch.tensor(self.betas, dtype=torch.float64)).cumsum(0) / -2
 
-    def _piece(self, like: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The interval that begins at the index ``left`` (or the nearest): that index, B there, and the slope."""
+    def _interval(self, like: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the knot ``left`` of an interval (or the nearest that begins one), B there, and the slope."""
         left = left.clamp(0, len(self.betas) - 2)
         knots, slopes = (k.to(like.dtype).to(like.device) for k in (self._knots, self._knots.diff()))
         return left, knots[left], slopes[left]
+
+
+def _floor(t: Tensor) -> Tensor:
+    return t.detach().nan_to_num().floor().long()
 
 
 @dataclass(frozen=True, repr=False)
@@ -170,7 +169,8 @@ class Cosine(Process):
         a = math.tan(self._rate * self.s)  # tan²θ - tan²θ0 = r²/cos²θ0, and then tan(θ - θ0)
         rise = r * r * (1 + a**2)
         b = (a**2 + rise).sqrt()
-        return torch.atan(rise / ((a + b) * (1 + a * b))) / self._rate
+        time: Tensor = torch.atan(rise / ((a + b) * (1 + a * b))) / self._rate
+        return time
 
 
 @dataclass(frozen=True, repr=False)
@@ -247,5 +247,94 @@ class Toy(Process):
     _time = formula(lambda p, r: 1 / (1 + 1 / r**2))
 
 
-def _floor(t: Tensor) -> Tensor:
-    return t.detach().nan_to_num().floor().long()
+@dataclass(frozen=True, repr=False, init=False)
+class Anisotropic(Process):
+    """Noise of covariance Γ: S = sigma² Γ and D = D_base Γ, as covariance operators; alpha, sigma, beta of ``process``.
+
+    Args:
+        process: the isotropic process in whitened coordinates, ``base``.
+        gamma: Γ, positive definite. A square matrix ``(d, d)`` is the covariance of d coordinates; any other tensor
+            holds the variances of independent coordinates and has the data's shape. Where this rule does not serve (a
+            matrix for images, variances for square data) pass
+            :class:`~vkernel.core.covariance.Matrix` or :class:`~vkernel.core.covariance.Diagonal` with their shape.
+
+    Attributes:
+        root, inverse_root: Γ^(1/2) and Γ^(-1/2), of gamma's kind: maps for :class:`~vkernel.core.covariance.Congruent`.
+        half_log_det, inverse_trace: ½ log det Γ and tr Γ^-1, for densities and norms in whitened coordinates.
+    """
+
+    process: Process
+    gamma: Diagonal | Matrix
+    root: Diagonal | Matrix = field(compare=False)
+    inverse_root: Diagonal | Matrix = field(compare=False)
+    half_log_det: float = field(compare=False)
+    inverse_trace: float = field(compare=False)
+
+    def __init__(self, process: Process, gamma: Tensor | Covariance) -> None:
+        good = isinstance(process, Process) and not isinstance(process, Anisotropic)
+        require(good, f"Anisotropic needs an isotropic process such as VP(), not {process!r}.")
+        g = _definite(gamma)
+        variances = torch.linalg.eigvalsh(g.entries) if isinstance(g, Matrix) else g.entries
+        determinant, trace = float(variances.log().sum()) / 2, float(variances.reciprocal().sum())
+        vars(self).update(process=process, gamma=g, eps=process.eps, T=process.T)  # frozen: set here, once
+        vars(self).update(root=g.power(0.5), inverse_root=g.power(-0.5), half_log_det=determinant, inverse_trace=trace)
+
+    law = property(lambda p: f"({p.process.law}) · Γ, a {type(p.gamma).__name__} Γ for events of shape {p.shape}")
+    base = property(lambda p: p.process)
+    shape = property(lambda p: p.gamma.shape)
+    spacing = property(lambda p: p.process.spacing)
+    alpha = formula(lambda p, t: p.process.alpha(t))
+    sigma = formula(lambda p, t: p.process.sigma(t))
+    beta = formula(lambda p, t: p.process.beta(t))
+    _time = formula(lambda p, r: p.process._time(r))
+
+    def S(self, t: Time, /) -> Scaled:  # type: ignore[override]
+        """Return sigma² Γ, batch of t's shape, in t's dtype (for a number: Γ's)."""
+        return self._scaled(t, self.process.sigma)
+
+    def D(self, t: Time, /) -> Scaled:  # type: ignore[override]
+        """Return D_base Γ, batch of t's shape, in t's dtype (for a number: Γ's)."""
+        return self._scaled(t, lambda t: self.process.D(t).sqrt())
+
+    def same_frame(self, other: Process) -> bool:
+        return isinstance(other, Anisotropic) and self.gamma == other.gamma
+
+    def whiten(self, x: Tensor) -> Tensor:
+        return self._product(self.inverse_root, x)
+
+    def unwhiten(self, x: Tensor) -> Tensor:
+        return self._product(self.root, x)
+
+    def _scaled(self, t: Time, factor: Callable[[Time], Tensor]) -> Scaled:
+        t = t if isinstance(t, Tensor) else torch.tensor(t, dtype=self.gamma.dtype, device=self.gamma.device)
+        a = factor(t)
+        return Scaled(self.gamma.to(a.device, a.dtype), a)
+
+    def _product(self, map: Diagonal | Matrix, x: Tensor) -> Tensor:
+        good = tuple(x.shape[max(x.ndim - len(self.shape), 0) :]) == self.shape
+        require(good, f"Γ is for events of shape {self.shape}; points of shape {tuple(x.shape)} do not end in it.")
+        v = x.to(wide_dtype(real_dtype(x.dtype)))
+        return (map.to(v.device, v.dtype) @ v).to(real_dtype(x.dtype))
+
+
+def _definite(gamma: Tensor | Covariance) -> Diagonal | Matrix:
+    """Return Γ as an operator if it is symmetric and positive definite."""
+    if not isinstance(gamma, Covariance):
+        g = torch.as_tensor(gamma)
+        g = g.to(wide_dtype(real_dtype(g.dtype)))
+        square = g.ndim == 2 and g.shape[0] == g.shape[1]
+        gamma = Matrix(g, tuple(g.shape[:1])) if square else Diagonal(g, tuple(g.shape))
+    if not isinstance(gamma, Diagonal | Matrix) or gamma.batch:
+        raise InputError(f"Γ must be a tensor, or a Diagonal or Matrix covariance without batch, not {gamma!r}.")
+    g = gamma.entries.detach().clone()
+    require(g.isfinite().all() and g.numel(), "Γ must be finite and not empty.")
+    if isinstance(gamma, Diagonal):
+        require(g.min() > 0, f"The variances in Γ must be positive; the smallest is {g.min().item():g}.")
+        return Diagonal(g, gamma.shape)
+    u, gap = torch.finfo(g.dtype).eps, (g - g.mT).abs().max().item()
+    hint = "If it holds the variances of square data, pass Diagonal(gamma, shape)."
+    require(gap <= 64 * u * g.abs().max(), f"Γ is not symmetric: entries across the diagonal differ by {gap:g}. {hint}")
+    g = (g + g.mT) / 2
+    low, high = torch.linalg.eigvalsh(g)[[0, -1]].tolist()
+    require(low > gamma.dim * u * high, f"Γ is not positive definite: eigenvalues from {low:g} to {high:g}. {hint}")
+    return Matrix(g, gamma.shape)
