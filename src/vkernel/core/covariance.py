@@ -28,7 +28,18 @@ from vkernel.core import rng
 from vkernel.core.errors import InputError, require
 from vkernel.core.rng import Generator
 
-__all__ = ["Congruent", "Covariance", "Cross", "Diagonal", "Factored", "Isotropic", "Matrix", "Rounded", "Scaled"]
+__all__ = [
+    "Congruent",
+    "Covariance",
+    "Cross",
+    "Diagonal",
+    "Factored",
+    "Generator",
+    "Isotropic",
+    "Matrix",
+    "Rounded",
+    "Scaled",
+]
 
 
 class Covariance(ABC):
