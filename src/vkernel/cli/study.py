@@ -29,7 +29,7 @@ def study_run(
 
     from vkernel.study import report, run
 
-    found = run(spec, store, runner, address=address, large=large, show=not quiet)
+    found = run(spec, store, runner, address=address, large=large, progress=not quiet)
     if not quiet:
         Console(soft_wrap=False).print(report.table(found))
     typer.echo(f"results are in {store}")
@@ -86,6 +86,6 @@ def study_export(
     out: Annotated[Path, typer.Option(metavar="FILE", help="A .nc file (NetCDF: everything) or .csv (numbers alone).")],
 ) -> None:
     """Write the results for other programs."""
-    from vkernel.study.export import export
+    from vkernel.study import report
 
-    typer.echo(f"wrote {export(store, out)}")
+    typer.echo(f"wrote {report.export(store, out)}")

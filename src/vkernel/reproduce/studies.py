@@ -16,7 +16,6 @@ from typing import Any
 from vkernel.core.errors import InputError, require
 from vkernel.reproduce.page import Exhibit, Finding, Picture, Run, Table, number
 from vkernel.study import Spec, read, report, runners
-from vkernel.study.export import export
 from vkernel.study.shipped import studies
 from vkernel.study.store import Store
 
@@ -76,7 +75,7 @@ class Study:
                 store.write(condition, block, values)
                 run.step(1 / blocks)
             found = store.dataset().load()
-        data = export(self.store, run.out / FOLDER / f"{self.name}.csv")
+        data = report.export(self.store, run.out / FOLDER / f"{self.name}.csv")
         return Exhibit(
             name=f"study-{self.name}",
             title=self.TITLE,

@@ -1,20 +1,22 @@
-"""Studies: declared sweeps over ensembles, which survive being killed and move to a cluster as they are.
+"""Studies: declared sweeps over ensembles, which survive being killed and run unchanged on a cluster.
 
 A study is a file (:mod:`vkernel.study.spec`); its results are labelled arrays in a Zarr store
 (:mod:`vkernel.study.store`), computed in blocks of members (:mod:`vkernel.study.work`), one after the other or on a Ray
-cluster (:mod:`vkernel.study.runners`). What a block holds depends on the study and the block's index alone: not on
+cluster (:mod:`vkernel.study.runners`). The contents of a block depend on the study and the block's index alone: not on
 order, workers or interruptions.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from vkernel.core.checks import check_choice
 from vkernel.core.errors import require
-from vkernel.study import runners
-from vkernel.study.live import Table
+from vkernel.core.progress import Progress
+from vkernel.study.runners import RUNNERS, LiveTable
 from vkernel.study.spec import Spec, read
 from vkernel.study.store import Store, load
 from vkernel.study.work import prepare
@@ -26,28 +28,33 @@ __all__ = ["Spec", "load", "read", "run"]
 
 
 def run(
-    spec: str | Path | dict[str, Any] | Spec,
+    spec: str | Path | Mapping[str, object] | Spec,
     store: str | Path,
     runner: str = "inline",
     *,
     address: str | None = None,
     large: bool = False,
-    show: bool = True,
+    progress: Progress = True,
 ) -> xarray.Dataset:
-    """Compute what is missing of a study in ``store``, and return all of it.
+    """Compute the missing blocks of a study in ``store``, and return all of its results.
 
-    ``spec`` is a TOML file or a dictionary. ``runner`` is "inline" or "ray"; ``address`` is that of a Ray cluster
-    ("auto", or HOST:PORT; default: a cluster on this machine). Stop it whenever you like: run again to go on.
+    Args:
+        spec: a TOML file, the name of a shipped study, or a dictionary.
+        store: a folder; it is made if it is not there. A run that was stopped goes on where it was.
+        runner: "inline" or "ray".
+        address: of a Ray cluster, "auto" or HOST:PORT; by default a cluster on this machine.
+        large: take the values of the study's ``[large]`` table.
+        progress: ``True`` shows a live table, ``False`` nothing; a callable receives each condition and the share of
+            all blocks that are done.
     """
-    found = read(spec, large=large)
-    require(runner in runners.RUNNERS, f"runner must be one of {', '.join(runners.RUNNERS)}; got {runner!r}.")
+    study = read(spec, large=large)
+    check_choice(runner, "runner", RUNNERS)
     require(address is None or runner == "ray", "An address is for the runner 'ray'.")
-    prepare(found)
-    with Store.open(store, found) as opened:
-        missing = opened.missing()
-        made = contextlib.closing(runners.RUNNERS[runner](found, missing, address))
-        with Table(found, opened.done, show=show) as table, made as results:
-            for condition, block, values in results:
+    prepare(study)
+    with Store.open(store, study) as opened:
+        results = contextlib.closing(RUNNERS[runner](study, opened.missing(), address))
+        with LiveTable(study, opened.done, progress) as table, results as blocks:
+            for condition, block, values in blocks:
                 opened.write(condition, block, values)
                 table.advance(condition, block)
         return opened.dataset()

@@ -1,88 +1,92 @@
-r"""What a study found: means over members with intervals, one number that could have come out otherwise, a table.
+r"""What a study found: means over members with intervals, one number, a table, a figure, and files for other programs.
 
 The number compares one value between two conditions whose members share their inputs. For member values :math:`a_m` and
-:math:`b_m`, the difference is the mean of :math:`a_m - b_m` with Student's interval; the ratio is
-:math:`\bar a/\bar b` with the interval of its logarithm, whose standard error is that of the mean of
-:math:`a_m/\bar a - b_m/\bar b` (the delta method, paired).
+:math:`b_m`, the difference is the mean of :math:`a_m - b_m` with Student's interval; the ratio is :math:`\bar a/\bar b`
+with the interval of its logarithm (:func:`vkernel.core.estimate.ratio_of_means`, paired).
 """
 
 from __future__ import annotations
 
 import json
 import math
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from vkernel.core.errors import InputError, require
-from vkernel.core.estimate import Estimate, student_quantile
-from vkernel.study.spec import Spec
+from vkernel.core.estimate import Estimate, ratio_of_means
+from vkernel.core.files import write
+from vkernel.study.spec import Figure, Spec, short
+from vkernel.study.store import load
 
 if TYPE_CHECKING:
     import xarray
+    from matplotlib.figure import Figure as MatplotlibFigure
+    from rich.table import Table
 
-__all__ = ["figure", "finding", "means", "sentence", "spec_of", "table", "text"]
+__all__ = ["export", "figure", "finding", "means", "sentence", "spec_of", "table", "text"]
 
 
 def spec_of(ds: xarray.Dataset) -> Spec:
-    """The study that made the results."""
+    """Return the study that made the results."""
     try:
         return Spec(**json.loads(ds.attrs["vkernel_study"]))
     except ValueError as error:  # ValidationError is one
         version = ds.attrs.get("vkernel")
-        said = str(error).splitlines()[0]
-        raise InputError(f"The store holds a study that cannot be read ({said}); vkernel {version} made it.") from None
+        first = str(error).splitlines()[0]
+        raise InputError(f"The store holds a study that cannot be read ({first}); vkernel {version} made it.") from None
 
 
 def scalars(ds: xarray.Dataset) -> list[str]:
-    """The quantities that are one number per member."""
+    """Return the names of the quantities that are one number per member."""
     dims = {f.dim for f in spec_of(ds).grid} | {"member"}
     return [str(n) for n in ds.data_vars if set(map(str, ds[n].dims)) == dims]
 
 
 def means(ds: xarray.Dataset) -> xarray.Dataset:
-    """Mean over members, standard error and 95 % interval of every quantity; members that are NaN are counted."""
+    """Return the mean over members of every quantity, its standard error and 95 % interval, and the members counted.
+
+    A member that is NaN where others are not is left out.
+    """
     import xarray
 
-    out: dict[str, Any] = {}
-    for name in ds.data_vars:
-        if "member" not in ds[name].dims:
-            continue
-        values = ds[name].load()
-        count = values.notnull().sum("member")
-        mean = values.mean("member")
-        variance = ((values - mean) ** 2).sum("member") / (count - 1).where(count > 1)
-        se = np.sqrt(variance / count.where(count > 0))
-        half = xarray.apply_ufunc(np.vectorize(lambda n: student_quantile(max(int(n) - 1, 1))), count) * se
-        about = ds[name].attrs
-        out |= {str(name): mean.assign_attrs(about), f"{name}_se": se, f"{name}_low": mean - half}
-        out |= {f"{name}_high": mean + half, f"{name}_members": count}
+    out: dict[str, xarray.DataArray] = {}
+    for name in (str(n) for n in ds.data_vars if "member" in ds[n].dims):
+        values, axis = ds[name].values, int(ds[name].get_axis_num("member"))
+        found = np.full((5, *values.shape[:axis], *values.shape[axis + 1 :]), np.nan)
+        for cell in np.ndindex(values.shape[:axis]):
+            there = np.isfinite(values[cell])
+            whole = (there | ~there.any(0)).reshape(len(there), -1).all(1) & there.reshape(len(there), -1).any(1)
+            found[(4, *cell)] = (there & whole.reshape(-1, *(1,) * (there.ndim - 1))).sum(0)
+            if whole.any():
+                estimate = Estimate.of_mean(torch.from_numpy(values[cell][whole]))
+                found[(slice(0, 4), *cell)] = np.stack([np.asarray(part) for part in estimate.fields])
+        found[np.isinf(found)] = np.nan  # one member has no error
+        like = ds[name].isel(member=0, drop=True)
+        for suffix, part in zip(("", "_se", "_low", "_high", "_members"), found, strict=True):
+            out[name + suffix] = like.copy(data=part).assign_attrs(like.attrs if suffix == "" else {})
     return xarray.Dataset(out, attrs=ds.attrs)
 
 
 def finding(ds: xarray.Dataset) -> Estimate | None:
-    """The number the study ends in, or ``None`` where it names none or members are missing."""
+    """Return the number the study ends in, or ``None`` where it names none or members are missing."""
     spec = spec_of(ds)
     if spec.finding is None:
         return None
-    a, b = (_cell(ds, spec.finding.value, where) for where in (spec.finding.of, spec.finding.to))
-    whole = np.isfinite(a) & np.isfinite(b)
-    a, b = a[whole], b[whole]
+    cells = np.stack([members_of(ds, spec.finding.value, where) for where in (spec.finding.of, spec.finding.to)])
+    a, b = torch.from_numpy(cells[:, np.isfinite(cells).all(0)])
     if len(a) < 2:
         return None
     if spec.finding.kind == "difference":
-        return Estimate.of_mean(torch.from_numpy(a - b))
-    if not (a.mean() > 0 and b.mean() > 0):
-        return None
-    ratio = float(a.mean() / b.mean())
-    se = float((a / a.mean() - b / b.mean()).std(ddof=1) / math.sqrt(len(a)))
-    half = student_quantile(len(a) - 1) * se
-    return Estimate(ratio, ratio * se, ratio * math.exp(-half), ratio * math.exp(half))
+        return Estimate.of_mean(a - b)
+    return ratio_of_means(a, b, paired=True) if a.mean() > 0 and b.mean() > 0 else None
 
 
-def _cell(ds: xarray.Dataset, name: str, where: dict[str, Any]) -> np.ndarray:
-    """The members' values in one condition; factors that are not named are averaged over."""
+def members_of(ds: xarray.Dataset, name: str, where: dict[str, Any]) -> np.ndarray:
+    """Return the members' values in one condition; factors that are not named are averaged over."""
     require(name in ds, f"The study keeps no quantity {name!r}; it keeps {', '.join(map(str, ds.data_vars))}.")
     for dim, label in where.items():
         known = ds[dim].values.tolist()
@@ -93,7 +97,7 @@ def _cell(ds: xarray.Dataset, name: str, where: dict[str, Any]) -> np.ndarray:
 
 
 def sentence(ds: xarray.Dataset) -> str:
-    """The number in words, with what it says."""
+    """Return the number as a sentence, with the side of the null value on which its interval lies."""
     spec, found = spec_of(ds), finding(ds)
     if spec.finding is None:
         return ""
@@ -105,19 +109,18 @@ def sentence(ds: xarray.Dataset) -> str:
     return f"{spec.finding.words}: {found.value:.3g} [{found.low:.3g}, {found.high:.3g}]; {verdict}."
 
 
-def table(ds: xarray.Dataset) -> Any:
-    """Means ± standard errors of every scalar quantity, one row for each condition, for a terminal."""
+def table(ds: xarray.Dataset) -> Table:
+    """Return means ± standard errors of every scalar quantity for a terminal, one row for each condition."""
     from rich.table import Table
 
-    spec, found = spec_of(ds), means(ds)
-    names = scalars(ds)
+    spec, found, names = spec_of(ds), means(ds), scalars(ds)
     out = Table(title=spec.title, caption=sentence(ds) or None, title_justify="left", caption_justify="left")
     for factor in spec.grid:
         out.add_column(factor.dim)
     for name in names:
         out.add_column(name, justify="right")
     for condition in spec.conditions():
-        cells = [f"{v:g}" if isinstance(v, float) else str(v) for v in condition.labels.values()]
+        cells = [short(v) for v in condition.labels.values()]
         for name in names:
             value, se = (float(found[n].values[condition.index]) for n in (name, f"{name}_se"))
             cells.append("–" if math.isnan(value) else f"{value:.3g} ± {se:.1g}")
@@ -125,48 +128,59 @@ def table(ds: xarray.Dataset) -> Any:
     return out
 
 
-def figure(ds: xarray.Dataset) -> Any:
-    """The picture that the study's ``[figure]`` asks for; without one, the first quantity against the first factor."""
+def figure(ds: xarray.Dataset) -> MatplotlibFigure:
+    """Draw what the study's ``[figure]`` names; without one, the first quantity against the first factor."""
     from vkernel.plots import studies
 
-    spec = spec_of(ds)
+    spec, names = spec_of(ds), scalars(ds)
     require(spec.grid, "A study without factors has nothing to draw against; use study export.")
-    wanted = spec.figure
-    x = wanted.x if wanted else spec.grid[0].dim
-    name = wanted.value if wanted else scalars(ds)[0]
-    require(name in scalars(ds), f"figure: {name!r} is not one number per member; there are {', '.join(scalars(ds))}.")
-    found = means(ds)
-    keep = [d for d in (wanted.y if wanted else None, wanted.lines if wanted else None, x) if d]
-    others = [f.dim for f in spec.grid if f.dim not in keep]
-    pick = dict.fromkeys(others, 0)  # factors that are not drawn: their first value
-    parts = {k: found[f"{name}{k}"].isel(pick).transpose(*keep) for k in ("", "_se", "_low", "_high")}
-    held = ", ".join(f"{d} = {text(ds[d].values[0])}" for d in others)
-    title = (wanted.title if wanted and wanted.title else spec.title) + (f" ({held})" if held else "")
-    about = str(ds[name].attrs.get("long_name", name))
+    require(names, "The study keeps no number of each member to draw; use study export.")
+    drawn = spec.figure or Figure(x=spec.grid[0].dim, value=names[0])
+    require(
+        drawn.value in names, f"figure: {drawn.value!r} is not one number per member; there are {', '.join(names)}."
+    )
+    keep = [d for d in (drawn.y, drawn.lines, drawn.x) if d]
+    held = [f.dim for f in spec.grid if f.dim not in keep]  # factors that are not drawn stay at their first value
+    found = means(ds[[drawn.value]]).isel(dict.fromkeys(held, 0)).transpose(*keep)
+    mean, se, low, high = (found[f"{drawn.value}{part}"].values for part in ("", "_se", "_low", "_high"))
+    at = ", ".join(f"{d} = {text(ds[d].values[0])}" for d in held)
+    title = (drawn.title or spec.title) + (f" ({at})" if at else "")
+    about = str(ds[drawn.value].attrs.get("long_name", drawn.value))
     axis = {f.dim: f.about or f.dim.replace("_over_", "/") for f in spec.grid}
-    if wanted and wanted.y:
-        return studies.phase_diagram(
-            ds[x].values.tolist(),
-            ds[wanted.y].values.tolist(),
-            parts[""].values,
-            parts["_se"].values,
-            names=(axis[x], axis[wanted.y], about),
-            title=title,
-        )
-    labels = [text(v) for v in ds[wanted.lines].values] if wanted and wanted.lines else None
+    x = ds[drawn.x].values.tolist()
+    if drawn.y:
+        across = (axis[drawn.x], axis[drawn.y], about)
+        return studies.phase_diagram(x, ds[drawn.y].values.tolist(), mean, se, names=across, title=title)
     return studies.value_curves(
-        ds[x].values.tolist(),
-        *(parts[k].values for k in ("", "_low", "_high")),
-        names=(axis[x], about),
-        lines_by=axis.get(wanted.lines or "", "") if wanted else "",
-        labels=labels,
+        x,
+        mean,
+        low,
+        high,
+        names=(axis[drawn.x], about),
+        lines_by=axis.get(drawn.lines or "", ""),
+        labels=[text(v) for v in ds[drawn.lines].values] if drawn.lines else None,
         title=title,
-        log=bool(wanted and wanted.log),
+        log=drawn.log,
     )
 
 
-def text(value: Any) -> str:
-    """A value of a factor as a reader sees it."""
-    if isinstance(value, float | np.floating):
-        return "∞" if value == math.inf else f"{value:g}"
-    return str(value)
+def text(value: str | float) -> str:
+    """Return a value of a factor as a reader sees it."""
+    return "∞" if value == math.inf else short(value)
+
+
+def export(store: str | Path, out: str | Path) -> Path:
+    """Write a file for other programs, whole or not at all: NetCDF (.nc) with everything, or CSV with the scalars."""
+    out = Path(out)
+    require(out.suffix in (".nc", ".csv"), f"A study is exported to a .nc or .csv file, not {out.name!r}.")
+    found = load(store)
+    if out.suffix == ".csv":
+        return write(out, found[scalars(found)].to_dataframe().reset_index().to_csv(index=False))
+    try:
+        import h5netcdf  # noqa: F401
+    except ImportError:
+        raise InputError("NetCDF needs h5netcdf: pip install 'vkernel[study]'. Or export to .csv.") from None
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "study.nc"
+        found.load().to_netcdf(made, engine="h5netcdf", invalid_netcdf=False)
+        return write(out, made.read_bytes())

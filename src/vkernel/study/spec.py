@@ -1,4 +1,4 @@
-"""The study file: a TOML file, or a dictionary of the same form, which is checked before anything is computed.
+r"""The study file: TOML, or a dictionary of the same form, which is checked before anything is computed.
 
 ================  ======================================================================================================
 ``[data]``        ``name`` of a toy set (``rotation`` for the square), ``path`` of a file, ``points``, or ``even = n``
@@ -11,38 +11,38 @@
                   ``batch``, ``steps``, ``decay``); ``target``
 ``[training]``    ``draws`` P or ``F_over_P`` (linear models), ``times``, ``vary``
 ``[objective]``   ``K`` targets averaged: 1 is J1, inf is J0; ``of`` draws, subset or efm
-``[sampler]``     ``law`` (below), ``samples`` of each member (0: scores are kept alone), ``steps``, ``method``,
+``[sampler]``     ``law`` (below), ``samples`` of each member (0: only scores are kept), ``steps``, ``method``,
                   ``spacing``; ``sets``, ``kappa``, ``lookup`` (below)
-``[measure]``     what is kept of each member: ``gap``, ``away``, ``bins``, ``limit``; ``regions`` (below); scores at
+``[measure]``     what is kept of each member: ``gap``, ``away``, ``bins``, ``limit``, ``regions`` (below); scores at
                   ``times`` and ``places``; ``keep``, the number of samples that are stored themselves
-``[grid]``        factors, each of any field above: ``"table.field" = [values]`` or ``{name = …, values = […],
-                  labels = […]}``, where ``about`` labels an axis; a whole table can be a factor too:
-                  ``sampler = {values = [{…}, {…}], …}``
+``[grid]``        factors, each of any field above: ``"table.field" = [values]`` or ``{values = […], labels = […],
+                  name = …, about = …}``, where ``about`` labels an axis; or of a whole table:
+                  ``sampler = {values = [{…}, {…}], labels = […]}``
 ``[large]``       the same fields with other values, for ``--large``
 ``[figure]``      what is drawn; ``[finding]``: which two conditions are compared
 ================  ======================================================================================================
 
-``sampler.law`` says which score is sampled, and how:
+``sampler.law`` says what is sampled. ODEs are probability-flow ODEs; ``exact`` and ``mean`` are equal for all members.
 
 =================  =====================================================================================================
-``members``        the probability-flow ODE of each trained model
-``mean``           the probability-flow ODE of the mean score of ``sets`` trained models; it is the same for all members
-``field``          the probability-flow ODE of Gaussian fields with the mean and the V-kernel that theory predicts for a
-                   linear model, averaged over ``sets`` sets of inputs
+``members``        the ODE of each trained model
+``mean``           the ODE of the mean score of ``sets`` trained models
+``field``          the ODE of Gaussian fields, with the mean and the V-kernel that theory predicts for a linear model
+                   (averaged over ``sets`` sets of inputs)
 ``semiclassical``  the same, with the flow linearised around the path of the mean score
-``exact``          the probability-flow ODE of the exact score of the training set; it is the same for all members
+``exact``          the ODE of the exact score of the training set
 ``naive``          the effective SDE of the exact score and the naive V-kernel of strength ``kappa``
 ``resampled``      the exact score with a training point drawn anew at every step, of strength ``kappa``
 =================  =====================================================================================================
 
-``sampler.lookup = {nodes = 2001, limit = 5.0, read = "linear"}`` evaluates scores in one dimension on ``nodes`` places
-of ±``limit`` and interpolates the denoiser between them (``read = "right"`` takes the next node to the right instead).
+``sampler.lookup = {nodes = 2001, limit = 5.0, read = "linear"}`` evaluates denoisers of numbers at ``nodes`` places on
+±``limit`` alone and interpolates between them, or reads the next node to the right (``read = "right"``).
 
-``measure.regions`` names parts of space: ``arcs = {norm = [0.75, 1.25], away = 0.25}`` adds a quantity ``arcs``, the
-share of samples that meet all of its conditions: ``norm`` (low < |x| < high), ``away`` (farther than this from every
-training point), ``beside`` (within this distance of a straight line between consecutive training points, the last and
-the first included), and ``around`` with ``within`` (within this distance of a place). Training points stand at
-:math:`\\alpha_\\epsilon y`, as for all measures.
+``measure.regions`` names parts of space: ``arcs = {norm = [0.75, 1.25], away = 0.25}`` adds the quantity ``arcs``, the
+share of samples with 0.75 < \|x\| < 1.25 that are farther than 0.25 from every training point. Further conditions are
+``beside`` (within this distance of a straight line between consecutive training points; the last and the first are
+consecutive) and ``around`` with ``within`` (within this distance of a place). Training points are at
+:math:`\alpha_\epsilon y`, as everywhere in ``[measure]``.
 
 Every error names the key and says what would be valid.
 """
@@ -340,10 +340,11 @@ class Spec(Table):
         """Yield all cells of the grid, the last factor fastest; the error about an invalid cell names it."""
         base = self.model_dump(include=set(TABLES), exclude_unset=True)
         for index in itertools.product(*(range(n) for n in self.shape)):
-            tables: dict[str, Any] = {t: {} for t in TABLES} | copy.deepcopy(base)
+            tables = {t: base.get(t, {}) for t in TABLES}
             labels = {f.dim: f.coordinate[i] for f, i in zip(self.grid, index, strict=True)}
             for factor, i in zip(self.grid, index, strict=True):
-                _put(tables, factor.field, copy.deepcopy(factor.values[i]))
+                table, _, field = factor.field.partition(".")
+                tables[table] = {**tables[table], field: factor.values[i]} if field else factor.values[i]
             try:
                 yield Condition(index=index, labels=labels, **tables)
             except ValidationError as error:
@@ -382,37 +383,52 @@ def read(source: str | Path | Mapping[str, object] | Spec, *, large: bool = Fals
     larger = raw.get("large", {})
     require(isinstance(larger, dict), f"{name}: large: it must be a table, [large]; got {larger!r:.60}.")
     require(larger or not large, f"{name} has no [large] table; run it without --large.")
-    small = _build(given, {}, name)
+    small = _build(_merge(given, {}), name)
     if not larger:
         return small
-    whole = _build(given, larger, f"{name}: with [large]")
+    whole = _build(_merge(given, larger), f"{name}: with [large]")
     return whole if large else small
 
 
-def _build(given: Mapping[str, object], larger: Any, name: str) -> Spec:
-    """Return the study with the values of ``larger`` put in; refuse it where it cannot be run."""
-    tables: dict[str, Any] = copy.deepcopy(dict(given))
-    for key in TABLES:
-        table = tables.get(key, {})
-        require(isinstance(table, dict), f"{name}: {key}: it must be a table, [{key}]; got {table!r:.60}.")
-    if isinstance(tables.get("grid"), dict):
-        tables["grid"] = dict(_flat(tables["grid"]))
-    for key, value in _leaves(copy.deepcopy(larger)):
-        _put(tables, key, value)
-    grid = tables.get("grid", {})
-    if isinstance(grid, dict):
-        factors = ((field, v if isinstance(v, dict) else {"values": v}) for field, v in grid.items())
-        tables["grid"] = [{"field": field, **value} for field, value in factors]
+def _merge(given: Mapping[str, Any], larger: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tables with the values of ``[large]`` in place, and the grid as a list of factors."""
+    tables = copy.deepcopy({**given})
+    grid = _flat(tables.get("grid", {}))
+    for key, value in copy.deepcopy({**larger}).items():
+        if key == "grid" and isinstance(value, dict):
+            for field, new in _flat(value).items():
+                old = grid.get(field)
+                keeps = isinstance(old, dict) and not isinstance(new, dict)  # its name and its labels
+                grid[field] = {**old, "values": new} if keeps else new
+        elif key in TABLES and isinstance(value, dict):
+            tables[key] = {**tables.get(key, {}), **value}
+        else:
+            tables[key] = value
+    if isinstance(tables.get("grid", {}), dict):
+        tables["grid"] = [{"field": k, **(v if isinstance(v, dict) else {"values": v})} for k, v in grid.items()]
+    return tables
+
+
+def _flat(grid: Any) -> dict[str, Any]:
+    """Return factors by their dotted names; unquoted, ``objective.K = […]`` is a table in a table in TOML."""
+    found: dict[str, Any] = {}
+    for field, value in grid.items() if isinstance(grid, dict) else ():
+        nested = field in TABLES and isinstance(value, dict) and "values" not in value
+        found |= {f"{field}.{rest}": inner for rest, inner in value.items()} if nested else {field: value}
+    return found
+
+
+def _build(tables: dict[str, Any], name: str) -> Spec:
+    """Return the study; refuse it where it cannot be run."""
     try:
         spec = Spec(**tables)
-    except ValidationError as error:
-        raise InputError(f"{name}: {_sentence(error, tables['grid'])}") from None
-    try:
         _check_factors(spec)
         conditions = list(spec.conditions())
         _check_model_keys(spec, conditions)
         for condition in conditions:
             _check_condition(condition)
+    except ValidationError as error:
+        raise InputError(f"{name}: {_sentence(error, tables['grid'])}") from None
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
     return spec
@@ -494,39 +510,6 @@ def _toml(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not TOML: {error}.") from None
 
 
-def _leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the fields of ``[large]`` by their dotted names."""
-    for key, value in table.items():
-        if isinstance(value, dict) and prefix == "" and key in TABLES:
-            yield from _leaves(value, f"{key}.")
-        elif isinstance(value, dict) and prefix == "" and key == "grid":
-            yield from ((f"grid.{field}", values) for field, values in _flat(value))
-        else:
-            yield prefix + key, value
-
-
-def _flat(grid: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield factors by their dotted names: unquoted, ``objective.K = […]`` is a table in a table in TOML."""
-    for field, value in grid.items():
-        if field in TABLES and isinstance(value, dict) and "values" not in value:
-            yield from ((f"{field}.{rest}", inner) for rest, inner in value.items())
-        else:
-            yield field, value
-
-
-def _put(tables: dict[str, Any], field: str, value: Any) -> None:
-    """Set a field, given by its dotted name; a factor whose values change keeps its name and labels."""
-    head, _, rest = field.partition(".")
-    if head in TABLES and rest:
-        tables.setdefault(head, {})[rest] = value
-    elif head == "grid" and rest and isinstance(tables.setdefault("grid", {}), dict):
-        before = tables["grid"].get(rest)
-        named = isinstance(before, dict) and not isinstance(value, dict)
-        tables["grid"][rest] = {**before, "values": value} if named else value
-    else:
-        tables[head] = value
-
-
 def _sentence(error: ValidationError, grid: Any = None) -> str:
     """Return the first mistake as a sentence: the key, what is wrong, and what would be valid."""
     first = error.errors()[0]
@@ -541,6 +524,8 @@ def _sentence(error: ValidationError, grid: Any = None) -> str:
         if at[1:2] == ["regions"]:
             table = Region
         message = f"there is no such key; there are {', '.join(table.model_fields)}"
+    elif first["type"] == "model_type":
+        message = f"it must be a table, [{key}]"
     elif message[1:2].islower():  # in mid-sentence, but a symbol keeps its case
         message = message[0].lower() + message[1:]
     given = "" if first["type"] in ("missing", "value_error", "extra_forbidden") else f"; got {first['input']!r:.60}"
@@ -548,5 +533,10 @@ def _sentence(error: ValidationError, grid: Any = None) -> str:
     return f"{key or 'the study'}: {message}{given}.{more}"
 
 
+def short(value: str | float) -> str:
+    """Return a label of a factor in few characters."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def _labelled(labels: Mapping[str, str | float]) -> str:
-    return ", ".join(f"{k} = {v:g}" if isinstance(v, float) else f"{k} = {v}" for k, v in labels.items())
+    return ", ".join(f"{k} = {short(v)}" for k, v in labels.items())

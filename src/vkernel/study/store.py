@@ -2,11 +2,15 @@
 
 Every quantity is one array whose dimensions are the factors of the study, ``member``, and its own. A chunk of it is one
 block of members in one condition, so that blocks never share a file. A block is written quantity by quantity, each file
-through a temporary one that takes its name, and last its flag in ``done``: what is flagged is whole. What is not is
-computed again, to the same bits, since a block depends on the study and its index alone. The group itself is made in a
-folder beside the final one, and then takes its name.
+through a temporary one that is then renamed, and last its flag in ``done``: a flagged block is complete. Other blocks
+are computed again, to the same bits, since a block depends on the study and its index alone. The group itself is made
+in a folder beside the final one, and then renamed.
 
 One process at a time writes: the file lock beside the store is released by the system when its holder dies.
+
+``RESULTS`` is the version of the numbers. It changes when the same study would give other numbers, and a store of
+another version can be read but not continued, so that a store never mixes numbers that were computed differently.
+Version 1 is vkernel 0.1, whose stores carry no such number.
 """
 
 from __future__ import annotations
@@ -26,15 +30,25 @@ import numpy as np
 
 from vkernel.core.errors import InputError, require
 from vkernel.study.spec import Condition, Spec
-from vkernel.study.work import Quantity, datasets, fingerprint, layout
+from vkernel.study.work import datasets, fingerprint, layout
 from vkernel.version import __version__
 
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["Store", "load"]
+__all__ = ["RESULTS", "Store", "load"]
 
+RESULTS = 2
 DONE = "done"
+COORDINATES = {
+    "x": ("first coordinate of a sample", "unit of the data"),
+    "y": ("second coordinate of a sample", "unit of the data"),
+    "time": ("time of a score", "unit of t"),
+    "place": ("place of a score", "unit of the data"),
+    "point": ("index of the training point", "1"),
+    "index": ("index of the sample", "1"),
+    "component": ("component of the sample", "1"),
+}
 
 
 class Store:
@@ -44,22 +58,21 @@ class Store:
         import zarr
 
         self.path, self.spec = path, spec
-        with _spoken(path):
+        with _readable_errors(path):
             self.group: Any = zarr.open_group(str(path), mode="r+")
             try:
-                flags: Any = self.group[DONE]
-                self.done = np.asarray(flags[...])
+                self.done = np.asarray(self.group[DONE][...])
             except (KeyError, ValueError, RuntimeError) as error:
                 raise InputError(f"{path} is damaged: {error}. Give another --store.") from None
 
     @classmethod
     @contextlib.contextmanager
     def open(cls, path: Path | str, spec: Spec) -> Iterator[Store]:
-        """The store at ``path``, made if it is not there; refused if it is another study's, or in use."""
+        """Open the store at ``path``, made if it is not there; refuse one of another study, or one in use."""
         import filelock
 
         path = Path(path)
-        with _spoken(path):
+        with _readable_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             real = path.resolve()  # one store, one lock, whatever links lead there
             lock = filelock.FileLock(real.parent / f".{real.name}.lock", timeout=0)
@@ -72,38 +85,35 @@ class Store:
         try:
             if not path.exists():
                 _create(path, spec)
-            _refuse_other(path, spec)
-            _sweep(path)
+            _check_same(path, spec)
+            _clean(path)
             yield cls(path, spec)
         finally:
             lock.release()
 
     def missing(self) -> list[tuple[Condition, int]]:
-        """The blocks that are not whole yet, in order."""
-        return [
-            (condition, block)
-            for condition in self.spec.conditions()
-            for block in range(self.spec.blocks)
-            if not self.done[(*condition.index, block)]
-        ]
+        """Return the blocks that are not complete yet, in order."""
+        blocks = range(self.spec.blocks)
+        return [(c, b) for c in self.spec.conditions() for b in blocks if not self.done[(*c.index, b)]]
 
     def write(self, condition: Condition, block: int, values: dict[str, np.ndarray]) -> None:
-        """Keep a block: its quantities, and then its flag."""
+        """Write a block: its quantities, and then its flag."""
         members = self.spec.members_of(block)
         where = (*condition.index, slice(members.start, members.stop))
-        with _spoken(self.path, f"{int(self.done.sum())} of {self.done.size} blocks are safe; run again to go on."):
+        safe = f"{int(self.done.sum())} of {self.done.size} blocks are safe; run again to go on."
+        with _readable_errors(self.path, safe):
             for name, value in values.items():
                 self.group[name][where] = value
             self.group[DONE][(*condition.index, slice(block, block + 1))] = True
         self.done[(*condition.index, block)] = True
 
     def dataset(self) -> xarray.Dataset:
-        """All that is there so far."""
+        """Return everything that is there so far."""
         return load(self.path)
 
 
 def load(path: Path | str) -> xarray.Dataset:
-    """The results in a store as labelled arrays; members that are not computed yet are NaN."""
+    """Return the results in a store as labelled arrays; members that are not computed yet are NaN."""
     import xarray
 
     path = Path(path)
@@ -119,35 +129,47 @@ def load(path: Path | str) -> xarray.Dataset:
 
 
 def _create(path: Path, spec: Spec) -> None:
-    """Make the whole group with nothing in it, beside its place, and move it there."""
+    """Make the whole group, still empty, beside its place, and rename it."""
+    import torch
     import zarr
 
-    quantities = layout(spec)
-    with _spoken(path), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Zarr's own: consolidated metadata and text are not in its standard yet
+    dims, quantities = tuple(f.dim for f in spec.grid), layout(spec)
+    with _readable_errors(path), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # from Zarr: consolidated metadata and text are not in its standard yet
         beside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.new-"))
         try:
             group = zarr.open_group(str(beside), mode="w", zarr_format=3)
-            group.attrs.update(_about(spec))
-            for factor in spec.grid:
-                about = {"long_name": factor.field, "units": factor.unit}
-                _array(group, factor.dim, np.asarray(factor.coordinate), (factor.dim,), about)
-            _array(group, "member", np.arange(spec.members), ("member",), {"long_name": "index of the trained model"})
-            _array(group, "block", np.arange(spec.blocks), ("block",), {"long_name": "index of the block of members"})
-            for name, values in {k: v for q in quantities.values() for k, v in q.coordinates.items()}.items():
-                _array(group, name, values, (name,), {"long_name": _COORDINATES[name], "units": _UNITS.get(name, "")})
-            for name, quantity in quantities.items():
-                _quantity(group, name, quantity, spec)
+            about = {"vkernel_study": spec.to_json(), "title": spec.title, "question": spec.question, "seed": spec.seed}
+            about |= {"results": RESULTS, "vkernel": __version__, "torch": torch.__version__, "revision": _revision()}
+            group.attrs.update(about | {"data_sha256": fingerprint(datasets(spec))})
+
+            def create(name: str, about: tuple[str, str], dims: tuple[str, ...], **options: Any) -> Any:
+                array = group.create_array(name, dimension_names=dims, **options)
+                array.attrs.update({"long_name": about[0], "units": about[1] or "1"})
+                return array
+
+            axes = {f.dim: (np.asarray(f.coordinate), (f.field, f.unit)) for f in spec.grid}
+            axes["member"] = np.arange(spec.members), ("index of the trained model", "")
+            axes["block"] = np.arange(spec.blocks), ("index of the block of members", "")
+            for quantity in quantities.values():
+                axes |= {name: (values, COORDINATES[name]) for name, values in quantity.coordinates.items()}
+            for name, (values, about) in axes.items():
+                create(name, about, (name,), shape=values.shape, dtype=values.dtype)[...] = values
+            for name, q in quantities.items():
+                size = {
+                    "shape": (*spec.shape, spec.members, *q.shape),
+                    "chunks": (*(1,) * len(dims), spec.block, *q.shape),
+                }
+                along = (*dims, "member", *q.coordinates)
+                create(name, (q.about, q.unit), along, dtype="float64", fill_value=float("nan"), **size)
             blocks = (*spec.shape, spec.blocks)
-            flags = group.create_array(
-                DONE,
-                shape=blocks,
-                chunks=(1,) * len(blocks),
-                dtype="bool",
-                fill_value=False,
-                dimension_names=(*(f.dim for f in spec.grid), "block"),
-            )
-            flags.attrs.update({"long_name": "whether a block of members is computed", "units": "1"})
+            flags: dict[str, Any] = {
+                "shape": blocks,
+                "chunks": (1,) * len(blocks),
+                "dtype": "bool",
+                "fill_value": False,
+            }
+            create(DONE, ("whether a block of members is computed", ""), (*dims, "block"), **flags)
             zarr.consolidate_metadata(str(beside))
             beside.rename(path)
         except BaseException:
@@ -155,68 +177,26 @@ def _create(path: Path, spec: Spec) -> None:
             raise
 
 
-_COORDINATES = {
-    "x": "first coordinate of a sample",
-    "y": "second coordinate of a sample",
-    "time": "time of a score",
-    "place": "place of a score",
-    "point": "index of the training point",
-    "index": "index of the sample",
-    "component": "component of the sample",
-}
-_UNITS = {"x": "unit of the data", "y": "unit of the data", "place": "unit of the data", "time": "unit of t"}
-
-
-def _quantity(group: Any, name: str, quantity: Quantity, spec: Spec) -> None:
-    array = group.create_array(
-        name,
-        shape=(*spec.shape, spec.members, *quantity.shape),
-        chunks=(*(1,) * len(spec.shape), spec.block, *quantity.shape),
-        dtype="float64",
-        fill_value=float("nan"),
-        dimension_names=(*(f.dim for f in spec.grid), "member", *quantity.coordinates),
-    )
-    array.attrs.update({"long_name": quantity.about, "units": quantity.unit or "1"})
-
-
-def _array(group: Any, name: str, values: np.ndarray, dims: tuple[str, ...], about: dict[str, str]) -> None:
-    array = group.create_array(name, shape=values.shape, dtype=values.dtype, dimension_names=dims)
-    array[...] = values
-    array.attrs.update({"long_name": about["long_name"], "units": about.get("units") or "1"})
-
-
-def _about(spec: Spec) -> dict[str, Any]:
-    import torch
-
-    return {
-        "vkernel_study": spec.to_json(),
-        "title": spec.title,
-        "question": spec.question,
-        "seed": spec.seed,
-        "vkernel": __version__,
-        "torch": torch.__version__,
-        "revision": _revision(),
-        "data_sha256": fingerprint(datasets(spec)),
-    }
-
-
 def _revision() -> str:
-    """The git revision of the package's source, where it has one."""
-    git, said = ["git", "-C", str(Path(__file__).parent)], ""
+    """Return the git revision of the package's source, where it has one."""
+    git, answer = ["git", "-C", str(Path(__file__).parent)], ""
     try:  # a package installed into someone's repository is not that repository's
         for command in (["ls-files", "--error-unmatch", Path(__file__).name], ["rev-parse", "HEAD"]):
-            said = subprocess.run([*git, *command], capture_output=True, text=True, timeout=5, check=True).stdout
+            answer = subprocess.run([*git, *command], capture_output=True, text=True, timeout=5, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return said.strip()
+    return answer.strip()
 
 
-def _refuse_other(path: Path, spec: Spec) -> None:
+def _check_same(path: Path, spec: Spec) -> None:
+    """Refuse a store of another version of the results, of another study, or of other data."""
     attrs = load(path).attrs
-    version = attrs.get("vkernel")
+    version = attrs.get("results", 1)
     require(
-        version == __version__,
-        f"{path} was made by vkernel {version}, and this is {__version__}; nothing was changed. Give another --store.",
+        version == RESULTS,
+        f"{path} holds results of version {version}, made by vkernel {attrs.get('vkernel')}; vkernel {__version__} "
+        f"computes version {RESULTS}, whose numbers may differ, and never mixes both in one store. It can be shown, "
+        "plotted and exported, but not continued; nothing was changed. Give another --store to compute it anew.",
     )
     there, ours = json.loads(attrs["vkernel_study"]), json.loads(spec.to_json())
     differ = [k for k in ours if there.get(k) != ours[k] and json.dumps(there.get(k)) != json.dumps(ours[k])]
@@ -228,9 +208,9 @@ def _refuse_other(path: Path, spec: Spec) -> None:
     require(same, f"{path} was made from other training data; nothing was changed. Give another --store.")
 
 
-def _sweep(path: Path) -> None:
+def _clean(path: Path) -> None:
     """Remove what a killed run left half-written; no finished chunk has such a name."""
-    with _spoken(path):
+    with _readable_errors(path):
         for partial in path.rglob("*.partial"):
             partial.unlink(missing_ok=True)
         for half in path.parent.glob(f".{path.name}.new-*"):
@@ -238,8 +218,8 @@ def _sweep(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _spoken(path: Path, safe: str = "") -> Iterator[None]:
-    """Errors of the file system as sentences."""
+def _readable_errors(path: Path, safe: str = "") -> Iterator[None]:
+    """Turn errors of the file system into sentences."""
     try:
         yield
     except OSError as error:

@@ -206,7 +206,7 @@ def test_members_that_diverge_are_nan(tmp_path: Path, lr: float) -> None:
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        ds = study.run(spec, tmp_path / "s", show=False)
+        ds = study.run(spec, tmp_path / "s", progress=False)
     assert bool(ds["done"].all())
     lost = np.isnan(ds["away"].values)
     assert not lost[0].any()

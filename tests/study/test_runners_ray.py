@@ -70,9 +70,9 @@ def same(a: Any, b: Any) -> None:
 
 def test_ray_is_inline_bit_for_bit(cluster: Any, tmp_path: Path) -> None:
     assert not ray.is_initialized()
-    far = study.run(SMALL, tmp_path / "far", "ray", address=cluster.address, show=False)
+    far = study.run(SMALL, tmp_path / "far", "ray", address=cluster.address, progress=False)
     assert not ray.is_initialized(), "what was opened is closed"
-    same(far, study.run(SMALL, tmp_path / "near", show=False))
+    same(far, study.run(SMALL, tmp_path / "near", progress=False))
     ours, theirs = (
         {p.relative_to(s): p.read_bytes() for p in s.rglob("c/**/*") if p.is_file()}
         for s in tmp_path.iterdir()
@@ -80,25 +80,25 @@ def test_ray_is_inline_bit_for_bit(cluster: Any, tmp_path: Path) -> None:
     )
     assert ours == theirs
     # begun on Ray, ended here, and the other way round: nothing is left to do
-    assert study.run(SMALL, tmp_path / "far", show=False).equals(far)
+    assert study.run(SMALL, tmp_path / "far", progress=False).equals(far)
 
 
 def test_an_error_in_a_task_is_the_same_sentence(cluster: Any, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="CUDA"):
-        study.run(SMALL | {"device": "cuda"}, tmp_path / "s", "ray", address=cluster.address, show=False)
+        study.run(SMALL | {"device": "cuda"}, tmp_path / "s", "ray", address=cluster.address, progress=False)
     assert not ray.is_initialized()
     with pytest.raises(InputError, match="64 CPUs"):  # or it would wait for ever
-        study.run(SMALL | {"threads": 64}, tmp_path / "t", "ray", address=cluster.address, show=False)
+        study.run(SMALL | {"threads": 64}, tmp_path / "t", "ray", address=cluster.address, progress=False)
 
 
 def test_no_cluster_there(tmp_path: Path) -> None:
     start = time.monotonic()
     for address in ("127.0.0.1:1", "nonsense", "127.0.0.1:99999999"):
         with pytest.raises(InputError, match="no Ray cluster at") as error:
-            study.run(SMALL, tmp_path / "s", "ray", address=address, show=False)
+            study.run(SMALL, tmp_path / "s", "ray", address=address, progress=False)
         assert address in str(error.value)
     assert time.monotonic() - start < 30
-    assert study.run(SMALL, tmp_path / "s", show=False)["done"].values.all(), "the store is good"
+    assert study.run(SMALL, tmp_path / "s", progress=False)["done"].values.all(), "the store is good"
 
 
 def workers() -> list[Any]:
@@ -113,7 +113,7 @@ def workers() -> list[Any]:
 
 def test_a_worker_and_then_a_node_are_killed(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run ends, nothing is lost, nothing is counted twice, and every bit is that of an undisturbed run."""
-    plain = study.run(LONG, tmp_path / "plain", show=False)
+    plain = study.run(LONG, tmp_path / "plain", progress=False)
     written: Counter[tuple[Any, ...]] = Counter()
     killed: list[str] = []
     original: Callable[..., None] = Store.write
@@ -133,7 +133,7 @@ def test_a_worker_and_then_a_node_are_killed(cluster: Any, tmp_path: Path, monke
             killed.append("node")
 
     monkeypatch.setattr(Store, "write", write)
-    found = study.run(LONG, tmp_path / "hurt", "ray", address=cluster.address, show=False)
+    found = study.run(LONG, tmp_path / "hurt", "ray", address=cluster.address, progress=False)
     assert killed == ["worker", "node"]
     assert len(written) == 12
     assert set(written.values()) == {1}

@@ -19,8 +19,7 @@ from scipy import stats
 from studies import SMALL, grid, inf
 
 from vkernel import InputError, study
-from vkernel.study import live, report, work
-from vkernel.study.export import export
+from vkernel.study import report, runners, work
 from vkernel.study.spec import read
 from vkernel.study.store import Store
 
@@ -126,7 +125,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "figure": {"x": "K", "lines": "eps", "value": "gap"},
         "finding": RATIO | {"value": "nearest"},
     }
-    study.run(spec, path, show=False)
+    study.run(spec, path, progress=False)
     return path
 
 
@@ -161,7 +160,7 @@ def test_a_figure_of_nothing_yet_and_of_no_factors(tmp_path: Path) -> None:
         report.figure(ds).savefig(io.BytesIO())
         report.table(ds)
     with pytest.raises(InputError, match="without factors"):
-        report.figure(study.run(SMALL, tmp_path / "b", show=False))
+        report.figure(study.run(SMALL, tmp_path / "b", progress=False))
 
 
 def test_a_store_whose_study_cannot_be_read(small: Path) -> None:
@@ -173,7 +172,7 @@ def test_a_store_whose_study_cannot_be_read(small: Path) -> None:
 
 def test_exports_are_read_back_equal(small: Path, tmp_path: Path) -> None:
     ds = study.load(small).load()
-    rows = list(csv.DictReader(io.StringIO(export(small, tmp_path / "s.csv").read_text())))
+    rows = list(csv.DictReader(io.StringIO(report.export(small, tmp_path / "s.csv").read_text())))
     assert len(rows) == 30
     assert set(rows[0]) == {"K", "eps", "member", "away", "nearest", "gap"}
     for row in rows:
@@ -181,11 +180,11 @@ def test_exports_are_read_back_equal(small: Path, tmp_path: Path) -> None:
         for name in ("away", "nearest", "gap"):
             assert float(row[name]) == float(cell[name])
     with pytest.raises(InputError, match=r"\.nc or \.csv"):
-        export(small, tmp_path / "s.xls")
+        report.export(small, tmp_path / "s.xls")
     with pytest.raises(InputError, match="no store"):
-        export(tmp_path / "nothing", tmp_path / "s.csv")
+        report.export(tmp_path / "nothing", tmp_path / "s.csv")
     pytest.importorskip("h5netcdf", reason="NetCDF needs h5netcdf: pip install 'vkernel[study]'")
-    found = xr.open_dataset(export(small, tmp_path / "deep" / "s.nc"), engine="h5netcdf").load()
+    found = xr.open_dataset(report.export(small, tmp_path / "deep" / "s.nc"), engine="h5netcdf").load()
     assert set(found.variables) == set(ds.variables)
     for name in ds.variables:
         assert np.array_equal(found[name].values, ds[name].values, equal_nan=ds[name].dtype.kind == "f"), name
@@ -203,7 +202,7 @@ def test_the_live_table() -> None:
     done = np.zeros((40, 3), dtype=bool)
     done[0] = True
     done[1, 2] = True  # the short block alone
-    table = live.Table(spec, done, show=False)
+    table = runners.LiveTable(spec, done, False)
     cells = list(spec.conditions())
     table.advance(cells[1], 0)
     console = Console(record=True, force_terminal=True, width=120, file=io.StringIO())
@@ -214,24 +213,24 @@ def test_the_live_table() -> None:
     assert "left" in said
     assert "5/5" in said
     assert "3/5" in said, "one block of two and the short one"
-    assert said.count("/5") == live.ROWS
+    assert said.count("/5") == runners.ROWS
     table.advance(cells[39], 0)
     console.print(table.render())
     assert "40" in console.export_text()
-    assert [live._duration(s) for s in (5, 600, 7200)] == ["5 s", "10 min", "2.0 h"]
+    assert [runners.duration(s) for s in (5, 600, 7200)] == ["5 s", "10 min", "2.0 h"]
 
 
 def test_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(live, "EVERY", 0.0)
+    monkeypatch.setattr(runners, "EVERY", 0.0)
     study.run(grid(objective__K=[1, inf]), tmp_path / "s")
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 6
     assert lines[0].startswith("K = 1: 1 of 6 blocks, ")
     assert lines[-1].startswith("K = inf: 6 of 6 blocks, ")
-    study.run(grid(objective__K=[1, inf]), tmp_path / "quiet", show=False)
+    study.run(grid(objective__K=[1, inf]), tmp_path / "quiet", progress=False)
     assert capsys.readouterr().err == ""
     spec = read(SMALL)
-    with live.Table(spec, np.array([True, False, False])):
+    with runners.LiveTable(spec, np.array([True, False, False])):
         pass
     assert "1 of 3 blocks are there already" in capsys.readouterr().err
 

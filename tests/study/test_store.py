@@ -66,7 +66,7 @@ def same(a: xr.Dataset, b: xr.Dataset) -> None:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nobody disturbed."""
     path = tmp_path_factory.mktemp("whole") / "store"
-    study.run(SMALL, path, show=False)
+    study.run(SMALL, path, progress=False)
     return path
 
 
@@ -97,7 +97,7 @@ def test_killed_ten_times_at_random_moments(tmp_path: Path) -> None:
     file = tmp_path / "spec.json.toml"
     file.write_text(toml(spec))
     calm = tmp_path / "calm" / "store"
-    undisturbed = study.run(file, calm, show=False).load()
+    undisturbed = study.run(file, calm, progress=False).load()
     path = tmp_path / "hurt" / "store"
     path.parent.mkdir()
     chance = random.Random(time.time_ns())  # other moments in every run: each must do
@@ -130,7 +130,7 @@ def test_killed_ten_times_at_random_moments(tmp_path: Path) -> None:
     assert seen, moments
     assert 0 < seen[-1] < 80, (moments, seen)
     assert seen == sorted(seen), "blocks that were safe are safe"
-    again = study.run(file, path, show=False)
+    again = study.run(file, path, progress=False)
     same(again, undisturbed)
     assert files(path) == files(calm)
     assert sorted(p.name for p in path.parent.iterdir()) == [".store.lock", "store"]
@@ -162,11 +162,11 @@ def test_what_a_killed_run_leaves_is_swept(tmp_path: Path, whole: Path) -> None:
     (tmp_path / ".store.new-abc" / "away").mkdir(parents=True)
     (tmp_path / ".store.new-abc" / "away" / "zarr.json").write_text("{")
     (tmp_path / ".other.new-abc").mkdir()
-    study.run(SMALL, path, show=False)
+    study.run(SMALL, path, progress=False)
     assert sorted(p.name for p in tmp_path.iterdir()) == [".other.new-abc", ".store.lock", "store"]
     (path / "away" / "c" / "0" / "0" / "1.0123456789abcdef.partial").write_bytes(b"half")
     (path / "zarr.0123456789abcdef.partial").write_bytes(b"half")
-    study.run(SMALL, path, show=False)
+    study.run(SMALL, path, progress=False)
     assert files(path) == files(whole)
 
 
@@ -195,13 +195,13 @@ def test_two_runs_on_one_store(tmp_path: Path, whole: Path) -> None:
         link.symlink_to(path)
         for name in (path, link):  # by whatever name
             with pytest.raises(InputError, match=r"Another run is writing to .*(store|link)\. Wait for it") as error:
-                study.run(SMALL, name, show=False)
+                study.run(SMALL, name, progress=False)
             assert "\n" not in str(error.value)
         assert digest(path) == before
         assert study.load(path)["done"].values.sum() == 0, "reading is free"
         holder.send_signal(signal.SIGKILL)
         holder.wait()
-        study.run(SMALL, path, show=False)
+        study.run(SMALL, path, progress=False)
     assert files(path) == files(whole)
 
 
@@ -218,15 +218,19 @@ def test_two_runs_on_one_store(tmp_path: Path, whole: Path) -> None:
 def test_a_store_of_another_study(whole: Path, change: dict[str, Any], word: str) -> None:
     before = digest(whole)
     with pytest.raises(InputError, match=f"another study .*({word}).*nothing was changed"):
-        study.run(SMALL | change, whole, show=False)
+        study.run(SMALL | change, whole, progress=False)
     assert digest(whole) == before
 
 
 def test_a_store_of_another_version(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version of the results decides, not that of the package."""
     before = digest(whole)
     monkeypatch.setattr(stores, "__version__", "99.0")
-    with pytest.raises(InputError, match=r"made by vkernel .*this is 99\.0; nothing was changed"):
-        study.run(SMALL, whole, show=False)
+    study.run(SMALL, whole, progress=False)
+    assert digest(whole) == before
+    monkeypatch.setattr(stores, "RESULTS", 99)
+    with pytest.raises(InputError, match=r"vkernel 99\.0 computes version 99, .* nothing was changed"):
+        study.run(SMALL, whole, progress=False)
     assert digest(whole) == before
 
 
@@ -234,11 +238,11 @@ def test_a_store_of_other_data(tmp_path: Path) -> None:
     """The file's name is the same, its numbers are not: a store that mixed them would be of neither."""
     np.save(tmp_path / "points.npy", np.array([-1.0, 1.0]))
     spec = FEW | {"data": {"path": str(tmp_path / "points.npy")}}
-    study.run(spec, tmp_path / "store", show=False)
+    study.run(spec, tmp_path / "store", progress=False)
     before = digest(tmp_path / "store")
     np.save(tmp_path / "points.npy", np.array([-1.0, 0.9]))
     with pytest.raises(InputError, match="other training data; nothing was changed"):
-        study.run(spec, tmp_path / "store", show=False)
+        study.run(spec, tmp_path / "store", progress=False)
     assert digest(tmp_path / "store") == before
 
 
@@ -249,20 +253,20 @@ def test_a_path_that_is_no_store(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("hello")
     with pytest.raises(InputError, match="file is not a store of a study"):
-        study.run(FEW, file, show=False)
+        study.run(FEW, file, progress=False)
     assert file.read_text() == "hello"
     with pytest.raises(InputError, match="cannot be written"):
-        study.run(FEW, file / "store", show=False)
+        study.run(FEW, file / "store", progress=False)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
     with pytest.raises(InputError, match="mine is not a store"):
-        study.run(FEW, tmp_path / "mine", show=False)
+        study.run(FEW, tmp_path / "mine", progress=False)
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
     other = tmp_path / "other.zarr"
     xr.Dataset({"a": ("x", [1.0])}).to_zarr(other, zarr_format=2)
     before = digest(other)
     with pytest.raises(InputError, match="not the store of a study"):
-        study.run(FEW, other, show=False)
+        study.run(FEW, other, progress=False)
     assert digest(other) == before
     with pytest.raises(InputError, match=r"no store at .*study run"):
         study.load(tmp_path / "nothing")
@@ -271,7 +275,7 @@ def test_a_path_that_is_no_store(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["cut", "empty", "no json", "done lost"])
 def test_a_damaged_store(tmp_path: Path, how: str) -> None:
     path = tmp_path / "store"
-    study.run(FEW, path, show=False)
+    study.run(FEW, path, progress=False)
     meta = path / "zarr.json"
     if how == "done lost":
         for part in (path / "done" / "c").rglob("*"):
@@ -282,7 +286,7 @@ def test_a_damaged_store(tmp_path: Path, how: str) -> None:
         meta.write_text({"cut": text[: len(text) // 2], "empty": "", "no json": "what?"}[how])
     before = digest(path)
     with pytest.raises(InputError) as error:
-        study.run(FEW, path, show=False)
+        study.run(FEW, path, progress=False)
     assert str(path) in str(error.value)
     assert digest(path) == before
 
@@ -319,14 +323,14 @@ def test_a_full_disk(tmp_path: Path, whole: Path, writes: int, after: int, monke
     with monkeypatch.context() as full:
         full.setattr(local, "_put", limited(writes + after, errno.ENOSPC))
         with pytest.raises(InputError, match=r"The disk is full\. Free some space\.") as error:
-            study.run(SMALL, path, show=False)
+            study.run(SMALL, path, progress=False)
     if after >= 0:
         assert int(study.load(path)["done"].values.sum()) == after // 7
         assert f"{after // 7} of 12 blocks are safe; run again" in str(error.value)
         assert "partial" in repr(list(path.rglob("*")))
     else:
         assert [p.name for p in tmp_path.iterdir()] == [".store.lock"], "half a store is no store"
-    study.run(SMALL, path, show=False)
+    study.run(SMALL, path, progress=False)
     assert files(path) == files(whole)
 
 
@@ -337,7 +341,7 @@ def test_a_folder_that_is_read_only(tmp_path: Path, whole: Path, writes: int, mo
         path.parent.chmod(0o555)
         try:
             with pytest.raises(InputError, match=r"cannot be written: Permission denied.*may write to"):
-                study.run(SMALL, path, show=False)
+                study.run(SMALL, path, progress=False)
         finally:
             path.parent.chmod(0o755)
         assert list(path.parent.iterdir()) == []
@@ -345,7 +349,7 @@ def test_a_folder_that_is_read_only(tmp_path: Path, whole: Path, writes: int, mo
         with monkeypatch.context() as locked:
             locked.setattr(local, "_put", limited(after, number))
             with pytest.raises(InputError, match=f"{os.strerror(number)}.*may write to.*safe; run again"):
-                study.run(SMALL, path, show=False)
+                study.run(SMALL, path, progress=False)
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -356,9 +360,9 @@ def test_a_folder_that_is_read_only(tmp_path: Path, whole: Path, writes: int, mo
     with monkeypatch.context() as locked:
         locked.setattr(filelock.FileLock, "acquire", refuse)
         with pytest.raises(InputError, match="Read-only file system"):
-            study.run(SMALL, path, show=False)
+            study.run(SMALL, path, progress=False)
     assert digest(path) == before
-    study.run(SMALL, path, show=False)
+    study.run(SMALL, path, progress=False)
     assert files(path) == files(whole)
 
 
@@ -409,7 +413,7 @@ def test_a_text_coordinate_survives(tmp_path: Path) -> None:
     """Values that are no numbers are labelled by text, lists too."""
     vary = [["targets"], ["inputs", "targets", "init", "order"]]
     spec = FEW | {"grid": {"training.vary": vary, "model.features": ["gaussian", "fourier"]}}
-    ds = study.run(spec, tmp_path / "s", show=False)
+    ds = study.run(spec, tmp_path / "s", progress=False)
     assert ds["vary"].values.tolist() == [json.dumps(v) for v in vary]
     assert ds["features"].values.tolist() == ["gaussian", "fourier"]
 
@@ -417,16 +421,16 @@ def test_a_text_coordinate_survives(tmp_path: Path) -> None:
 def test_other_blocks_to_rounding(tmp_path: Path, whole: Path) -> None:
     one = study.load(whole).load()
     for block in (1, 5, 64):
-        other = study.run(SMALL | {"block": block}, tmp_path / str(block), show=False)
+        other = study.run(SMALL | {"block": block}, tmp_path / str(block), progress=False)
         for name in set(one.data_vars) - {"done"}:
             assert np.allclose(one[name].values, other[name].values, rtol=1e-9, atol=1e-9), (block, name)
 
 
 def test_a_study_that_is_done_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    study.run(FEW, tmp_path / "s", show=False)
+    study.run(FEW, tmp_path / "s", progress=False)
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "s").rglob("*")}
     monkeypatch.setattr(Store, "write", lambda *_: pytest.fail("nothing was missing"))
-    study.run(FEW, tmp_path / "s", show=False)
+    study.run(FEW, tmp_path / "s", progress=False)
     assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "s").rglob("*")}
 
 

@@ -64,7 +64,7 @@ def test_each_runs_and_its_number_is_computable(out: Path, name: str) -> None:
     assert spec.seed == 2
     assert spec.finding is not None
     for where in (spec.finding.of, spec.finding.to):
-        values = report._cell(found, spec.finding.value, where)
+        values = report.members_of(found, spec.finding.value, where)
         assert np.isfinite(values).all()
         assert ((values >= 0) & (values <= 1)).all()
     found[spec.finding.value].load()[:] = np.random.default_rng(0).random(found[spec.finding.value].shape) + 0.1
