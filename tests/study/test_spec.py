@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from studies import PLANE, SMALL, grid, inf, refused, with_
 
-import vkernel as vk
 from vkernel.study import work
 from vkernel.study.spec import TABLES, Spec, read
 
@@ -241,8 +240,7 @@ def test_a_study_read_back_makes_the_same_models() -> None:
         spec = read(SMALL | {"model": {"kind": kind, "depth": 3}})
         again = Spec(**json.loads(spec.to_json()))
         for one in (spec, again):
-            condition = next(one.conditions())
-            made = work.make_model(condition, work.make_data(condition), vk.VP())
+            made = work.Problem(one, next(one.conditions())).model
             assert name in json.dumps(made.spec)
 
 

@@ -64,8 +64,8 @@ def test_the_numbers_of_a_block_by_a_second_route(K: float) -> None:
     process, data = vk.VP(eps=2e-3), toy("triple")
     model = models.Linear(features.grid("gaussian", 4, 1, -1.5, 1.5, process), "x0", 0.1)
     goal = J0() if inf == K else JK(int(K))
-    trained = train_ensemble(model, data, process, members=[2, 3], draws=64, objective=goal, show=False)
-    x = trained.sample(x_T=start(process, 50), steps=20, method="heun", spacing="log", show=False)[..., 0].numpy()
+    trained = train_ensemble(model, data, process, members=[2, 3], draws=64, objective=goal)
+    x = trained.sample(x_T=start(process, 50), steps=20, method="heun", spacing="log")[..., 0].numpy()
     alpha = float(process.alpha(torch.tensor(2e-3).double()))
     points = alpha * data.rows(0, data.n).double().numpy()[:, 0]
     distance = np.abs(x[:, :, None] - points)
@@ -90,10 +90,10 @@ def test_two_dimensions_by_a_second_route() -> None:
     assert list(quantities["density"].coordinates) == ["y", "x"]
     process, data = vk.VP(), toy("square")
     model = models.Linear(features.grid("gaussian", 3, 2, -1.5, 1.5, process), "x0", 0.1)
-    trained = train_ensemble(model, data, process, members=[0, 1], draws=64, show=False)
-    x_T = work._start(process, data, 64, 0)
+    trained = train_ensemble(model, data, process, members=[0, 1], draws=64)
+    x_T = work.Problem(found, next(found.conditions())).start(64)
     assert float(x_T.mean().abs()) < 0.1
-    x = trained.sample(x_T=x_T, steps=10, method="exponential", spacing="log", show=False).numpy()
+    x = trained.sample(x_T=x_T, steps=10, method="exponential", spacing="log").numpy()
     for m in range(2):
         counts, _, _ = np.histogram2d(x[m, :, 1], x[m, :, 0], 6, [(-1.2, 1.2)] * 2)
         assert np.allclose(got["density"][m], counts / 64 / 0.4**2)
@@ -103,8 +103,7 @@ def test_two_dimensions_by_a_second_route() -> None:
 def test_F_over_P_and_weights_and_paths(tmp_path: Path) -> None:
     spec = read(with_(training={"draws": None, "F_over_P": 0.5}))
     condition = next(spec.conditions())
-    model = work.make_model(condition, work.make_data(condition), vk.VP())
-    assert work._draws(condition, model) == 32
+    assert work.Problem(spec, condition).training["draws"] == 32
     np.save(tmp_path / "p.npy", np.array([-1.0, 1.0]))
     base = {k: v for k, v in SMALL.items() if k != "data"}
     for data in ({"path": str(tmp_path / "p.npy")}, {"points": [-1.0, 1.0]}, {"even": 2}):
@@ -251,7 +250,7 @@ def test_the_exact_score_needs_no_model() -> None:
     got = block(spec)
     process, data = vk.VP(), toy("triple")
     score = vk.EmpiricalScore(data, process)
-    x = vk.sample.pf_ode(score, process, start(process, 40), steps=30, method="euler", spacing="uniform")
+    x = vk.sample.pf_ode(score, start(process, 40), steps=30, method="euler", spacing="uniform")
     assert np.allclose(got["sample"], x[None].numpy(), rtol=1e-9, atol=1e-12)
     places = torch.linspace(-1.5, 1.5, 5, dtype=torch.float64)[:, None]
     assert np.allclose(got["score"][1, 0], score(places, 0.2)[:, 0])
@@ -275,8 +274,8 @@ def test_the_mean_score_of_trained_models() -> None:
     got = block(spec)
     process, data = vk.VP(), toy("pair")
     model = models.Linear(features.grid("gaussian", 4, 1, -1.5, 1.5, process), "x0", 0.1)
-    trained = train_ensemble(model, data, process, members=8, draws=64, show=False)
-    x = vk.sample.pf_ode(trained.mean, process, start(process, 20), steps=8, method="exponential", spacing="log")
+    trained = train_ensemble(model, data, process, members=8, draws=64)
+    x = vk.sample.pf_ode(trained.mean_score, start(process, 20), steps=8, method="exponential", spacing="log")
     assert np.allclose(got["sample"], x[None].numpy(), rtol=1e-8, atol=1e-10)
 
 

@@ -62,7 +62,12 @@ def ray(spec: Spec, missing: Work, address: str | None = None) -> Results:
         most = max((node["Resources"].get("CPU", 0) for node in cluster.nodes() if node["Alive"]), default=0)
         require(most >= spec.threads, f"threads: no node of the Ray cluster has {spec.threads} CPUs; it has {most:g}.")
         gpus = 1 if spec.device != "cpu" and resources.get("GPU", 0) >= 1 else 0
-        needs = {"num_cpus": spec.threads, "num_gpus": gpus, "max_retries": RETRIES, "scheduling_strategy": "SPREAD"}
+        needs: dict[str, Any] = {
+            "num_cpus": spec.threads,
+            "num_gpus": gpus,
+            "max_retries": RETRIES,
+            "scheduling_strategy": "SPREAD",
+        }
         task, whole = cluster.remote(**needs)(compute), cluster.put(spec)
         limit = AHEAD * max(1, int(resources.get("CPU", 1)) // spec.threads)
         waiting = list(reversed(missing))

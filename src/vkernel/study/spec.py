@@ -384,7 +384,7 @@ def read(source: str | Path | Mapping[str, object] | Spec, *, large: bool = Fals
     require(isinstance(larger, dict), f"{name}: large: it must be a table, [large]; got {larger!r:.60}.")
     require(larger or not large, f"{name} has no [large] table; run it without --large.")
     small = _build(_merge(given, {}), name)
-    if not larger:
+    if not isinstance(larger, dict) or not larger:
         return small
     whole = _build(_merge(given, larger), f"{name}: with [large]")
     return whole if large else small
@@ -398,8 +398,9 @@ def _merge(given: Mapping[str, Any], larger: Mapping[str, Any]) -> dict[str, Any
         if key == "grid" and isinstance(value, dict):
             for field, new in _flat(value).items():
                 old = grid.get(field)
-                keeps = isinstance(old, dict) and not isinstance(new, dict)  # its name and its labels
-                grid[field] = {**old, "values": new} if keeps else new
+                if isinstance(old, dict) and not isinstance(new, dict):
+                    new = {**old, "values": new}  # the factor keeps its name
+                grid[field] = new
         elif key in TABLES and isinstance(value, dict):
             tables[key] = {**tables.get(key, {}), **value}
         else:

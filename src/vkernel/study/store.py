@@ -61,7 +61,8 @@ class Store:
         with _readable_errors(path):
             self.group: Any = zarr.open_group(str(path), mode="r+")
             try:
-                self.done = np.asarray(self.group[DONE][...])
+                flags: Any = self.group[DONE]
+                self.done = np.asarray(flags[...])
             except (KeyError, ValueError, RuntimeError) as error:
                 raise InputError(f"{path} is damaged: {error}. Give another --store.") from None
 
@@ -139,9 +140,14 @@ def _create(path: Path, spec: Spec) -> None:
         beside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.new-"))
         try:
             group = zarr.open_group(str(beside), mode="w", zarr_format=3)
-            about = {"vkernel_study": spec.to_json(), "title": spec.title, "question": spec.question, "seed": spec.seed}
-            about |= {"results": RESULTS, "vkernel": __version__, "torch": torch.__version__, "revision": _revision()}
-            group.attrs.update(about | {"data_sha256": fingerprint(datasets(spec))})
+            attrs: dict[str, Any] = {
+                "vkernel_study": spec.to_json(),
+                "title": spec.title,
+                "question": spec.question,
+                "seed": spec.seed,
+            }
+            attrs |= {"results": RESULTS, "vkernel": __version__, "torch": torch.__version__, "revision": _revision()}
+            group.attrs.update(attrs | {"data_sha256": fingerprint(datasets(spec))})
 
             def create(name: str, about: tuple[str, str], dims: tuple[str, ...], **options: Any) -> Any:
                 array = group.create_array(name, dimension_names=dims, **options)
