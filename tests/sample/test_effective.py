@@ -14,7 +14,8 @@ from vkernel.core.covariance import Isotropic, Matrix
 from vkernel.core.errors import InputError
 from vkernel.kernels import FiniteRank, Function, Kernel, Naive
 from vkernel.sample import effective_sde, pf_ode, semiclassical
-from vkernel.sample.loop import Frame
+from vkernel.sample.loop import Level, Problem
+from vkernel.sample.sde import Learned
 from vkernel.sample.semiclassical import _Chain
 
 PROCESS = vk.VPSong(eps=0.01)
@@ -57,9 +58,8 @@ def start(n: int, at: float | None = None) -> Tensor:
 # --- white ---------------------------------------------------------------------------------------------------------
 
 
-def linear(x: Tensor, t) -> Tensor:
-    """The score of one Gaussian of variance 1 at 0 under VP: s = -x."""
-    return -x
+# the score of one Gaussian of variance 1 at 0 under VP: s = -x
+linear = vk.as_score(lambda x, t: -x, PROCESS)
 
 
 def chain(kappa: float, steps: int, var: float) -> float:
@@ -155,7 +155,7 @@ def test_the_ensemble_law_is_that_of_drawn_models():
     w = torch.randn(n, 2, generator=torch.Generator().manual_seed(7), dtype=torch.float64) @ torch.linalg.cholesky(W).mT
     other = PROCESS.prior((n, 1), generator=8, dtype=torch.float64)
     direct = pf_ode(
-        lambda x, t: SCORE(x, t) + torch.einsum("nf,fna->na", w, basis(x, t)),
+        Learned(SCORE, lambda x, t: torch.einsum("nf,fna->na", w, basis(x, t))),
         other,
         method="euler",
         spacing="uniform",
@@ -199,9 +199,7 @@ def test_fresh_noise_at_every_step_is_the_wrong_answer_for_a_quenched_kernel():
         )
         g = torch.Generator().manual_seed(13)
 
-        def fresh(y: Tensor, t, g: torch.Generator = g) -> Tensor:
-            return SCORE(y, t) + FINITE.cov(y, t).draw(g)
-
+        fresh = Learned(SCORE, lambda y, t, g=g: FINITE.cov(y, t).draw(g))
         wrong[steps] = float(pf_ode(fresh, x, method="euler", spacing="uniform", steps=steps).var())
     assert abs(right[25] / right[100] - 1) < 0.3
     assert wrong[25] < right[25] / 2
@@ -264,16 +262,15 @@ def test_it_fails_on_the_boundary_and_says_nothing_about_two_modes():
 def test_a_step_of_the_linear_chain_is_the_derivative_of_a_step():
     data = torch.tensor([[-1.0, 0.0, 0.3], [1.0, 0.5, 0.0]], dtype=torch.float64)
     exact = vk.EmpiricalScore(data, PROCESS)
-    plain = exact.__call__
+    plain = vk.as_score(exact, PROCESS, (3,))
     x = 0.3 * torch.ones(2, 3, dtype=torch.float64)
     v = torch.randn(2, 3, generator=torch.Generator().manual_seed(17), dtype=torch.float64)
     u = v.flip(0)
     for score in (exact, plain):
-        frame = Frame(score, PROCESS, x, 10, None)
-        levels = frame.levels()
-        part = _Chain(frame, levels, [x] * 11)
+        frame = Problem(score, x, 10, None)
+        part = _Chain(frame, [x] * 11)
 
-        def step(y: Tensor, frame: Frame = frame, level=levels[6]) -> Tensor:
+        def step(y: Tensor, frame: Problem = frame, level: Level = frame.levels[6]) -> Tensor:
             return y + 0.099 * (level.beta * y + level.D * frame.s(y, level))
 
         want = (step(x + 1e-5 * v) - step(x - 1e-5 * v)) / 2e-5
@@ -288,9 +285,8 @@ def test_nystrom_in_high_dimension_is_the_dense_answer():
     score = vk.EmpiricalScore(data, process)
     V, x, steps = Naive(score, 0.01), 0.5 * process.prior((2, 80), generator=19, dtype=torch.float64), 6
     mean, cov = semiclassical(V, x, mean=score, spacing="uniform", steps=steps)
-    frame = Frame(score, process, x, steps, None)
     path = [*pf_ode(score, x, method="euler", spacing="uniform", steps=steps, save="path").path]
-    dense = _Chain(frame, frame.levels(), path).white(V).dense()
+    dense = _Chain(Problem(score, x, steps, None), path).white(V).dense()
     torch.testing.assert_close(mean, path[-1])
     assert (cov.dense() - dense).norm() < 1e-6 * dense.norm()
     assert dense.norm() > 0
@@ -315,13 +311,13 @@ X = torch.zeros(3, 1, dtype=torch.float64)
 @pytest.mark.parametrize(
     ("arguments", "options", "says"),
     [
-        ((SCORE, None, PROCESS, X), {}, "V-kernel"),
-        ((SCORE, Flat(0.1, vk.VP()), PROCESS, X), {}, "another process"),
-        ((vk.EmpiricalScore(X, vk.VP()), FINITE, PROCESS, X), {}, "another process"),
-        ((SCORE, FINITE, PROCESS, X * math.nan), {}, "NaN"),
-        ((SCORE, FINITE, PROCESS, [0.0]), {}, "x_T"),
-        ((SCORE, FINITE, PROCESS, X), {"steps": 0}, "steps"),
-        ((SCORE, FiniteRank(basis, torch.eye(3), PROCESS), PROCESS, X), {}, "basis"),
+        ((None, X), {"mean": SCORE}, "V-kernel"),
+        ((Flat(0.1, vk.VP()), X), {"mean": SCORE}, "another process"),
+        ((FINITE, X), {"mean": vk.EmpiricalScore(X, vk.VP())}, "another process"),
+        ((FINITE, X * math.nan), {"mean": SCORE}, "NaN"),
+        ((FINITE, [0.0]), {"mean": SCORE}, "x_T"),
+        ((FINITE, X), {"mean": SCORE, "steps": 0}, "steps"),
+        ((FiniteRank(basis, torch.eye(3), PROCESS), X), {"mean": SCORE}, "basis"),
     ],
 )
 def test_bad_input_is_refused(sampler, arguments, options, says):
@@ -354,11 +350,18 @@ def test_bad_input_is_refused(sampler, arguments, options, says):
         ),
         (
             lambda: effective_sde(
-                Flat(1.0, PROCESS), X + 1, mean=lambda x, t: x * 1e300, method="euler", spacing="uniform"
+                Flat(1.0, PROCESS),
+                X + 1,
+                mean=vk.as_score(lambda x, t: x * 1e300, PROCESS),
+                method="euler",
+                spacing="uniform",
             ),
             "diverged",
         ),
-        (lambda: semiclassical(FINITE, X + 1, mean=lambda x, t: x * 1e300, spacing="uniform"), "diverged"),
+        (
+            lambda: semiclassical(FINITE, X + 1, mean=vk.as_score(lambda x, t: x * 1e300, PROCESS), spacing="uniform"),
+            "diverged",
+        ),
     ],
 )
 def test_more_bad_input_is_refused(call, says):

@@ -370,17 +370,17 @@ X = torch.zeros(3, 1, dtype=torch.float64)
         (lambda: pf_ode(TWO, X, method="euler", spacing="uniform", save=("paths",)), "save"),
         (lambda: pf_ode(TWO, X, method="euler", spacing="linear"), "spacing"),
         (lambda: pf_ode(TWO, X, method="dopri5", tolerance=0.0), "tolerance"),
-        (lambda: pf_ode(TWO, X, method="euler", spacing="uniform"), "another process"),
-        (lambda: pf_ode(TWO, X, method="euler", spacing="uniform"), "forward process"),
-        (lambda: pf_ode(3, X, method="euler", spacing="uniform"), "score"),
+        (lambda: pf_ode(3, X), "needs a Score"),
+        (lambda: pf_ode(lambda x, t: x, X), "vk.as_score"),
+        (lambda: vk.as_score(lambda x, t: x, "VP"), "process"),
         (lambda: pf_ode(TWO, [0.0], method="euler", spacing="uniform"), "x_T"),
         (lambda: pf_ode(TWO, X / 0, method="euler", spacing="uniform"), "NaN"),
         (lambda: pf_ode(TWO, torch.zeros(3, 2), method="euler", spacing="uniform"), "shape"),
-        (lambda: pf_ode(lambda x, t: x[..., :0], X, method="euler", spacing="uniform"), "score returned"),
-        (lambda: pf_ode(lambda x, t: None, X, method="euler", spacing="uniform"), "score returned"),
-        (lambda: pf_ode(lambda x, t: x / 0, X + 1, method="euler", spacing="uniform"), "diverged"),
-        (lambda: reverse_sde(lambda x, t: x * 1e200, X + 1, spacing="uniform"), "diverged"),
-        (lambda: pf_ode(lambda x, t: -x, X, method="euler", spacing="uniform", save="logp", probes=0), "probe"),
+        (lambda: pf_ode(vk.as_score(lambda x, t: x[..., :0], LINE), X), "same shape"),
+        (lambda: pf_ode(vk.as_score(lambda x, t: None, LINE), X), "must return a tensor"),
+        (lambda: pf_ode(vk.as_score(lambda x, t: x / 0, LINE), X + 1, method="euler", spacing="uniform"), "diverged"),
+        (lambda: reverse_sde(vk.as_score(lambda x, t: x * 1e200, LINE), X + 1, spacing="uniform"), "diverged"),
+        (lambda: pf_ode(vk.as_score(lambda x, t: -x, LINE), X, method="euler", spacing="uniform", save="logp", probes=0), "probe"),
         (lambda: pf_ode(TWO.__class__(points(-1.0, 1.0), vk.VP(eps=0)), X, spacing="uniform", method="heun"), "no noise"),
         (lambda: naive(TWO, X, spacing="uniform", kappa="a"), "kappa"),
         (lambda: reverse_sde(TWO, X, spacing="uniform", generator="a"), "generator"),
@@ -395,7 +395,9 @@ def test_bad_input_is_refused_in_a_sentence(call, says):
 @pytest.mark.parametrize("method", ["euler", "heun", "exponential", "dopri5"])
 def test_a_score_of_nan_is_never_a_silent_nan(method):
     with pytest.raises((InputError, AssertionError)):
-        pf_ode(lambda x, t: x * math.nan, X + 1, spacing="uniform", method=method, save=("path", "logp"))
+        pf_ode(
+            vk.as_score(lambda x, t: x * math.nan, LINE), X + 1, spacing="uniform", method=method, save=("path", "logp")
+        )
 
 
 def test_a_process_without_noise_at_eps_can_be_sampled_by_the_steps_that_arrive():

@@ -16,8 +16,17 @@ import vkernel as vk
 from vkernel.core.errors import InputError
 from vkernel.score import conversions as pr
 
-TO = {"noise": pr.to_noise, "x0": pr.to_x0, "v": pr.to_v, "flow": pr.to_flow}
-FROM = {"noise": pr.from_noise, "x0": pr.from_x0, "v": pr.from_v, "flow": pr.from_flow}
+KINDS = {"noise": pr.to_noise, "x0": pr.to_x0, "v": pr.to_v, "flow": pr.to_flow}
+
+
+def to(kind: str, score, process: vk.Process):
+    """The prediction of a score, or of a function read as one."""
+    return KINDS[kind](score if isinstance(score, vk.Score) else vk.as_score(score, process))
+
+
+def of(kind: str, net, process: vk.Process) -> vk.Score:
+    """The score of a network that makes this prediction."""
+    return vk.as_score(net, process, predicts=kind)
 
 
 def drift(name: str, t: float) -> tuple[float, float]:
@@ -28,7 +37,7 @@ def drift(name: str, t: float) -> tuple[float, float]:
     return beta, (s1 - s0) / (4 * h) + beta * S
 
 
-@pytest.mark.parametrize("kind", TO)
+@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=25, deadline=None)
 @given(name=st.sampled_from(sorted(PROCESSES)), u=st.floats(0.1, 1), seed=st.integers(0, 10**6))
 def test_there_and_back(kind, name, u, seed):
@@ -40,8 +49,8 @@ def test_there_and_back(kind, name, u, seed):
     def anything(q, _):
         return torch.tanh(q @ w) + 0.1 * q
 
-    there = FROM[kind](TO[kind](anything, process), process)
-    back = TO[kind](FROM[kind](anything, process), process)
+    there = of(kind, to(kind, anything, process), process)
+    back = to(kind, of(kind, anything, process), process)
     alpha, S = levels(name, t)
     loss = 1e-13 * (1 + 1 / S + 1 / alpha**2 + S)
     for f in (there, back):
@@ -76,9 +85,9 @@ def test_predictions_of_the_exact_score_are_conditional_means(name):
         )  # dx/dt = a' x0 + sigma' noise
         for kind, want in mean.items():
             scale = float(want.abs().max())
-            torch.testing.assert_close(TO[kind](score, process)(x, t), want, rtol=1e-5, atol=1e-5 * scale + 1e-9)
+            torch.testing.assert_close(to(kind, score, process)(x, t), want, rtol=1e-5, atol=1e-5 * scale + 1e-9)
             torch.testing.assert_close(
-                FROM[kind](lambda q, _, a=want: a, process)(x, t), stack(truth, "score"), rtol=1e-5, atol=1e-5 / sigma
+                of(kind, lambda q, _, a=want: a, process)(x, t), stack(truth, "score"), rtol=1e-5, atol=1e-5 / sigma
             )
 
 
@@ -89,7 +98,7 @@ def test_tweedie(name):
     score = vk.EmpiricalScore(normal(9, 3, seed=0), process)
     t = torch.tensor([time_between(process, u) for u in (0.2, 0.5, 0.8)], dtype=torch.float64)
     x = normal(3, 3, seed=1)
-    torch.testing.assert_close(pr.to_x0(score, process)(x, t), score.posterior(x, t).mean, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(pr.to_x0(score)(x, t), score.posterior(x, t).mean, rtol=1e-6, atol=1e-6)
 
 
 def test_flow_matching_by_its_own_formula():
@@ -102,9 +111,9 @@ def test_flow_matching_by_its_own_formula():
         r = stack(answers(points, None, x, "flow", t), "weight")
         noise = (x[:, None] - (1 - t) * points) / t
         v = (r[..., None] * (noise - points)).sum(1)
-        torch.testing.assert_close(pr.to_flow(score, process)(x, t), v, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(pr.to_flow(score)(x, t), v, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(score(x, t), -(x + (1 - t) * v) / t, rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(pr.from_flow(lambda q, u, v=v: v, process)(x, t), score(x, t), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(of("flow", lambda q, u, v=v: v, process)(x, t), score(x, t), rtol=1e-6, atol=1e-6)
         # the regular form of the flow: dx/dt = (x - m)/t
         torch.testing.assert_close(v, (x - score.posterior(x, t).mean) / t, rtol=1e-6, atol=1e-6)
 
@@ -115,9 +124,9 @@ def test_v_of_a_variance_preserving_process_is_a_rotation():
     score = vk.EmpiricalScore(normal(9, 3, seed=0), process)
     x, t = normal(4, 3, seed=1), 0.15
     alpha, S = levels("vp", t)
-    v = pr.to_v(score, process)(x, t)
-    torch.testing.assert_close(pr.to_x0(score, process)(x, t), alpha * x - math.sqrt(S) * v)
-    torch.testing.assert_close(pr.to_noise(score, process)(x, t), math.sqrt(S) * x + alpha * v)
+    v = pr.to_v(score)(x, t)
+    torch.testing.assert_close(pr.to_x0(score)(x, t), alpha * x - math.sqrt(S) * v)
+    torch.testing.assert_close(pr.to_noise(score)(x, t), math.sqrt(S) * x + alpha * v)
 
 
 @pytest.mark.parametrize("name", sorted(PROCESSES))
@@ -140,16 +149,16 @@ def test_the_proxy_score_of_anisotropic_noise():
     torch.testing.assert_close(vk.proxy_score(x, t, x0, vk.Anisotropic(vk.VP(), gamma)), want)
 
 
-@pytest.mark.parametrize("kind", TO)
+@pytest.mark.parametrize("kind", KINDS)
 def test_images_times_for_each_and_gradients(kind):
     process = vk.VP()
     points = normal(5, 1, 2, 2, seed=0)
     score = vk.EmpiricalScore(vk.Empirical(points), process)
     x, t = normal(3, 1, 2, 2, seed=1), torch.tensor([0.1, 0.3, 0.6], dtype=torch.float64)
-    net = TO[kind](score, process)
+    net = to(kind, score, process)
     for b in range(3):
         torch.testing.assert_close(net(x, t)[b], net(x[b], float(t[b])))
-    torch.testing.assert_close(FROM[kind](net, process)(x, t), score(x, t))
+    torch.testing.assert_close(of(kind, net, process)(x, t), score(x, t))
     v = normal(3, 1, 2, 2, seed=2)
     h = 1e-6
     numeric = (net(x + h * v, t) - net(x - h * v, t)) / (2 * h)
@@ -169,13 +178,16 @@ def test_predictions_keep_the_type_of_x_and_their_digits(dtype, t):
     unit = torch.finfo(dtype).eps
     working = 2**-23 * float(x.abs().max()) / S  # of float32, in which alpha x0 - x is formed
     assert (got.double() - want).abs().max() <= 2 * unit * want.abs().max() + working
-    for kind in TO:
+    for kind in KINDS:
 
         def net(q, _):
             return torch.tanh(q)
 
-        for make in (TO[kind], FROM[kind]):
-            a, b = make(net, process)(x, t), make(lambda q, _: torch.tanh(q.to(dtype)).double(), process)(x.double(), t)
+        for make in (to, of):
+            a, b = (
+                make(kind, net, process)(x, t),
+                make(kind, lambda q, _: torch.tanh(q.to(dtype)).double(), process)(x.double(), t),
+            )
             assert a.dtype == dtype
             assert (a.double() - b).abs().max() <= 8 * unit * b.abs().max() + working, (kind, make)
 
@@ -190,11 +202,11 @@ def test_integers_are_numbers_too():
 def test_anisotropic_noise_has_no_such_predictions():
     process = vk.Anisotropic(vk.VP(), torch.ones(3) * 2)
     for kind in ("noise", "v", "flow"):
-        for make in (TO[kind], FROM[kind]):
+        for make in (to, of):
             with pytest.raises(InputError, match="isotropic"):
-                make(lambda x, t: x, process)
+                make(kind, lambda x, t: x, process)
     with pytest.raises(InputError, match="isotropic"):
-        pr.to_x0(lambda x, t: x, process)
+        pr.to_x0(vk.as_score(lambda x, t: x, process))
 
 
 @pytest.mark.parametrize("t", [-0.1, 1.5, math.nan])
@@ -202,9 +214,9 @@ def test_times_outside_the_process_are_refused(t):
     x = torch.zeros(2, 3)
     with pytest.raises(InputError, match="outside"):
         vk.proxy_score(x, t, x, vk.FlowMatching())
-    for kind in TO:
+    for kind in KINDS:
         with pytest.raises(InputError, match="outside"):
-            FROM[kind](lambda q, _: q, vk.FlowMatching())(x, t)
+            of(kind, lambda q, _: q, vk.FlowMatching())(x, t)
 
 
 @pytest.mark.parametrize("t", [torch.full((3,), 0.1), torch.full((2, 3, 4), 0.1)], ids=["other batch", "too deep"])

@@ -43,8 +43,8 @@ def noise_fraction(
     t: Time,
     queries: int = 4096,
     generator: Generator = None,
-) -> Estimate:
-    r"""The share of the training target's second moment that is noise (2.8),
+) -> Estimate[float] | Estimate[Tensor]:
+    r"""Estimate the share of the training target's second moment that is noise (2.8),
 
     .. math:: \rho(t) = \frac{E\,\mathrm{tr}\,C}{E\,\mathrm{tr}\,C + E|s|^2} =
               \frac{E\,\mathrm{tr}\,C}{\mathrm{tr}\,S^{-1}}.
@@ -60,8 +60,9 @@ def noise_fraction(
     parts = [_noise_fraction(score, float(u), queries, source) for u in times.reshape(-1)]
     if times.ndim == 0:
         return parts[0]
-    columns = ([getattr(p, f) for p in parts] for f in ("value", "se", "low", "high"))
-    return Estimate(*(torch.tensor(c, dtype=torch.float64).reshape(times.shape) for c in columns))
+    columns = zip(*(part.fields for part in parts), strict=True)
+    value, se, low, high = (torch.tensor(c, dtype=torch.float64).reshape(times.shape) for c in columns)
+    return Estimate(value, se, low, high)
 
 
 def _noise_fraction(score: EmpiricalScore, t: float, queries: int, generator: torch.Generator) -> Estimate:
