@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from vkernel import plots
 from vkernel.core.errors import InputError
+from vkernel.core.estimate import Estimate
 
 rng = np.random.default_rng(0)
 T = np.geomspace(1e-3, 1, 20)
@@ -60,7 +61,57 @@ def ratio_figure() -> Figure:
     return plots.ratio_curve([0.1, 0.2, 0.4], {"a": curve, "b": 10 * curve}, [0.9, 1.1, 1.5], 1.0, 1.4, 0.2)
 
 
+GAPS = np.array([[0.1, 0.0], [0.05, 0.0], [0.2, 0.01]])  # (value, low, high) at two places; the second value is zero
+LAW = rng.dirichlet(np.ones(20), (2, 3))
+EDGES = np.linspace(-1.5, 1.5, 21)
 DRAW = {
+    "curve_panels": lambda: plots.curve_panels(plots.Panel([1, 2], {"a": GAPS}, "x", "y"), share=True),
+    "end_images": lambda: plots.end_images(
+        np.zeros((2, 4, 4)), np.zeros((2, 3, 4, 4)), "ab", [("g", 1), ("h", 2)], np.eye(2, 3), [["n"] * 3] * 2
+    ),
+    "final_laws": lambda: plots.final_laws({"a": LAW[0], "b": LAW[1]}, [0, 0.1, 1], EDGES, {"a": [-1, 1], "b": [0]}),
+    "gap_curves": lambda: plots.gap_curves([0, 1], {"a": GAPS}, [10, 30], {"b": GAPS}, GAPS, 0.01),
+    "gap_shares": lambda: plots.gap_shares(
+        [0.5, 1.0], {"euler": {"J1": Estimate(*GAPS[[0, 1, 1, 2], None])}}, ["eps = 1"], {"euler": [0.03]}
+    ),
+    "law_grid": lambda: plots.law_grid(
+        EDGES,
+        {"J1": (LAW, LAW / 2, 2 * LAW)},
+        exact=LAW[:, 0],
+        noised=(EDGES, np.ones((2, 21))),
+        rows="ab",
+        columns="cde",
+        notes=[["n"] * 3] * 2,
+        gap=(0.25, 0.75),
+    ),
+    "law_panels": lambda: plots.law_panels({"a": rng.normal(size=99)}, [0.0], (0.25, 0.75), notes=["n"]),
+    "part_curves": lambda: plots.part_curves([1, 2], {"a": [1.0, 2.0]}, [1, 2], {"a": 1 + GAPS}, {"J1": GAPS}, 1.5),
+    "path_maps": lambda: plots.path_maps(
+        ["a"],
+        np.arange(3.0),
+        rng.uniform(size=(1, 3, 3)),
+        rng.normal(size=(1, 4, 2)),
+        0.5,
+        {"ode": rng.normal(size=(1, 6, 2, 2))},
+    ),
+    "phase_diagram": lambda: plots.phase_diagram([1, 2.5], ["a"], [[1, 2]], [[0.1, 0.2]], names=("x", "y", "z")),
+    "plane_laws": lambda: plots.plane_laws(
+        rng.uniform(size=(1, 2, 5, 5)), np.zeros((2, 3, 2)), rows="a", columns="bc", limit=1.5, top=1.0
+    ),
+    "ratio_panels": lambda: plots.ratio_panels([0.5, 10], {"J1": {"a": 1 + GAPS, "b": 2 + GAPS}}, (0.9, 1.15)),
+    "share_curve": lambda: plots.share_curve([0, 1], GAPS, {"nearest": 1 + GAPS[[1, 0, 2]]}),
+    "share_curves": lambda: plots.share_curves([0.5, 1], ["all", "t = 1"], *2 * [np.stack([GAPS.T] * 2)]),
+    "value_curves": lambda: plots.value_curves([1, 2], *GAPS, names=("x", "y")),
+    "variance_panels": lambda: plots.variance_panels(
+        [0.5, 1],
+        [0.1],
+        EDGES,
+        ["J1"],
+        np.ones((1, 2, 1, 21)),
+        np.ones((1, 2, 1, 21)),
+        np.ones((1, 2, 3, 1, 21)),
+        np.ones((1, 21)),
+    ),
     "noise_profile": lambda: plots.noise_profile(T, **CURVES, collapse_time=0.01, window=(0.02, 0.3), points=100),
     "distances": lambda: plots.distances([0, 1, 1.5, 2]),
     "image_row": lambda: plots.image_row(rng.uniform(size=(13, 4, 4)), [str(k) for k in range(13)]),
@@ -83,8 +134,8 @@ def test_every_picture_is_drawn_in_both_themes(name: str, dark: bool) -> None:
 
 
 def test_all_names_are_tested() -> None:
-    helpers = {"save", "style", "to_bytes", "to_data_uri"}
-    elsewhere = {*plots.audits.__all__, "sample_rows", "sources"}  # test_plots_audits.py
+    helpers = {"Panel", "save", "style", "to_bytes", "to_data_uri"}
+    elsewhere = {*plots.audits.__all__, "sample_rows", "sources", "comparison"}  # test_plots_audits.py, test_compare.py
     assert set(plots.__all__) == set(DRAW) | helpers | elsewhere
 
 
@@ -171,19 +222,18 @@ def test_images_are_scaled_by_the_usual_range(low: float, high: float, scale: tu
 
 
 def test_image_row_wraps_and_keeps_titles() -> None:
-    figure = plots.image_row(rng.uniform(size=(5, 3, 4, 4)), ["a", "b"], per_row=3)
-    shown = [ax for ax in figure.axes if ax.images]
-    assert len(shown) == 5
-    assert [ax.get_title() for ax in shown] == ["a", "b", "", "", ""]
-    assert shown[0].images[0].get_array().shape == (4, 4, 3)
+    above, below = plots.image_row(rng.uniform(size=(5, 3, 4, 4)), ["a", "b"], per_row=3).axes
+    assert (len(above.images), len(below.images)) == (3, 2)
+    assert [text.get_text() for ax in (above, below) for text in ax.texts] == ["a", "b"]
+    assert above.images[0].get_array().shape == (4, 4, 3)
 
 
 def test_pairs_stand_one_above_the_other() -> None:
     a, b = rng.uniform(size=(2, 3, 1, 4, 4))
-    axes = plots.pairs(a, b, ["x", "y", "z"]).axes
-    np.testing.assert_allclose(axes[0].images[0].get_array(), a[0, 0])
-    np.testing.assert_allclose(axes[3].images[0].get_array(), b[0, 0])
-    assert [ax.get_title() for ax in axes[:3]] == ["x", "y", "z"]
+    above, below = plots.pairs(a, b, ["x", "y", "z"]).axes
+    np.testing.assert_allclose(above.images[0].get_array(), a[0, 0])
+    np.testing.assert_allclose(below.images[2].get_array(), b[2, 0])
+    assert [text.get_text() for text in above.texts] == ["x", "y", "z"]
 
 
 @pytest.mark.parametrize(
@@ -204,6 +254,18 @@ def test_pairs_stand_one_above_the_other() -> None:
 def test_what_makes_no_picture_is_refused_with_a_sentence(call) -> None:
     with pytest.raises(InputError, match=r"[.]$"):
         call()
+
+
+@pytest.mark.parametrize("log", ["", "y"])
+def test_panels_hold_their_numbers(log) -> None:
+    panel = plots.Panel([0.5, 2], {"a": GAPS}, "x", "y", "title", log, expected={"a": ([1, 2], [3, 4])})
+    ax = plots.curve_panels(panel).axes[0]
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), [3, 4])
+    points = ax.containers[0].lines[0]
+    np.testing.assert_allclose(points.get_ydata(), GAPS[0][: 1 if log else 2])  # zero has no place on a log axis
+    assert len([text for text in ax.texts if text.arrow_patch is not None]) == bool(log)
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["½", "2"]
+    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title()) == ("x", "y", "title")
 
 
 @pytest.mark.parametrize("isolated", [[0, 4], torch.tensor([True, False, False, False, True])])

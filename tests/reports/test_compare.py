@@ -13,7 +13,7 @@ from vkernel import plots
 from vkernel.core.errors import InputError
 from vkernel.kernels import Function, Measured, Naive
 from vkernel.kernels.linear import LinearField
-from vkernel.reports.compare import _Draws, _jackknife, compare, figure, table
+from vkernel.reports.compare import _Draws, _jackknife, compare, table
 from vkernel.sample import effective_sde, semiclassical
 from vkernel.train.models.mlp import MLP
 
@@ -190,7 +190,7 @@ def test_two_dimensions():
     assert ds.x.values.tolist() == [0, 1, 2]
     assert ds.place.shape == (3, 2)
     assert float(ds.ratio_pooled) == pytest.approx(1, abs=4 * float(ds.ratio_pooled_se))
-    axes = figure(ds).axes
+    axes = plots.comparison(ds).axes
     assert [ax.get_title() for ax in axes[2:5]] == ["trained ensemble", "Gaussian field of V", "semiclassical"]
 
 
@@ -232,7 +232,7 @@ def test_fields_that_diverge_are_left_out_and_counted(lost):
     assert bool(ds.density.sel(law="field").isnull().all()) == (lost == 30)
     assert f"because they diverged: {lost} of the field" in ds.attrs["summary"]
     assert "nan" not in ds.attrs["summary"]
-    assert figure(ds).axes
+    assert plots.comparison(ds).axes
 
 
 def test_a_kernel_that_doubts_itself_is_quoted():
@@ -301,7 +301,7 @@ def test_another_process_is_refused():
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_figure_has_axes_that_say_what_they_are(exact, dark):
     with plots.style(dark=dark):
-        picture = figure(exact)
+        picture = plots.comparison(exact)
     assert {ax.get_xlabel() for ax in picture.axes} >= {"x (data unit)", "x at eps (data unit)", "skewness"}
     assert all(ax.get_ylabel() for ax in picture.axes)
     told = [text.get_text() for text in picture.legends[0].get_texts()]

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import vkernel as vk
-from vkernel import kernels, sample
+from vkernel import kernels, plots, sample
 from vkernel.core.errors import InputError
-from vkernel.plots import dynamics
 from vkernel.reproduce import between_images, laws, memorise, page, paths2d
 
 MODULES = (memorise, paths2d, laws, between_images)
@@ -153,18 +152,18 @@ def test_ends_of_images_against_brute_force() -> None:
 
 def test_pictures_refuse_what_they_cannot_draw() -> None:
     with pytest.raises(InputError, match="no law"):
-        dynamics.law_panels({}, [0.0], (0.25, 0.75))
+        plots.law_panels({}, [0.0], (0.25, 0.75))
     with pytest.raises(InputError, match="shape"):
-        dynamics.path_maps(["a"], np.arange(3), np.zeros((1, 2, 3)), np.zeros((1, 2, 2)), 1.0, {})
+        plots.path_maps(["a"], np.arange(3), np.zeros((1, 2, 3)), np.zeros((1, 2, 2)), 1.0, {})
     images = np.zeros((2, 3, 4, 4))
     with pytest.raises(InputError, match="one mark"):
-        dynamics.end_images(images[:, 0], images, ["a", "b"], [("g", 3)], np.zeros((1, 3)), [[""] * 3] * 2)
+        plots.end_images(images[:, 0], images, ["a", "b"], [("g", 3)], np.zeros((1, 3)), [[""] * 3] * 2)
     with pytest.raises(InputError, match="groups"):
-        dynamics.end_images(images[:, 0], images, ["a", "b"], [("g", 2)], np.zeros((2, 3)), [[""] * 3] * 2)
+        plots.end_images(images[:, 0], images, ["a", "b"], [("g", 2)], np.zeros((2, 3)), [[""] * 3] * 2)
 
 
 def test_an_arrow_stands_where_nothing_was_seen() -> None:
     curve = np.array([[0.1, 0.0], [0.05, 0.0], [0.2, 0.01]])
-    figure = dynamics.gap_curves([0, 1], {"a": curve}, [10, 30], {"b": curve}, curve, 0.01)
+    figure = plots.gap_curves([0, 1], {"a": curve}, [10, 30], {"b": curve}, curve, 0.01)
     assert len(figure.axes) == 3
     assert len([t for t in figure.axes[0].texts if t.arrow_patch is not None]) == 1  # type: ignore[attr-defined]

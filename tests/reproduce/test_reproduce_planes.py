@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import vkernel as vk
+from vkernel import plots
 from vkernel.core.errors import InputError
 from vkernel.core.estimate import Estimate
 from vkernel.data import toy
-from vkernel.plots import planes
 from vkernel.reproduce import figure3, mlp_plane, page
 from vkernel.reproduce.mlp_plane import answer, density, masses, moved, ratio, start
 from vkernel.reproduce.page import Exhibit, number
@@ -236,9 +236,9 @@ def test_maps_have_x1_to_the_right_and_one_scale() -> None:
     laws = np.zeros((2, 3, 10, 10))
     laws[0, 1, 9, 2] = 1
     points = np.zeros((3, 4, 2))
-    figure = planes.plane_laws(laws, points, rows="ab", columns="cde", limit=1.5, top=0.5)
+    figure = plots.plane_laws(laws, points, rows="ab", columns="cde", limit=1.5, top=0.5)
     images = [ax.images[0] for ax in figure.axes[:6]]
     assert images[1].get_array()[2, 9] == 1  # rows of an image are x₂
     assert {image.get_clim() for image in images} == {(0, 0.5)}
     with pytest.raises(InputError, match="There must be"):
-        planes.plane_laws(laws, points, rows="a", columns="cde", limit=1.5, top=0.5)
+        plots.plane_laws(laws, points, rows="a", columns="cde", limit=1.5, top=0.5)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import vkernel as vk
-from vkernel.plots import variances
+from vkernel import plots
 from vkernel.reproduce import page, shares, v_lazy, v_linear
 
 MODULES = (v_linear, shares, v_lazy)
@@ -220,4 +220,4 @@ def test_the_words_on_gaps_follow_the_paired_difference(change: tuple[float, flo
 
 def test_pictures_take_what_they_are_given() -> None:
     with pytest.raises(vk.InputError, match="shares"):
-        variances.share_curves([1.0], ["all"], np.ones((1, 1)), np.ones((1, 1, 3)))
+        plots.share_curves([1.0], ["all"], np.ones((1, 1)), np.ones((1, 1, 3)))

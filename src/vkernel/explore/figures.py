@@ -159,7 +159,7 @@ class Pictures:
     def recolour(self, dark: bool) -> None:
         """Ink, paper and lines of the light or the dark page."""
         with base.style(dark=dark):
-            ink, lines, look = base.ink(), base.lines(), base._look()
+            ink, lines, look = base.ink(), base.lines(), base.rc_params()
         for p in (self.plane, self.line, self.laws):
             p.background_fill_color = p.border_fill_color = look["figure.facecolor"]
             for ax in p.axis:

@@ -1,7 +1,7 @@
-"""Every picture of the package, from arrays.
+"""Figures from labelled numbers.
 
 Each function takes arrays (numpy, torch, xarray or lists) and returns a :class:`matplotlib.figure.Figure`; nothing is
-shown, saved or kept in pyplot's memory. How pictures look is decided in one place, :func:`style`:
+shown, saved or registered with pyplot, and captions are left to the caller. :func:`style` sets the look of all figures:
 
 >>> from vkernel import plots
 >>> with plots.style(dark=True):
@@ -9,8 +9,8 @@ shown, saved or kept in pyplot's memory. How pictures look is decided in one pla
 >>> plots.to_data_uri(figure).startswith("data:image/png;base64,")
 True
 
-Colours are those of Okabe and Ito and the maps are perceptually uniform, so that readers who do not see all colours,
-and grey prints, lose nothing. :func:`save` writes through a temporary file: a picture is there whole or not at all.
+Colours are those of Okabe and Ito and maps are perceptually uniform, so that figures can be read without colour vision
+and in grey prints.
 """
 
 from vkernel.plots.audits import (
@@ -25,32 +25,34 @@ from vkernel.plots.audits import (
     several_errors,
 )
 from vkernel.plots.base import save, style, to_bytes, to_data_uri
-from vkernel.plots.curves import distances, noise_profile, ratio_curve
-from vkernel.plots.images import image_row, pairs, sample_rows, scatter_pairs, sources
-from vkernel.plots.maps import fraction_maps, line_maps
+from vkernel.plots.curves import (
+    Panel,
+    curve_panels,
+    distances,
+    gap_curves,
+    noise_profile,
+    phase_diagram,
+    ratio_curve,
+    share_curve,
+    value_curves,
+)
+from vkernel.plots.ensembles import (
+    comparison,
+    gap_shares,
+    law_grid,
+    part_curves,
+    ratio_panels,
+    share_curves,
+    variance_panels,
+)
+from vkernel.plots.images import end_images, image_row, pairs, sample_rows, scatter_pairs, sources
+from vkernel.plots.maps import final_laws, fraction_maps, law_panels, line_maps, path_maps, plane_laws
 
 __all__ = [
-    "agreement_curves",
-    "copy_curve",
-    "denoising_errors",
-    "distances",
-    "fraction_maps",
-    "image_moments",
-    "image_row",
-    "line_maps",
-    "membership_losses",
-    "neighbour_ratios",
-    "noise_profile",
-    "pairs",
-    "ratio_curve",
-    "responses",
-    "sample_rows",
-    "save",
-    "scatter_pairs",
-    "score_deviation",
-    "several_errors",
-    "sources",
-    "style",
-    "to_bytes",
-    "to_data_uri",
-]
+    "Panel", "agreement_curves", "comparison", "copy_curve", "curve_panels", "denoising_errors", "distances",
+    "end_images", "final_laws", "fraction_maps", "gap_curves", "gap_shares", "image_moments", "image_row", "law_grid",
+    "law_panels", "line_maps", "membership_losses", "neighbour_ratios", "noise_profile", "pairs", "part_curves",
+    "path_maps", "phase_diagram", "plane_laws", "ratio_curve", "ratio_panels", "responses", "sample_rows", "save",
+    "scatter_pairs", "score_deviation", "several_errors", "share_curve", "share_curves", "sources", "style", "to_bytes",
+    "to_data_uri", "value_curves", "variance_panels",
+]  # fmt: skip

@@ -38,8 +38,7 @@ from vkernel.core.covariance import Factored
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate
 from vkernel.kernels import Kernel, Measured
-from vkernel.plots.comparison import about, summary, table
-from vkernel.plots.comparison import comparison as figure
+from vkernel.reports.compare_text import attributes, summary, table
 from vkernel.sample.loop import Frame
 from vkernel.sample.ode import march
 from vkernel.sample.semiclassical import semiclassical
@@ -50,7 +49,7 @@ from vkernel.train.ensemble import Ensemble
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["compare", "figure", "table"]
+__all__ = ["compare", "table"]
 
 BULK = 1e-3  # of the greatest density
 SPLITS = 16  # random halves that the floor is a mean over
@@ -116,7 +115,7 @@ def compare(
         coords["condition"] = ("condition", names, {"long_name": by})
     dims = {n: ("condition",) * several + found[0][n][0] for n in known}
     values = {n: [columns[n][1] for columns in found] for n in known}
-    ds = xarray.Dataset({n: (dims[n], values[n] if several else values[n][0], about(n)) for n in known}, coords)
+    ds = xarray.Dataset({n: (dims[n], values[n] if several else values[n][0], attributes(n)) for n in known}, coords)
     facts = {"process": repr(pairs[0][0].process), "dimension": d, "bulk": "p(x|t)" if score else "all places"}
     facts |= {"samples": samples, "steps": steps, "method": method, "seed": seed} if laws else {}
     ds.attrs = facts | {"summary": summary(ds)}

@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vkernel import plots
 from vkernel.core import rng
 from vkernel.core.errors import InputError
 from vkernel.core.estimate import Estimate
 from vkernel.data import Empirical, digits
 from vkernel.data.loaders import load
 from vkernel.kernels import Naive
-from vkernel.plots import dynamics
 from vkernel.process import VP
 from vkernel.reproduce.memorise import one_thread
 from vkernel.reproduce.page import Exhibit, Finding, Picture, Run, Skip, Table, number, percent
@@ -177,7 +177,7 @@ def _images(run: Run, name: str, kind: str, data: Empirical, sizes: Sizes, end: 
     first = data.images(end.flow_at[order])
     return run.picture(
         f"between_{name}",
-        lambda: dynamics.end_images(first, rows, [f"no. {int(i)}" for i in end.flow_at[order]], groups, mark, notes),
+        lambda: plots.end_images(first, rows, [f"no. {int(i)}" for i in end.flow_at[order]], groups, mark, notes),
         alt=f"Rows of {kind}: on the left the training image at which the PF-ODE from one start ends, then ends of "
         "runs of the effective SDE from the same start at growing noise. Framed ones end at another training image: "
         f"{', '.join(f'{percent(s[0])} at κ = {k:g}' for s, k in zip(_shares(end), sizes.kappas, strict=True))}.",
@@ -206,7 +206,7 @@ def _curves(run: Run, sizes: Sizes, end: Ends) -> Picture:
     near, second = quartiles(end.distance), quartiles(end.second)
     return run.picture(
         "between_digits_share",
-        lambda: dynamics.share_curve(
+        lambda: plots.share_curve(
             sizes.kappas,
             torch.tensor(shares).mT,
             {"to the nearest": near, "to the second nearest": second},

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vkernel import plots
 from vkernel.core.estimate import Estimate
 from vkernel.data import toy
-from vkernel.plots import learned
 from vkernel.process import VP
 from vkernel.reproduce.page import Exhibit, Finding, Picture, Run, Table, number
 from vkernel.reproduce.transport import Tables, carry, quantiles
@@ -200,7 +200,7 @@ def _laws(
     words = SCHEMES[scheme].words
     return run.picture(
         f"figure2-{scheme}",
-        lambda: learned.law_grid(
+        lambda: plots.law_grid(
             _grid(LIMIT, BINS + 1),
             {
                 o: (d.mean(2), *d.quantile(torch.tensor([0.25, 0.75], dtype=torch.float64), 2))
@@ -234,7 +234,7 @@ def _masses(run: Run, gaps: dict[str, dict[str, Estimate]], bare: dict[str, list
     ratio = [PER_AXIS**2 / P for P in DRAWS]
     return run.picture(
         "figure2-gaps",
-        lambda: learned.gap_curves(
+        lambda: plots.gap_shares(
             ratio,
             {SCHEMES[s].words: gaps[s] for s in names},
             [f"eps = {eps:g}" for eps in EPSILONS],

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vkernel import plots
 from vkernel.core.estimate import Estimate
 from vkernel.data import toy
-from vkernel.plots import planes
 from vkernel.process import VP
 from vkernel.reproduce.memorise import one_thread
 from vkernel.reproduce.mlp_plane import (
@@ -180,7 +180,7 @@ def _picture(run: Run, study: Study, law: Tensor, mass: Tensor, points: Tensor, 
     low, high = away[0].mean(-1), away[1].mean(-1)
     return run.picture(
         ("figure3", "figure3_converged")[i],
-        lambda: planes.plane_laws(
+        lambda: plots.plane_laws(
             law[i].flatten(0, 1),
             points,
             rows=[f"{kind.title()} features\n{WORDS[goal]}" for kind in KINDS for goal in GOALS],

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vkernel import plots
 from vkernel.core import rng
 from vkernel.data import Empirical, toy
 from vkernel.kernels import Naive
-from vkernel.plots import dynamics
 from vkernel.process import VP
 from vkernel.reproduce.memorise import GAP, in_gap, one_thread, wilson
 from vkernel.reproduce.page import Exhibit, Finding, Picture, Run, Table, number
@@ -233,7 +233,7 @@ def _laws_picture(run: Run, study: Study, laws: Tensor, gaps: Tensor) -> Picture
     middle = ", ".join(f"{number(share)} at κ = {kappa:g}" for kappa, share in shares)
     return run.picture(
         "laws",
-        lambda: dynamics.final_laws(dict(zip(NAMES, laws, strict=True)), KAPPAS, EDGES, points),
+        lambda: plots.final_laws(dict(zip(NAMES, laws, strict=True)), KAPPAS, EDGES, points),
         alt="Histograms on a logarithmic scale: two training sets as rows, four strengths of noise as columns. With "
         f"growing κ the mass between the points vanishes: on {NAMES[0]} from {number(float(gaps[0, 0, 0]))} to "
         f"{number(float(gaps[0, 0, 3]))}.",
@@ -250,7 +250,7 @@ def _curves_picture(run: Run, study: Study, gaps: Tensor, coarse: Tensor, distan
     first, last = study.grid[0], study.grid[-1]
     return run.picture(
         "laws_curves",
-        lambda: dynamics.gap_curves(
+        lambda: plots.gap_curves(
             KAPPAS,
             dict(zip(NAMES, gaps, strict=True)),
             study.grid,

@@ -15,9 +15,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from vkernel import plots
 from vkernel.core import rng
 from vkernel.data import Empirical, toy
-from vkernel.plots import dynamics
 from vkernel.process import VP
 from vkernel.reproduce.page import Exhibit, Finding, Run, Table, number
 from vkernel.sample import pf_ode
@@ -120,7 +120,7 @@ def make(run: Run) -> Exhibit:
     first = masses[SHOWN]
     picture = run.picture(
         "memorise",
-        lambda: dynamics.law_panels(
+        lambda: plots.law_panels(
             laws, data.rows(0, data.n)[:, 0], GAP, notes=[f"in the gaps: {number(s[0], 2)}" for s in shares.values()]
         ),
         alt=f"Histograms of samples of the exact score of -1, 0, 1 with {', '.join(laws)}. With {steps[0]} Euler steps "

@@ -27,11 +27,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vkernel import metrics
+from vkernel import metrics, plots
 from vkernel.core import rng
 from vkernel.core.estimate import Estimate, student_quantile
 from vkernel.data import Empirical, toy
-from vkernel.plots import planes
 from vkernel.process import VP
 from vkernel.reproduce.memorise import one_thread
 from vkernel.reproduce.page import Exhibit, Finding, Picture, Run, Table, number
@@ -282,7 +281,7 @@ def _picture(run: Run, law: Tensor, mass: Tensor, points: Tensor) -> Picture:
     away, mean = mass[:, :, 0].mean(-1), mass[:, :, 0].mean((1, 2))
     return run.picture(
         "mlp_plane",
-        lambda: planes.plane_laws(
+        lambda: plots.plane_laws(
             law,
             points,
             rows=[f"networks\n{WORDS[goal]}" for goal in GOALS],

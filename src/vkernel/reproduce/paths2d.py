@@ -12,10 +12,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from vkernel import plots
 from vkernel.core import rng
 from vkernel.data import toy
 from vkernel.kernels import Naive
-from vkernel.plots import dynamics
 from vkernel.process import Toy
 from vkernel.reproduce.figure1 import SETS, noise_and_score
 from vkernel.reproduce.memorise import one_thread, wilson
@@ -78,7 +78,7 @@ def make(run: Run) -> Exhibit:
     shares = ", ".join(f"{percent(m[0])} ({name})" for name, m in zip(SETS, moved, strict=True))
     picture = run.picture(
         "paths2d",
-        lambda: dynamics.path_maps(SETS, axis, torch.stack(maps), torch.stack(points), alpha, rows),
+        lambda: plots.path_maps(SETS, axis, torch.stack(maps), torch.stack(points), alpha, rows),
         alt="Eight maps of the plane, four training sets as columns. Above, smooth paths of the PF-ODE run from noise "
         "to the training points; below, paths of the effective SDE from the same starts tremble where the map is "
         f"bright. Shares of paths that end at another point: {shares}.",

@@ -19,11 +19,10 @@ import math
 import torch
 from torch import Tensor
 
-from vkernel import kernels
+from vkernel import kernels, plots
 from vkernel.core import rng
 from vkernel.core.estimate import student_quantile
 from vkernel.data import toy
-from vkernel.plots import variances
 from vkernel.reproduce.memorise import one_thread
 from vkernel.reproduce.page import Exhibit, Finding, Run, Table, percent
 from vkernel.reproduce.v_linear import PROCESS, TIMES, denoiser, places
@@ -142,7 +141,7 @@ def make(run: Run) -> Exhibit:
     one = study.ratios.index(1.0)
     picture = run.picture(
         "shares",
-        lambda: variances.share_curves(study.ratios, NAMES, noise.movedim(1, 0), line.movedim(1, 0)),
+        lambda: plots.share_curves(study.ratios, NAMES, noise.movedim(1, 0), line.movedim(1, 0)),
         alt="Left: bars of the whole variance of the learned score at each F/P, split into target noise and inputs. "
         f"Right: the share of target noise against F/P at three times. It is {_cut(noise[0, 0, 0])} at "
         f"F/P = {study.ratios[0]:g}, {_cut(noise[one, 0, 0])} at 1 and {_cut(noise[-1, 0, 0])} at "

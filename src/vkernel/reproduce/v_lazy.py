@@ -21,11 +21,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vkernel import kernels
+from vkernel import kernels, plots
 from vkernel.core import rng
 from vkernel.core.estimate import Estimate
 from vkernel.data import toy
-from vkernel.plots import variances
 from vkernel.process import VP
 from vkernel.reproduce.memorise import GAP, one_thread
 from vkernel.reproduce.page import Exhibit, Finding, Picture, Run, Table, number, percent
@@ -310,7 +309,7 @@ def _picture(
     share = {name: [percent(float(p[k] / p.sum())) for p in (first, last)] for k, name in enumerate(PARTS)}
     return run.picture(
         "v_lazy",
-        lambda: variances.part_curves(
+        lambda: plots.part_curves(
             size.taus,
             dict(zip(names, _whole(line).mean(1).mT, strict=True)),
             size.measured,

@@ -23,12 +23,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vkernel import kernels
+from vkernel import kernels, plots
 from vkernel.core import rng
 from vkernel.core.estimate import student_quantile
 from vkernel.data import toy
 from vkernel.kernels import ValidityWarning
-from vkernel.plots import variances
 from vkernel.process import VP
 from vkernel.reproduce.memorise import one_thread
 from vkernel.reproduce.page import Exhibit, Finding, Picture, Run, Table, number
@@ -271,9 +270,7 @@ def _curves_picture(run: Run, study: Study, band: Tensor, line: Tensor, order: T
     inside = _covered(study, band, line)
     return run.picture(
         "v_linear",
-        lambda: variances.variance_panels(
-            study.ratios, TIMES, study.x[:, 0], OBJECTIVES, line, order, band, study.weights
-        ),
+        lambda: plots.variance_panels(study.ratios, TIMES, study.x[:, 0], OBJECTIVES, line, order, band, study.weights),
         alt="Panels of the variance of the learned score along x on a logarithmic scale: P/F from "
         f"{study.ratios[0]:g} to {study.ratios[-1]:g} as columns, t = {', '.join(f'{t:g}' for t in TIMES)} as rows. "
         f"Lines are predicted and bands measured, for J1 and J0; the bands hold the lines at {100 * inside[-1]:.0f} % "
@@ -303,7 +300,7 @@ def _ratio_picture(run: Run, study: Study, table: Tensor) -> Picture:
     }
     return run.picture(
         "v_linear_ratio",
-        lambda: variances.ratio_panels(study.ratios, curves, EXPECTED),
+        lambda: plots.ratio_panels(study.ratios, curves, EXPECTED),
         alt="Two panels, J1 and J0: measured over predicted variance against P/F. Given inputs it is "
         f"{number(float(first[0, 0]))} and {number(float(first[1, 0]))} at P/F = {study.ratios[0]:g}, "
         f"{number(float(last[0, 0]))} and {number(float(last[1, 0]))} at {study.ratios[-1]:g}; by leading order "

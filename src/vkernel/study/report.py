@@ -130,7 +130,7 @@ def table(ds: xarray.Dataset) -> Table:
 
 def figure(ds: xarray.Dataset) -> MatplotlibFigure:
     """Draw what the study's ``[figure]`` names; without one, the first quantity against the first factor."""
-    from vkernel.plots import studies
+    from vkernel import plots
 
     spec, names = spec_of(ds), scalars(ds)
     require(spec.grid, "A study without factors has nothing to draw against; use study export.")
@@ -150,8 +150,8 @@ def figure(ds: xarray.Dataset) -> MatplotlibFigure:
     x = ds[drawn.x].values.tolist()
     if drawn.y:
         across = (axis[drawn.x], axis[drawn.y], about)
-        return studies.phase_diagram(x, ds[drawn.y].values.tolist(), mean, se, names=across, title=title)
-    return studies.value_curves(
+        return plots.phase_diagram(x, ds[drawn.y].values.tolist(), mean, se, names=across, title=title)
+    return plots.value_curves(
         x,
         mean,
         low,

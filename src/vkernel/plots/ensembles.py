@@ -1,0 +1,325 @@
+"""Trained ensembles: their laws, the variance of their scores, and theory against measurement."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from vkernel.core.errors import require
+from vkernel.core.estimate import Estimate
+from vkernel.plots import base
+from vkernel.plots.base import Values, array, ink, lines, styled
+from vkernel.plots.curves import Panel, curve_panels
+
+if TYPE_CHECKING:
+    import xarray
+
+FLOOR = 3e-3  # densities below this are drawn at the bottom
+SHOWN = 4  # times or conditions in one picture
+LAWS = {"ensemble": "trained ensemble", "field": "Gaussian field of V", "semiclassical": "semiclassical"}
+
+
+@styled
+def law_grid(
+    edges: Values,
+    laws: Mapping[str, tuple[Values, Values, Values]],
+    *,
+    exact: Values,
+    noised: tuple[Values, Values],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    notes: Sequence[Sequence[str]],
+    gap: tuple[float, float],
+) -> Figure:
+    """Draw densities of several laws, each with lower and upper quartiles ``(row, column, bin)``, in a grid of panels.
+
+    ``exact (row, bin)`` is the law of the exact score; ``noised`` is a grid and the densities ``(row, point)`` on it.
+    """
+    x, fine = array(edges, 1, "edges"), array(noised[0], 1, "grid")
+    smooth, bare = (np.maximum(array(v, 2, "densities"), FLOOR / 2) for v in (noised[1], exact))
+    figure = Figure(figsize=(2.2 * len(columns) + 0.9, 2.0 * len(rows) + 1.0))
+    axes = figure.subplots(len(rows), len(columns), sharex=True, sharey=True, squeeze=False)
+    for (i, j), ax in np.ndenumerate(axes):
+        for low, high in (gap, (-gap[1], -gap[0])):
+            ax.axvspan(low, high, color=lines()[4], alpha=0.12, lw=0)
+        for k, (name, law) in enumerate(laws.items()):
+            mean, lower, upper = (np.maximum(array(v)[i, j], FLOOR / 2) for v in law)
+            ends = np.append(lower, lower[-1]), np.append(upper, upper[-1])
+            ax.fill_between(x, *ends, step="post", color=lines()[k], alpha=0.25, lw=0)
+            ax.stairs(mean, x, color=lines()[k], lw=1.5, baseline=None, label=name)
+        ax.plot(fine, smooth[i], color=ink(), lw=1, ls=":", label="noised data p(x|eps)")
+        ax.stairs(bare[i], x, color=ink(), alpha=0.45, lw=1.0, baseline=None, label="exact score, same steps")
+        ax.set(yscale="log", ylim=(FLOOR, 150), xlim=(x[0], x[-1]), xticks=(-1, 0, 1))
+        ax.minorticks_off()
+        ax.grid(visible=False, axis="x")
+        ax.text(0.5, 0.97, notes[i][j], transform=ax.transAxes, ha="center", va="top", size=9)
+    base.map_axes(axes, [f"{row}\ndensity" for row in rows], columns, "x")
+    base.legend_below(figure, *axes[0, 0].get_legend_handles_labels())
+    return figure
+
+
+def gap_shares(
+    ratio: Sequence[float],
+    groups: Mapping[str, Mapping[str, Estimate]],
+    rows: Sequence[str],
+    exact: Mapping[str, Values],
+) -> Figure:
+    """Draw shares in the gaps against F/P: a panel for each row of the estimates, a line style for each group.
+
+    ``groups`` maps a name to objectives, each with an estimate ``(row, ratio)``; ``exact`` maps the same names to the
+    share of the exact score in each row, drawn as a dotted line.
+    """
+    keys = [(group, name) for group, objectives in groups.items() for name in objectives]
+    panels = []
+    for i, row in enumerate(rows):
+        curves = {f"{name}, {group}": _interval(groups[group][name], i) for group, name in keys}
+        names = ("exact score", *(f"_{group}" for group in groups))  # matplotlib hides labels that begin with _
+        levels = {name: float(array(exact[group])[i]) for name, group in zip(names, groups, strict=False)}
+        panels.append(
+            Panel(ratio, curves, "features / draws, F/P", "share of samples in the gaps", row, "x", levels=levels,
+                  colours=(0, 1), styles=("--", "--", "-", "-"))
+        )  # fmt: skip
+    return curve_panels(*panels, share=True)
+
+
+def _interval(e: Estimate, row: int) -> np.ndarray:
+    return np.stack([array(e.value)[row], np.maximum(array(e.low)[row], 0), array(e.high)[row]])
+
+
+@styled
+def variance_panels(
+    ratios: Sequence[float],
+    times: Sequence[float],
+    x: Values,
+    names: Sequence[str],
+    predicted: Values,
+    second: Values,
+    measured: Values,
+    density: Values,
+) -> Figure:
+    """Draw variances along x: P/F as columns, times as rows, one colour for each objective of ``names``.
+
+    ``predicted`` and ``second`` ``(name, ratio, time, x)`` are a solid and a dotted line; ``measured
+    (name, ratio, 3, time, x)``, value, low end and high end, is a band; ``density (time, x)`` is the grey area.
+    """
+    x, predicted, second = array(x, 1, "places"), array(predicted, 4, "predictions"), array(second, 4, "predictions")
+    measured, density = array(measured, 5, "measurements"), array(density, 2, "densities")
+    figure = Figure(figsize=(2.55 * len(ratios) + 0.9, 2.15 * len(times) + 0.75))
+    axes = figure.subplots(len(times), len(ratios), sharex=True, sharey="row", squeeze=False)
+    for (row, column), ax in np.ndenumerate(axes):
+        every = np.concatenate([predicted[:, :, row].ravel(), measured[:, :, 0, row].ravel()])
+        ends = float(every.min()) / 2.5, 2.5 * float(max(every.max(), second[:, :, row].max()))
+        ax.set(yscale="log", ylim=ends, xlim=(x[0], x[-1]), xticks=(-1, 0, 1))
+        hill, look = 0.3 * density[row] / density[row].max(), {"alpha": 0.1, "lw": 0, "label": "p(x|t)"}
+        ax.fill_between(x, 0, hill, color=ink(), transform=ax.get_xaxis_transform(), **look)
+        for k, name in enumerate(names):
+            low, high = measured[k, column, 1:, row]
+            ax.plot(x, predicted[k, column, row], color=lines()[k], lw=1.5, label=f"{name} predicted")
+            ax.plot(x, second[k, column, row], color=lines()[k], lw=1.1, ls=base.DOTTED, label=f"{name} leading order")
+            ax.fill_between(x, low, high, color=lines()[k], alpha=0.3, lw=0, label=f"{name} measured")
+        ax.minorticks_off()
+    labels = [f"P/F = {base.number(r)}" for r in ratios]
+    base.map_axes(axes, [f"t = {t:g}\n\nσ² tr Cov" for t in times], labels, "x")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    base.legend_below(figure, handles, labels, min(len(handles), len(ratios) + 1))
+    return figure
+
+
+def ratio_panels(
+    ratios: Sequence[float], curves: Mapping[str, Mapping[str, Values]], expected: tuple[float, float]
+) -> Figure:
+    """Draw measured over predicted variance against P/F: a panel per objective, a curve ``(3, ratio)`` per form.
+
+    ``expected`` is the range that is shaded.
+    """
+    labels = ("draws per feature, P/F", "measured / predicted variance")
+    levels: dict[str, float | tuple[float, float]] = {}
+    levels |= {f"expected at P/F ≥ 10: {expected[0]:g} to {expected[1]:g}": expected, "": 1.0}
+    panels = [
+        Panel(ratios, forms, *labels, name, "xy", colours=(0, 3), levels=levels) for name, forms in curves.items()
+    ]
+    return curve_panels(*panels, share=True)
+
+
+def share_curves(ratios: Sequence[float], names: Sequence[str], shares: Values, predicted: Values) -> Figure:
+    """Draw shares of target noise ``(name, ratio, 3)`` against F/P: the first name left, the others right.
+
+    ``predicted`` has the same shape and is drawn as lines, for the others only.
+    """
+    first, *others = np.clip(array(shares, 3, "shares"), 0, 1).swapaxes(1, 2)
+    lines_ = np.clip(array(predicted, 3, "predictions"), 0, 1).swapaxes(1, 2)[1:]
+    xlabel, ylabel, places = "features per draw, F/P", "share of target noise", range(len(ratios))
+    theory = {name: (places, line) for name, line in zip(names[1:], lines_, strict=True)}
+    return curve_panels(
+        Panel(ratios, {names[0]: first}, xlabel, ylabel, "Target noise", even=True, levels={"": 0.5}, top=1.03),
+        Panel(ratios, dict(zip(theory, others, strict=True)), xlabel, ylabel, "Target noise, by time", even=True,
+              expected=theory, levels={"": 0.5}, top=1.03, colours=(2, 3, 4), styles=("",)),
+    )  # fmt: skip
+
+
+def part_curves(
+    taus: Values,
+    predicted: Mapping[str, Values],
+    places: Values,
+    measured: Mapping[str, Values],
+    gaps: Mapping[str, Values],
+    crossing: float,
+) -> Figure:
+    """Draw parts of a variance (left) and the mass in the gaps (right) against the training time τ.
+
+    ``predicted`` maps a part to a line ``(τ,)`` at ``taus``, ``measured`` to points ``(3, place)`` at ``places``; the
+    last part is the sum. ``gaps`` maps an objective to ``(3, place)``. A finite ``crossing`` is marked.
+    """
+    theory = {name: (taus, line) for name, line in predicted.items()}
+    marks = {f"crossing, τ = {crossing:.2g}": crossing} if math.isfinite(crossing) else {}
+    return curve_panels(
+        Panel(places, measured, "training time τ", "σ² tr Cov", "Parts of the variance", "xy", expected=theory,
+              marks=marks, colours=(0, 3, 2, 5), styles=("",)),
+        Panel(places, gaps, "training time τ", "P(.25 < |x| < .75)", "Mass in the gaps", "x"),
+    )  # fmt: skip
+
+
+# --- theory against measurement -------------------------------------------------------------------------------------
+
+
+@styled
+def comparison(ds: xarray.Dataset) -> Figure:
+    """Draw the result of :func:`vkernel.compare`: a row of panels for each condition.
+
+    The panels are the variance of the score and its ratio to the prediction, the cumulants over members, and the
+    densities of the laws. Up to four conditions and four times are shown; error bars are one standard error.
+    """
+    require("predicted" in ds and "measured" in ds, "comparison draws what vkernel.compare returns.")
+    several, line = "condition" in ds.dims, ds.sizes["axis"] == 1
+    conditions = _few(ds.sizes["condition"]) if several else [0]
+    panels = (_variance, _ratio_along) if line else (_ratio,)
+    laws = 0 if "density" not in ds else 1 if line else len(LAWS)
+    count = len(panels) + 1 + laws
+    figure = Figure(figsize=(3.1 * count + 0.6, 2.9 * len(conditions) + 0.7))
+    axes = figure.subplots(len(conditions), count, squeeze=False)
+    for row, k in zip(axes, conditions, strict=True):
+        one = ds.isel(condition=k) if several else ds
+        for draw, ax in zip((*panels, _cumulants), row, strict=False):
+            draw(ax, one)
+        if laws == 1:
+            _densities(row[-1], one)
+        elif laws:
+            _density_maps(figure, row[-laws:], one)
+        if several:
+            label = ds.condition.values[k]
+            name = f"{label:.3g}" if isinstance(label, float) else str(label)
+            row[0].set_ylabel(f"{ds.condition.attrs['long_name']} = {name}\n\n{row[0].get_ylabel()}")
+    for column in axes.T[: len(panels)]:  # conditions are compared on the same scale
+        ends = np.array([ax.get_ylim() for ax in column])
+        for ax in column:
+            ax.set_ylim(ends.min(), ends.max())
+    for ax in axes[1:].flat:
+        ax.set_title("")
+    for ax in axes[:-1].flat:
+        ax.set_xlabel("")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    (box,), (name,) = axes[0, len(panels)].get_legend_handles_labels()
+    base.legend_below(figure, [*unique.values(), box], [*unique, name])
+    return figure
+
+
+def _few(count: int) -> list[int]:
+    return sorted({round(k) for k in np.linspace(0, count - 1, min(SHOWN, count))})
+
+
+def _times(one: xarray.Dataset, *names: str) -> Iterator[tuple[str, str, list[np.ndarray]]]:
+    """Yield up to four times: colour, label, and the named variables at that time, NaN outside the bulk."""
+    for n, k in enumerate(_few(one.sizes["t"])):
+        at = one.isel(t=k)
+        yield lines()[n], f"t = {float(at.t):.3g}", [array(at[name].where(at.bulk)) for name in names]
+
+
+def _variance(ax: Axes, one: xarray.Dataset) -> None:
+    order = np.argsort(array(one.x))
+    x, some = array(one.x)[order], slice(None, None, max(1, len(order) // 30))
+    ax.plot([], [], color=ink(), lw=1.6, label="predicted by V")
+    ax.plot([], [], "o", color=ink(), ms=3.5, label="measured ± se")
+    for n, k in enumerate(_few(one.sizes["t"])):
+        predicted, measured, se = (array(one[v][k])[order] for v in ("predicted", "measured", "measured_se"))
+        ax.plot(x, predicted, color=lines()[n], lw=1.6, label=f"t = {float(one.t[k]):.3g}")
+        ax.errorbar(x[some], measured[some], se[some], color=lines()[n], ls="", marker="o", ms=3.2, lw=1)
+    ax.set(yscale="log", xlabel="x (data unit)", ylabel="tr Cov (1 / data unit²)", title="Variance of the score")
+    ax.minorticks_off()
+
+
+def _ratio_along(ax: Axes, one: xarray.Dataset) -> None:
+    order = np.argsort(array(one.x))
+    for colour, _, (ratio, se) in _times(one, "ratio", "ratio_se"):
+        base.band(ax, array(one.x)[order], np.stack([ratio, ratio - se, ratio + se])[:, order], colour, alpha=0.2)
+    inside = array(one.ratio)[array(one.bulk) > 0]
+    ends = np.array([min(max(0.2, 0.85 * inside.min()), 0.7), max(min(5, 1.15 * inside.max()), 1.4)])
+    base.level(ax, 1)
+    base.log_axis(ax, "y", np.array([0.2, 5]))
+    ax.set(xlabel="x (data unit)", ylabel="measured / predicted", title="Ratio of the variances", ylim=ends)
+
+
+def _ratio(ax: Axes, one: xarray.Dataset) -> None:
+    """Draw measured / predicted against predicted, since variances in many dimensions span decades."""
+    base.level(ax, 1, "measured = predicted")
+    for colour, label, (predicted, ratio, se) in _times(one, "predicted", "ratio", "ratio_se"):
+        ax.errorbar(predicted, ratio, se, color=colour, ls="", marker="o", ms=3, lw=0.8, alpha=0.75, label=label)
+    ax.set(xscale="log", xlabel="predicted tr Cov (1 / data unit²)", ylabel="measured / predicted", ylim=(0, None))
+    ax.set_title("Variance of the score")
+    ax.minorticks_off()
+
+
+def _cumulants(ax: Axes, one: xarray.Dataset) -> None:
+    """Draw skewness and excess kurtosis at every place, with the rectangle that holds 95 % of each for a Gaussian."""
+    wide, tall = (1.96 * math.sqrt(v / int(one.members)) for v in (6, 24))
+    box = Rectangle((-wide, -tall), 2 * wide, 2 * tall, color=ink(), alpha=0.16, lw=0, label="95 % if Gaussian")
+    ax.add_patch(box)
+    for colour, _, (skewness, kurtosis) in _times(one, "skewness", "kurtosis"):
+        ax.plot(skewness.ravel(), kurtosis.ravel(), "o", color=colour, ms=3, ls="", alpha=0.65, mew=0)
+    ax.set_yscale("symlog", linthresh=max(2 * tall, 1))
+    ax.yaxis.set_major_formatter("{x:.3g}")
+    ax.yaxis.set_minor_formatter("")
+    ax.set(xlabel="skewness", ylabel="excess kurtosis", title="Cumulants over members")
+
+
+def _densities(ax: Axes, one: xarray.Dataset) -> None:
+    places = array(one.bin)
+    half = (places[1] - places[0]) / 2 if len(places) > 1 else 0.5
+    edges = np.append(places - half, places[-1] + half)
+    looks: list[dict[str, Any]] = [
+        {"color": lines()[5], "fill": True, "alpha": 0.35, "lw": 0},
+        {"color": lines()[0], "lw": 1.5},
+        {"color": lines()[1], "lw": 1.5, "ls": base.DASHED},
+    ]
+    for (name, label), look in zip(LAWS.items(), looks, strict=True):
+        density = array(one.density.sel(law=name))
+        if np.isfinite(density).all():
+            tv = "" if name == "ensemble" else f", TV {float(one[f'tv_{name}']):.2f}"
+            ax.stairs(density, edges, label=label + tv, **look)
+    top = float(np.nanmax(array(one.density)))
+    ax.set(xlabel="x at eps (data unit)", ylabel="density", yscale="log", ylim=(top / 3e4, top * 300), title="Laws")
+    ax.set_yticks([10.0**k for k in range(-9, 6) if top / 3e4 <= 10.0**k <= top])
+    ax.minorticks_off()
+    ax.legend(loc="upper center", fontsize=8.5)
+    ax.grid(visible=False, axis="x")
+
+
+def _density_maps(figure: Figure, axes: np.ndarray, one: xarray.Dataset) -> None:
+    edges = [(p[0], p[-1], (p[1] - p[0]) / 2 if len(p) > 1 else 0.5) for p in (array(one.bin), array(one.bin2))]
+    extent = tuple(v for low, high, half in edges for v in (low - half, high + half))
+    top = float(np.nanmax(array(one.density)))
+    norm = LogNorm(top / 1e3, top, clip=True)
+    for ax, (name, label) in zip(axes, LAWS.items(), strict=True):
+        image = ax.imshow(array(one.density.sel(law=name)).T, extent=extent, origin="lower", norm=norm)
+        tv = "" if name == "ensemble" else f"TV {float(one[f'tv_{name}']):.2f}"
+        ax.text(0.04, 0.96, tv, transform=ax.transAxes, va="top", color="white", size=9.5)
+        ax.set(xlabel="x₁", ylabel="x₂" if ax is axes[0] else "", title=label)
+        ax.grid(visible=False)
+    base.colour_bar(figure, image, axes, "density (1 / data unit²)", shrink=0.85, aspect=28)
