@@ -1,4 +1,4 @@
-"""``vkernel study``: run, status, show, plot, export, list."""
+"""``vkernel study``: run, list, status, show, plot and export."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ import typer
 
 __all__ = ["study"]
 
-study = typer.Typer(help="Declared sweeps over ensembles, which survive being killed.", no_args_is_help=True)
+study = typer.Typer(help="Run declared sweeps over ensembles; a stopped run continues.", no_args_is_help=True)
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="The folder that study run wrote.")]
 
 
 @study.command("run")
 def study_run(
-    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="The study: a TOML file, or a name of study list.")],
-    store: Annotated[Path, typer.Option(metavar="FOLDER", help="Where results go; run again to go on.")],
+    spec: Annotated[
+        Path, typer.Argument(metavar="SPEC", help="The study: a TOML file, or a name that study list prints.")
+    ],
+    store: Annotated[Path, typer.Option(metavar="FOLDER", help="The folder for results; run again to continue.")],
     runner: Annotated[str, typer.Option(help="inline (this process), or ray (a cluster).")] = "inline",
     address: Annotated[
         str | None, typer.Option(help="The Ray cluster: auto, or HOST:PORT (default: this machine).")
     ] = None,
-    large: Annotated[bool, typer.Option("--large", help="Take the larger size that the study names.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")] = False,
+    large: Annotated[bool, typer.Option("--large", help="Use the larger values in the study's [large] table.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show neither progress nor the table.")] = False,
 ) -> None:
-    """Compute what is missing of a study. Stop it whenever you like: run again to go on."""
+    """Compute the missing part of a study. It can be stopped at any time; run it again to continue."""
     from rich.console import Console
 
     from vkernel.study import report, run
@@ -37,7 +39,7 @@ def study_run(
 
 @study.command("list")
 def study_list() -> None:
-    """The studies that come with the package; study run takes their names, or their files."""
+    """List the studies that come with the package; study run takes their names, or their files."""
     from vkernel.study import read
     from vkernel.study.shipped import studies
 
@@ -47,7 +49,7 @@ def study_list() -> None:
 
 @study.command("status")
 def study_status(store: StoreArgument) -> None:
-    """How much of a study is computed, condition by condition."""
+    """Show how many members of each condition are computed."""
     from vkernel.study import load, report
 
     found = load(store)
@@ -60,7 +62,7 @@ def study_status(store: StoreArgument) -> None:
 
 @study.command("show")
 def study_show(store: StoreArgument) -> None:
-    """Means with standard errors, and the number that the study ends in."""
+    """Show means with standard errors, and the number that the study ends in."""
     from rich.console import Console
 
     from vkernel.study import load, report
@@ -73,7 +75,7 @@ def study_plot(
     store: StoreArgument,
     out: Annotated[Path, typer.Option(metavar="FILE", help="A .png, .svg or .pdf file.")] = Path("study.png"),
 ) -> None:
-    """Draw the figure that the study asks for."""
+    """Draw the figure that the study's [figure] table describes."""
     from vkernel import plots
     from vkernel.study import load, report
 
@@ -83,9 +85,9 @@ def study_plot(
 @study.command("export")
 def study_export(
     store: StoreArgument,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="A .nc file (NetCDF: everything) or .csv (numbers alone).")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="A .nc file (NetCDF, all arrays) or .csv (numbers only).")],
 ) -> None:
-    """Write the results for other programs."""
+    """Write the results to a file for other programs."""
     from vkernel.study import report
 
     typer.echo(f"wrote {report.export(store, out)}")
