@@ -259,7 +259,7 @@ def test_the_kernel_distances_interval_covers():
 def test_chunks_change_nothing(monkeypatch):
     a, b = normal(50, 4), normal(70, 4, seed=1)
     whole = metrics.kernel_distance(a, b)
-    monkeypatch.setattr("vkernel.metrics.mmd.CHUNK", 100)
+    monkeypatch.setattr("vkernel.metrics.distances.CHUNK", 100)
     chunked = metrics.kernel_distance(a, b)
     assert chunked.value == pytest.approx(whole.value, rel=1e-9)
     assert chunked.se == pytest.approx(whole.se, rel=1e-9)

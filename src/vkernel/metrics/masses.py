@@ -1,29 +1,159 @@
-"""Shares of a law: in the gaps, on boundaries, at training points, near copies of them."""
+"""Laws on a grid (histograms, total variation, Kullback and Leibler's divergence) and shares of a law: in the gaps,
+on boundaries, at training points, near copies of them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from vkernel.core import rng
+from vkernel.core.checks import check_share, check_type, check_whole
 from vkernel.core.errors import InputError, require
-from vkernel.core.estimate import Estimate
-from vkernel.data.empirical import Empirical
-from vkernel.metrics.grids import counted, variation
+from vkernel.core.estimate import Estimate, bootstrap, jackknife_se
+from vkernel.core.rng import Generator
+from vkernel.data import Empirical
 from vkernel.metrics.neighbours import distinct, nearest
-from vkernel.metrics.samples import CHUNK, Generator, read, with_error
+from vkernel.metrics.samples import CHUNK, Array, Members, Samples, read, read_pair
 from vkernel.process import Anisotropic, Process
 from vkernel.score.empirical import EmpiricalScore
 
-__all__ = ["ModeWeights", "boundary_mass", "gap_mass", "memorised_fraction", "mode_weights"]
+__all__ = [
+    "ModeWeights",
+    "boundary_mass",
+    "gap_mass",
+    "histogram",
+    "kl",
+    "memorised_fraction",
+    "mode_weights",
+    "total_variation",
+]
+
+Range = tuple[float, float] | Sequence[tuple[float, float]] | Tensor | None
+
+
+def histogram(
+    x: Array,
+    bins: int = 120,
+    range: Range = None,
+    *,
+    normalise: str = "inside",
+    members: bool | None = None,
+    skip_diverged: bool = False,
+) -> tuple[Estimate[Tensor], Tensor]:
+    """Estimate the average density on a grid, ``(bins,)`` or ``(bins, bins)``, and return the edges too.
+
+    ``range`` is ``(low, high)``, or a pair of these in the plane; the default covers all. Edges are ``(bins + 1,)`` or
+    ``(2, bins + 1)``. ``normalise="inside"`` divides each member's counts by those inside the range, ``"all"`` by all.
+    """
+    require(normalise in ("inside", "all"), f"normalise must be 'inside' or 'all', not {normalise!r}.")
+    sample = read(x, members, skip_diverged)
+    edges = _edges([sample], bins, range)
+    counts = _counts(sample, _cells(sample.points, edges), bins ** len(edges) + 1)[:, :-1]
+    inside = counts.sum(1)
+    empty = int((inside == 0).sum())
+    require(normalise == "all" or empty == 0, f"{empty} members have nothing in the range; widen it, or take 'all'.")
+    shaped = counts.reshape(len(counts), *(bins,) * len(edges))
+    total = inside.reshape(-1, *(1,) * len(edges)) if normalise == "inside" else sample.x.shape[1]
+    density = sample.share(shaped, total, 1 / float((edges[:, 1] - edges[:, 0]).prod()))
+    return density, edges if len(edges) > 1 else edges[0]
+
+
+def total_variation(
+    a: Array,
+    b: Array,
+    bins: int = 120,
+    range: Range = None,
+    *,
+    members: Members = None,
+    skip_diverged: bool = False,
+    generator: Generator = 0,
+) -> Estimate:
+    """Estimate half the sum of absolute differences on a grid as in :func:`histogram`, with one more cell for the rest.
+
+    It is not corrected for bias (see the head of this package). The error is the jackknife's over members, or that of
+    200 resamples of a sample's counts drawn from ``generator``.
+    """
+    pair = read_pair(a, b, members, skip_diverged)
+    edges, source = _edges(pair, bins, range), rng.as_generator(generator)
+    counts = [_counts(sample, _cells(sample.points, edges), bins ** len(edges) + 1) for sample in pair]
+    p, q = (c.sum(0) / c.sum() for c in counts)
+    value, first = _variation(pair[0], counts[0], q, source)
+    return Estimate.of_variances(value, [first, _variation(pair[1], counts[1], p, source)[1]], 0.0, 1.0)
+
+
+def _edges(samples: Sequence[Samples], bins: int, span: Range) -> Tensor:
+    """Return the edges along each axis, ``(d, bins + 1)``."""
+    d = samples[0].x.shape[-1]
+    require(d <= 2, f"A grid has one or two dimensions, not {d}; energy_distance and wasserstein take any.")
+    check_whole(bins, "bins")
+    if span is None:
+        low = torch.stack([sample.points.amin(0) for sample in samples]).amin(0)
+        high = torch.stack([sample.points.amax(0) for sample in samples]).amax(0)
+        pad = 0.5 * (low == high)  # all in one place: a cell needs a width
+        ends = torch.stack([low - pad, high + pad], 1)
+    else:
+        ends = torch.as_tensor(span, dtype=torch.float64, device=samples[0].x.device)
+        require(ends.shape in ((2,), (d, 2)), f"range must be (low, high), or one such pair per axis, not {span!r}.")
+        ends = ends.expand(d, 2)
+        require(bool((ends[:, 0] < ends[:, 1]).all() and ends.isfinite().all()), f"range {span!r} must increase.")
+    return torch.stack([torch.linspace(float(u), float(v), bins + 1, dtype=ends.dtype) for u, v in ends]).to(ends)
+
+
+def _cells(points: Tensor, edges: Tensor) -> Tensor:
+    """Return the cell of each point, rows first, closed on the left; the number of cells where it is outside."""
+    bins = edges.shape[1] - 1
+    place = torch.searchsorted(edges, points.mT.contiguous(), right=True) - 1
+    place = torch.where(points.mT == edges[:, -1:], bins - 1, place)
+    inside = ((place >= 0) & (place < bins)).all(0)
+    cell = place[0] if len(edges) == 1 else place[0] * bins + place[1]
+    return torch.where(inside, cell, bins ** len(edges))
+
+
+def _counts(sample: Samples, cell: Tensor, cells: int) -> Tensor:
+    """Return how many points of each member are in each cell, ``(M, cells)``."""
+    m, n = sample.x.shape[:2]
+    member = torch.arange(m, device=cell.device).repeat_interleave(n)
+    return torch.bincount(member * cells + cell, minlength=m * cells).reshape(m, cells).double()
+
+
+def _variation(sample: Samples, counts: Tensor, q: Tensor, source: torch.Generator) -> tuple[float, tuple[float, int]]:
+    """Return ½ Σ |p - q| with the pooled p, and its variance for a fixed q with the number of units."""
+
+    def distance(counts: Tensor) -> Tensor:
+        return (counts / counts.sum(-1, keepdim=True) - q.to(counts)).abs().sum(-1) / 2
+
+    total, units = counts.sum(0), sample.units
+    if units < 2:
+        variance = math.inf
+    elif sample.members:
+        variance = float(jackknife_se(distance(total - counts))) ** 2
+    else:
+        variance = float(bootstrap(distance, total, generator=source).var())
+    return float(distance(total)), (variance, units)
+
+
+def kl(p: Array, q: Array) -> Estimate:
+    """Compute Σ p log(p/q) in nats of two laws on one grid, normalised here; infinite where q alone vanishes."""
+    try:
+        p, q = torch.as_tensor(p).detach().double(), torch.as_tensor(q).detach().double()
+    except (TypeError, ValueError, RuntimeError):
+        names = f"{type(p).__name__} and {type(q).__name__}"
+        raise InputError(f"p and q must be tensors or arrays of probabilities on one grid, not {names}.") from None
+    require(p.shape == q.shape, f"p has shape {tuple(p.shape)}, q {tuple(q.shape)}; both must be on one grid.")
+    for name, law in (("p", p), ("q", q)):
+        good = law.isfinite().all() and (law >= 0).all() and law.sum() > 0
+        require(good, f"{name} must hold finite probabilities, none negative and not all zero.")
+    held = p > 0
+    p, q = p[held] / p.sum(), q.to(p.device)[held] / q.sum()
+    return Estimate.exact(max(0.0, float((p * (p.log() - q.log())).sum())))
 
 
 def gap_mass(
-    x: Any,
+    x: Array,
     gap: tuple[float, float] = (0.25, 0.75),
     *,
     score: EmpiricalScore | None = None,
@@ -32,23 +162,23 @@ def gap_mass(
     members: bool | None = None,
     skip_diverged: bool = False,
 ) -> Estimate:
-    """The mass between training points: P(low < ``|x|`` < high) of numbers, :func:`boundary_mass` with a ``score``."""
+    """Estimate the mass between training points: P(low < ``|x|`` < high), or :func:`boundary_mass` with a ``score``."""
     if score is not None:
         return boundary_mass(x, score, threshold, t, members=members, skip_diverged=skip_diverged)
-    law = read(x, members, skip_diverged)
-    d = law.x.shape[-1]
+    sample = read(x, members, skip_diverged)
+    d = sample.x.shape[-1]
     try:
         low, high = (float(g) for g in gap)
     except (TypeError, ValueError, RuntimeError):
         raise InputError(f"gap must be (low, high), two numbers, not {type(gap).__name__}.") from None
     require(d == 1, f"The gap {gap} is of numbers, but x has {d} coordinates; give score= to use its boundaries.")
     require(0 <= low < high, f"gap must be (low, high) with 0 ≤ low < high, not {gap}.")
-    size = law.x[..., 0].abs()
-    return law.share(((size > low) & (size < high)).sum(1))
+    size = sample.points[:, 0].abs()
+    return sample.share_of((size > low) & (size < high))
 
 
 def boundary_mass(
-    x: Any,
+    x: Array,
     score: EmpiricalScore,
     threshold: float = 0.5,
     t: float | None = None,
@@ -56,7 +186,7 @@ def boundary_mass(
     members: bool | None = None,
     skip_diverged: bool = False,
 ) -> Estimate:
-    r"""The mass where the training target is mostly noise at ``t`` (default: the process's eps) and the score divides.
+    r"""Estimate the mass where the training target is mostly noise at ``t`` (default: eps) and the score pushes apart.
 
     A point counts if
 
@@ -67,43 +197,48 @@ def boundary_mass(
     the score pushes apart: its Jacobian :math:`C - S^{-1}` has a positive eigenvalue only if tr C exceeds
     :math:`1/\sigma^2`, and certainly then if two points carry the posterior. At one of two equal points at any distance
     :math:`\sigma\sqrt u`, :math:`\sigma^2 \mathrm{tr}\,C = u e^{-u/2}/(1+e^{-u/2})^2 < 1`: copies do not count. (The
-    effective number of points in the posterior would say less: duplicates mislead it.) Between points at distance
+    effective number of points in the posterior would mislead where there are duplicates.) Between points at distance
     :math:`\Delta` the layer is about :math:`\sigma^2/\Delta` wide: thin at eps, wider at a larger ``t``.
     """
-    require(isinstance(score, EmpiricalScore), f"score must be an EmpiricalScore, not {type(score).__name__}.")
-    require(0 < threshold < 1, f"threshold must be a share between 0 and 1, not {threshold!r}.")
-    law, shape = read(x, members, skip_diverged, shape=score.data.shape), score.data.shape
+    check_type(score, "score", EmpiricalScore)
+    check_share(threshold, "threshold")
+    sample, shape = read(x, members, skip_diverged, shape=score.data.shape), score.data.shape
     time = score.process.eps if t is None else t
     floor = _mean_precision(score.process, time, score.data.d)
     hits = []
-    for block in law.points.split(max(1, CHUNK // score.data.d)):
+    for block in sample.points.split(max(1, CHUNK // score.data.d)):
         s, c = score.with_covariance(block.reshape(-1, *shape), time)
         trace, drift = c.trace(), s.flatten(1).square().sum(1)
         hits.append((trace > floor) & (trace > threshold * (trace + drift)))
-    return law.share(torch.cat(hits).reshape(law.x.shape[:2]).sum(1))
+    return sample.share_of(torch.cat(hits))
 
 
 def _mean_precision(process: Process, t: float, d: int) -> float:
-    """tr S^-1 / d."""
+    """Return tr S^-1 / d."""
     var = float(process.base.S(process.check(torch.tensor(float(t), dtype=torch.float64))))
     require(var > 0, f"There is no noise at t = {t:g} (S = 0), hence no boundary; choose a larger t.")
     return (process.inverse_trace / d if isinstance(process, Anisotropic) else 1.0) / var
 
 
 def memorised_fraction(
-    x: Any, data: Empirical | Any, threshold: float = 1 / 3, *, members: bool | None = None, skip_diverged: bool = False
+    x: Array,
+    data: Empirical | Array,
+    threshold: float = 1 / 3,
+    *,
+    members: bool | None = None,
+    skip_diverged: bool = False,
 ) -> Estimate:
-    """The share of samples that are nearer to one training point than ``threshold`` times the second nearest.
+    """Estimate the share of samples that are nearer to one training point than ``threshold`` times the second nearest.
 
-    Euclidean distances, and the usual 1/3 (Bonnaire et al. 2025); equal training points count as one, else a copy
-    would hide behind a copy.
+    Euclidean distances, and the usual 1/3 (Bonnaire et al. 2025). Equal training points count as one, since a sample
+    that copies a duplicated point is as near to the duplicate.
     """
     points = distinct(data)
     require(points.n >= 2, "A ratio of distances needs two distinct training points; these are all equal.")
     require(0 < threshold <= 1, f"threshold must be a ratio in (0, 1], not {threshold!r}.")
-    law = read(x, members, skip_diverged, shape=points.shape)
-    distance, _ = nearest(law.points, points, 2)
-    return law.share((distance[:, 0] < threshold * distance[:, 1]).reshape(law.x.shape[:2]).sum(1))
+    sample = read(x, members, skip_diverged, shape=points.shape)
+    distance, _ = nearest(sample.points, points, 2)
+    return sample.share_of(distance[:, 0] < threshold * distance[:, 1])
 
 
 @dataclass(frozen=True)
@@ -113,34 +248,33 @@ class ModeWeights:
     ``outside`` is the share beyond the radius of all, ``distance`` the total variation between share and weights.
     """
 
-    share: Estimate
+    share: Estimate[Tensor]
     weights: Tensor
     outside: Estimate
     distance: Estimate
 
 
 def mode_weights(
-    x: Any,
-    data: Empirical | Any,
+    x: Array,
+    data: Empirical | Array,
     radius: float | None = None,
     *,
     members: bool | None = None,
     skip_diverged: bool = False,
     generator: Generator = 0,
 ) -> ModeWeights:
-    """The share of samples nearest to each training point, and within ``radius`` if given, against the weights.
+    """Estimate the share of samples nearest to each training point, and within ``radius`` if given, and its weight.
 
     Equal training points count as one. ``distance`` counts what is outside as a point of weight zero.
     """
     require(radius is None or radius > 0, f"radius must be a positive distance or None, not {radius!r}.")
     points = distinct(data)
-    law = read(x, members, skip_diverged, shape=points.shape)
-    distance, index = nearest(law.points, points, 1)
-    far = distance[:, 0] > (math.inf if radius is None else radius)
-    counts = counted(law, torch.where(far, points.n, index[:, 0]), points.n + 1)
+    sample = read(x, members, skip_diverged, shape=points.shape)
+    distance, index = nearest(sample.points, points, 1)
+    outside = distance[:, 0] > (math.inf if radius is None else radius)
+    counts = _counts(sample, torch.where(outside, points.n, index[:, 0]), points.n + 1)
     weights = points.weights.to(counts.device)
     target = torch.cat([weights, weights.new_zeros(1)])
-    value, part = variation(law, counts, target, rng.as_generator(generator))
-    return ModeWeights(
-        law.share(counts[:, :-1]), weights, law.share(counts[:, -1]), with_error(value, [part], 0.0, 1.0)
-    )
+    value, part = _variation(sample, counts, target, rng.as_generator(generator))
+    gap = Estimate.of_variances(value, [part], 0.0, 1.0)
+    return ModeWeights(sample.share(counts[:, :-1]), weights, sample.share_of(outside), gap)

@@ -17,9 +17,9 @@ from torch import Tensor
 
 import vkernel as vk
 from vkernel.core.errors import InputError
+from vkernel.core.estimate import Estimate
 from vkernel.data import digits
 from vkernel.metrics.neighbours import nearest
-from vkernel.metrics.samples import wilson
 from vkernel.reports.audit.copies import Copies, copies, difference
 from vkernel.score.mixture import GaussianMixture
 
@@ -131,7 +131,7 @@ def test_training_images_against_the_others():
 
 def test_newcombes_example():
     """Newcombe (1998), table II: 56/70 - 48/80, method 10."""
-    found = difference(wilson(torch.tensor(56.0), 70), wilson(torch.tensor(48.0), 80))
+    found = difference(Estimate.of_share(torch.tensor(56.0), 70), Estimate.of_share(torch.tensor(48.0), 80))
     assert found.value == pytest.approx(0.2)
     assert (found.low, found.high) == (pytest.approx(0.0524, abs=5e-5), pytest.approx(0.3339, abs=5e-5))
 

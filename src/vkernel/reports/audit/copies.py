@@ -45,7 +45,7 @@ from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate
 from vkernel.data.empirical import Empirical
 from vkernel.metrics.neighbours import nearest
-from vkernel.metrics.samples import CHUNK, wilson
+from vkernel.metrics.samples import CHUNK
 from vkernel.reports.audit.levels import chosen, whole
 
 __all__ = ["Copies", "Reference", "copies", "difference"]
@@ -247,7 +247,7 @@ def _judged(theirs: _Compared, own: _Compared, threshold: float, size: int, dist
     n, m, grid = len(theirs.distance), len(own.distance), torch.linspace(0, 1, 41, dtype=torch.float64)[1:]
     at = torch.tensor([threshold], dtype=torch.float64)
     a, b = (c.copies(at)[0] for c in (theirs, own))
-    fraction, reference = wilson(a, n), wilson(b, m)
+    fraction, reference = Estimate.of_share(a, n), Estimate.of_share(b, m)
     units, called = m // size, math.ceil(int(b) / size)
     chance = float(hypergeom.sf(int(a) - 1, n + units, int(a) + called, n))
     k = math.ceil(CLOSEST * units)
@@ -261,17 +261,17 @@ def _judged(theirs: _Compared, own: _Compared, threshold: float, size: int, dist
         threshold,
         fraction,
         grid,
-        wilson(theirs.copies(grid), n),
+        Estimate.of_share(theirs.copies(grid), n),
         reference,
-        wilson(own.copies(grid), m),
+        Estimate.of_share(own.copies(grid), m),
         own.ratio,
         own.distance,
         KINDS[size - 1],
         difference(fraction, reference),
         chance,
-        wilson(theirs.authentic.sum().double(), n),
-        wilson(own.authentic.sum().double(), m),
-        wilson(x, n),
+        Estimate.of_share(theirs.authentic.sum().double(), n),
+        Estimate.of_share(own.authentic.sum().double(), m),
+        Estimate.of_share(x, n),
         radius,
         closer_chance,
         int(theirs.bad.sum()),

@@ -52,8 +52,7 @@ from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate
 from vkernel.data.empirical import Empirical
 from vkernel.metrics import frechet_distance, kernel_distance
-from vkernel.metrics.mmd import kernel
-from vkernel.metrics.samples import with_error
+from vkernel.metrics.distances import kernel
 from vkernel.reports.audit.extractors import Extractor, extractor
 from vkernel.reports.audit.levels import chosen
 
@@ -197,7 +196,7 @@ def _ratio(x: Tensor, y: Tensor) -> Estimate | None:
     if under < _ROUNDING:
         return None
     parts = [(float(x.var()) / (len(x) * under**2), len(x)), (float(y.var()) * over**2 / (len(y) * under**4), len(y))]
-    return with_error(over / under, parts, 0.0, math.inf)
+    return Estimate.of_variances(over / under, parts, 0.0, math.inf)
 
 
 def _chance(features: Sequence[Tensor], rest: Sequence[Tensor], g: torch.Generator) -> float:

@@ -19,7 +19,6 @@ from vkernel.core.errors import require
 from vkernel.core.estimate import Estimate, student_quantile
 from vkernel.data import Empirical
 from vkernel.metrics.neighbours import distinct, nearest
-from vkernel.metrics.samples import wilson
 
 __all__ = ["SameNoise", "same_noise"]
 
@@ -60,7 +59,7 @@ def same_noise(samples: Tensor, data: Empirical) -> SameNoise:
     correlation = Estimate.of_mean(torch.stack([(unit[a] * unit[b]).sum(1) for a, b in pairs]).mean(0))
     points = distinct(data)
     index = torch.stack([nearest(member, points, 1)[1][:, 0] for member in x])
-    share = wilson((index == index[0]).all(0).sum().double(), float(n))
+    share = Estimate.of_share((index == index[0]).all(0).sum().double(), float(n))
     ratio = _jackknifed(torch.stack(list(ratios.values())).mean(0))
     words = (
         f"From the same noise, samples of two of the {m} members are {ratio.value:.2g} [{ratio.low:.2g}, "
