@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoints import digits, tiny_unet
+from torch import nn
+
+import vkernel as vk
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +39,26 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def diffusers() -> object:
+    """Return the library diffusers, or skip."""
+    return pytest.importorskip("diffusers")
+
+
+@pytest.fixture(scope="session")
+def trained(diffusers: object) -> nn.Module:
+    """A tiny network, trained for seconds to predict noise on digits."""
+    unet, process, data = tiny_unet(diffusers), vk.DDPM.linear(), digits(256).images(torch.arange(256))
+    optimiser, generator = torch.optim.Adam(unet.parameters(), 3e-3), torch.Generator().manual_seed(0)
+    for _ in range(150):
+        x0 = data[torch.randint(len(data), (64,), generator=generator)]
+        t = torch.randint(1000, (64,), generator=generator)
+        noise = torch.randn(x0.shape, generator=generator)
+        alpha, sigma = (f(t.float())[:, None, None, None] for f in (process.alpha, process.sigma))
+        loss = (unet(alpha * x0 + sigma * noise, t).sample - noise).square().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return unet

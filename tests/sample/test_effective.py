@@ -180,8 +180,10 @@ def test_conditioned_and_weight_drawn_fields_agree_in_law():
 def test_paths_that_share_a_field_are_sampled_jointly():
     x = torch.tensor([[0.7], [-0.4], [0.7]], dtype=torch.float64)
     n = 1500
-    joint = {k: effective_sde(v, x, mean=SCORE, method="euler", spacing="uniform", steps=20, members=n, generator=11)[..., 0]
-             for k, v in (("weights", FINITE), ("function", FUNCTION))}  # fmt: skip
+    joint = {
+        k: effective_sde(v, x, mean=SCORE, method="euler", spacing="uniform", steps=20, members=n, generator=11)[..., 0]
+        for k, v in (("weights", FINITE), ("function", FUNCTION))
+    }
     for ends in joint.values():
         assert (ends[:, 0] - ends[:, 2]).abs().max() < 1e-3
         assert ends[:, 0].std() > 0.03
@@ -211,8 +213,14 @@ def test_fresh_noise_at_every_step_is_the_wrong_answer_for_a_quenched_kernel():
 def test_quenched_dynamics_takes_the_better_methods():
     x = start(50)
     best = effective_sde(FINITE, x, mean=SCORE, spacing="uniform", method="dopri5", generator=14)
-    errors = [float((effective_sde(FINITE, x, mean=SCORE, spacing="uniform", steps=k, method="heun", generator=14) - best).norm())
-              for k in (50, 200)]  # fmt: skip
+    errors = [
+        float(
+            (
+                effective_sde(FINITE, x, mean=SCORE, spacing="uniform", steps=k, method="heun", generator=14) - best
+            ).norm()
+        )
+        for k in (50, 200)
+    ]
     assert 1.6 < math.log2(errors[0] / errors[1]) / 2 < 2.6
 
 

@@ -159,7 +159,9 @@ def test_density_integrates_to_one_and_agrees_with_simulation(kind):
     middle, end = simulated[1].median(), simulated[2].median()
     turns = lambda p: ((p[1] > middle) & (p[2] < end)).squeeze(-1)  # noqa: E731
     exact = float(density[turns(paths)].sum())
-    seen = path.probability(turns, V, torch.tensor([0.4]).double(), mean=score, spacing="uniform", steps=2, samples=10_000, generator=6)  # fmt: skip
+    seen = path.probability(
+        turns, V, torch.tensor([0.4]).double(), mean=score, spacing="uniform", steps=2, samples=10_000, generator=6
+    )
     assert seen.low < seen.value < seen.high
     assert abs(seen.value - exact) < 4 * seen.se + 3e-3  # the grid's edge cells
     edges = torch.linspace(-1, 2, 7, dtype=torch.float64)

@@ -220,7 +220,14 @@ def test_with_V_zero_every_sample_is_a_training_point_as_often_as_its_weight_say
     weights = torch.tensor([0.1, 0.15, 0.3, 0.2, 0.25], dtype=torch.float64)  # points 1 and 3 are the same
     score = vk.EmpiricalScore(vk.Empirical(data, weights), process)
     n = 10000
-    x = pf_ode(score, process.prior((n, 2), generator=10, dtype=torch.float64), steps=1000, method=method, spacing=spacing, tolerance=1e-4)  # fmt: skip
+    x = pf_ode(
+        score,
+        process.prior((n, 2), generator=10, dtype=torch.float64),
+        steps=1000,
+        method=method,
+        spacing=spacing,
+        tolerance=1e-4,
+    )
     distance, nearest = torch.cdist(x, data[[0, 1, 2, 4]]).min(1)
     sigma = float(process.sigma(torch.tensor(process.eps, dtype=torch.float64)))
     assert distance.max() < 6 * sigma
@@ -380,12 +387,20 @@ X = torch.zeros(3, 1, dtype=torch.float64)
         (lambda: pf_ode(vk.as_score(lambda x, t: None, LINE), X), "must return a tensor"),
         (lambda: pf_ode(vk.as_score(lambda x, t: x / 0, LINE), X + 1, method="euler", spacing="uniform"), "diverged"),
         (lambda: reverse_sde(vk.as_score(lambda x, t: x * 1e200, LINE), X + 1, spacing="uniform"), "diverged"),
-        (lambda: pf_ode(vk.as_score(lambda x, t: -x, LINE), X, method="euler", spacing="uniform", save="logp", probes=0), "probe"),
-        (lambda: pf_ode(TWO.__class__(points(-1.0, 1.0), vk.VP(eps=0)), X, spacing="uniform", method="heun"), "no noise"),
+        (
+            lambda: pf_ode(
+                vk.as_score(lambda x, t: -x, LINE), X, method="euler", spacing="uniform", save="logp", probes=0
+            ),
+            "probe",
+        ),
+        (
+            lambda: pf_ode(vk.EmpiricalScore(points(-1.0, 1.0), vk.VP(eps=0)), X, spacing="uniform", method="heun"),
+            "no noise",
+        ),
         (lambda: naive(TWO, X, spacing="uniform", kappa="a"), "kappa"),
         (lambda: reverse_sde(TWO, X, spacing="uniform", generator="a"), "generator"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_refused_in_a_sentence(call, says):
     with pytest.raises(InputError, match=says) as caught:
         call()

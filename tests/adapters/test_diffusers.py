@@ -1,0 +1,145 @@
+"""diffusers folders as scores, scores inside pipelines, hostile folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import (
+    Bomb,
+    digits,
+    normal,
+    tiny_unet,
+)
+from torch import nn
+
+import vkernel as vk
+from vkernel import Checkpoint, as_unet
+from vkernel.core.errors import InputError
+from vkernel.score import conversions as pr
+
+
+@pytest.mark.parametrize("kind", ["epsilon", "sample", "v_prediction"])
+@pytest.mark.parametrize("safe", [True, False])
+def test_a_pipeline_folder_is_its_network_and_betas(kind: str, safe: bool, diffusers: object, tmp_path: Path) -> None:
+    unet = tiny_unet(diffusers)
+    scheduler = diffusers.DDPMScheduler(200, beta_schedule="squaredcos_cap_v2", prediction_type=kind)
+    diffusers.DDPMPipeline(unet, scheduler).save_pretrained(tmp_path, safe_serialization=safe)
+    net = Checkpoint.from_diffusers(tmp_path)
+    x, i = normal(3, 1, 8, 8), torch.tensor([0, 70, 199])
+    abar = scheduler.alphas_cumprod[i][:, None, None, None]
+    with torch.no_grad():
+        out = unet(x, i).sample
+    noise, x0 = {
+        "epsilon": lambda: (out, (x - (1 - abar).sqrt() * out) / abar.sqrt()),
+        "sample": lambda: ((x - abar.sqrt() * out) / (1 - abar).sqrt(), out),
+        "v_prediction": lambda: (abar.sqrt() * out + (1 - abar).sqrt() * x, abar.sqrt() * x - (1 - abar).sqrt() * out),
+    }[kind]()
+    torch.testing.assert_close(net.noise(x, i), noise, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(net.denoise(x, i), x0, rtol=1e-3, atol=1e-3 * float(x0.abs().max()))
+    torch.testing.assert_close(net(x, i), -noise / (1 - abar).sqrt(), rtol=1e-3, atol=1e-2)
+    assert net.shape == (1, 8, 8)
+    others = [
+        Checkpoint.from_diffusers(diffusers.DDPMPipeline(unet, scheduler)),
+        Checkpoint.from_diffusers(unet, scheduler),
+        Checkpoint.from_diffusers(tmp_path / "unet", tmp_path / "scheduler"),
+    ]
+    for other in others:
+        torch.testing.assert_close(other(x, i), net(x, i))
+
+
+def test_hostile_folders(diffusers: object, tmp_path: Path) -> None:
+    pipeline = diffusers.DDPMPipeline(tiny_unet(diffusers), diffusers.DDPMScheduler())
+    pipeline.save_pretrained(tmp_path)
+    index, unet, scheduler = (
+        tmp_path / name for name in ("model_index.json", "unet/config.json", "scheduler/scheduler_config.json")
+    )
+
+    def refuse(path: Path, words: str, **change: object) -> None:
+        before = path.read_text()
+        path.write_text(json.dumps({**json.loads(before), **change}))
+        with pytest.raises(InputError, match=words):
+            Checkpoint.from_diffusers(tmp_path)
+        path.write_text(before)
+
+    refuse(index, "also has vae.*latent", vae=["diffusers", "AutoencoderKL"])
+    refuse(unet, "UNet2DConditionModel, which is not supported", _class_name="UNet2DConditionModel")
+    refuse(unet, "class-conditional", num_class_embeds=10)
+    refuse(unet, "variance exploding", time_embedding_type="fourier")
+    refuse(unet, "is not a state dict of UNet2DModel", block_out_channels=[8, 16])
+    refuse(unet, "No UNet2DModel can be made", block_out_channels=[8])
+    refuse(scheduler, "no scheduler of diffusers", _class_name="os.system")
+    refuse(scheduler, "prediction_type must be one of", prediction_type="truth")
+    refuse(scheduler, "has no betas", _class_name="ScoreSdeVeScheduler")
+    weights = tmp_path / "unet" / "diffusion_pytorch_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(InputError, match="truncated"):
+        Checkpoint.from_diffusers(tmp_path)
+    mark = tmp_path / "executed"
+    weights.unlink()
+    torch.save({"a": Bomb(mark)}, tmp_path / "unet" / "diffusion_pytorch_model.bin")
+    (tmp_path / "unet" / "unet_2d.py").write_text(f"open({str(mark)!r}, 'w')")
+    with pytest.raises(InputError, match="never loaded"):
+        Checkpoint.from_diffusers(tmp_path)
+    assert not mark.exists()
+    index.write_text("{")
+    with pytest.raises(InputError, match="not JSON"):
+        Checkpoint.from_diffusers(tmp_path)
+    with pytest.raises(InputError, match="never downloaded"):
+        Checkpoint.from_diffusers("google/ddpm-cifar10-32")
+    with pytest.raises(InputError, match="without a scheduler"):
+        Checkpoint.from_diffusers(tiny_unet(diffusers))
+
+
+def test_learned_variances_are_left_out(diffusers: object) -> None:
+    unet = tiny_unet(diffusers, out_channels=2)
+    net, x = Checkpoint.from_diffusers(unet, diffusers.DDPMScheduler()), normal(2, 1, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(net.noise(x, 5), unet(x, 5).sample[:, :1])
+
+
+@pytest.mark.parametrize("kind", ["epsilon", "sample", "v_prediction"])
+def test_the_exact_score_in_a_real_pipeline_returns_training_images(kind: str, diffusers: object) -> None:
+    data = digits(40)
+    scheduler = diffusers.DDIMScheduler(prediction_type=kind, clip_sample=False)
+    process = vk.DDPM.from_alphas_cumprod(scheduler.alphas_cumprod)
+    unet = as_unet(vk.EmpiricalScore(data, process), scheduler)
+    pipeline = diffusers.DDIMPipeline(unet, scheduler)
+    pipeline.set_progress_bar_config(disable=True)
+    made = pipeline(6, torch.Generator().manual_seed(0), num_inference_steps=25, output_type="pt").images * 2 - 1
+    distance = torch.cdist(made.flatten(1), data.rows(0, 40)).min(1).values
+    assert float(distance.max()) < 0.05
+    assert len(made.flatten(1).unique(dim=0)) > 1
+
+
+def test_as_unet_answers_for_any_process_and_only_what_it_can(diffusers: object) -> None:
+    data, scheduler = digits(40), diffusers.DDPMScheduler()
+    same = vk.DDPM.linear()  # the scheduler's to seven digits
+    other = vk.EDM(eps=0.005, T=200)
+    x, i = normal(3, 1, 8, 8), torch.tensor([3, 200, 999])
+    units = [as_unet(vk.EmpiricalScore(data, p), scheduler) for p in (same, other)]
+    first, second = (unit(x, i).sample for unit in units)
+    torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(units[0](x, 200, return_dict=False)[0], units[0](x, torch.tensor(200)).sample)
+    torch.testing.assert_close(first, pr.to_noise(vk.EmpiricalScore(data, same))(x, i), rtol=1e-3, atol=1e-3)
+    assert (units[0].config.sample_size, units[0].config.in_channels, units[0].dtype) == (8, 1, torch.float32)
+    plain = as_unet(vk.as_score(vk.EmpiricalScore(data, same), same), scheduler, shape=(1, 8, 8))
+    torch.testing.assert_close(plain(x, i).sample, first, rtol=1e-3, atol=1e-3)
+    with pytest.raises(InputError, match="smaller eps"):
+        as_unet(vk.EmpiricalScore(data, vk.VP()), scheduler)
+    with pytest.raises(InputError, match="give shape="):
+        as_unet(vk.as_score(lambda x, t: x, same), scheduler)
+    with pytest.raises(InputError, match="needs a Score"):
+        as_unet(lambda x, t: x, scheduler)
+
+
+def test_a_round_trip_network_to_score_to_network(trained: nn.Module, diffusers: object) -> None:
+    """A checkpoint is a score; put back into a pipeline it answers as the network did."""
+    scheduler = diffusers.DDPMScheduler()
+    net = Checkpoint.from_diffusers(trained, scheduler)
+    x, i = normal(3, 1, 8, 8), torch.tensor([3, 200, 999])
+    with torch.no_grad():
+        want = trained(x, i).sample
+    torch.testing.assert_close(as_unet(net, scheduler)(x, i).sample, want, rtol=1e-3, atol=1e-3)
