@@ -27,11 +27,8 @@ MISSING = "not installed"
 
 def scored(y: Tensor, dense: bool = False) -> tuple[vk.EmpiricalScore, float]:
     """The score of a training set, and the seconds that its bounds took; ``dense`` forbids them."""
-    score = vk.EmpiricalScore(vk.Empirical(y), vk.EDM())
-    if dense or score.engine.pruned is None:
-        score.engine.pruned = None
-        return score, 0.0
-    return score, sum(prepared(score))
+    score = vk.EmpiricalScore(vk.Empirical(y), vk.EDM(), method="dense" if dense else "auto")
+    return score, 0.0 if score.engine.pruned is None else sum(prepared(score))
 
 
 def accuracy(quick: bool = False, tell: Tell = print) -> list[dict[str, Any]]:
@@ -91,14 +88,14 @@ def neighbours(quick: bool = False, tell: Tell = print, k: int = 10) -> list[dic
     def heaviest() -> None:
         logit, i = score.engine.nearest(score.queries(x, torch.tensor(sigma)), k)
         shift = torch.tensor(data.n).log()  # equal weights are 1/n
-        found["the engine's list alone"] = (-2 * sigma**2 * (logit + shift)).clamp_min(0).sqrt(), i
+        found["the engine's top 10 alone"] = (-2 * sigma**2 * (logit + shift)).clamp_min(0).sqrt(), i
 
     def metric() -> None:
         found["metrics' nearest, in distances"] = vk.metrics.neighbours.nearest(x, data, k)
 
     runs: dict[str, Callable[[], None]] = {
         "posterior.top(10)": top,
-        "the engine's list alone": heaviest,
+        "the engine's top 10 alone": heaviest,
         "metrics' nearest, in distances": metric,
     }
     if importlib.util.find_spec("faiss") is not None:
@@ -125,7 +122,7 @@ def neighbours(quick: bool = False, tell: Tell = print, k: int = 10) -> list[dic
     title = f"The {k} nearest training points: {name}, {len(y):,} × {y.shape[1]:,}, 256 queries"
     note = (
         "Against differences in float64. `posterior.top` also normalises the weights, which takes all points; the "
-        "list alone does not. Of a point that is found the engine knows the exact weight; faiss returns squared "
+        "top 10 alone does not. For a point that is found the engine has the exact weight; faiss returns squared "
         "distances from float32 products."
     )
     record("cpu", "neighbours", rows, title=title, note=note)

@@ -88,19 +88,12 @@ class Subject:
 
     def ways(self, batch: int, sigma: float, repeats: int) -> dict[str, dict[str, Any]]:
         """The same for the engine, for its dense path alone where there is another, and for plain products."""
-        x, engine, y = asked(self.data, batch, sigma), self.score.engine, self.data.rows(0, self.data.n).float()
-        bounds, half = engine.pruned, y.square().sum(1) / 2
-
-        def dense() -> None:
-            engine.pruned = None
-            try:
-                self.score(x, sigma)
-            finally:
-                engine.pruned = bounds
-
+        x, y = asked(self.data, batch, sigma), self.data.rows(0, self.data.n).float()
+        half = y.square().sum(1) / 2
         runs = {"engine": lambda: self.score(x, sigma), "plain torch": lambda: plain(y, x.flatten(1), sigma, half)}
-        if bounds is not None:
-            runs["engine, dense path"] = dense
+        if self.score.engine.pruned is not None:
+            dense = vk.EmpiricalScore(self.data, vk.EDM(), method="dense")
+            runs["engine, dense path"] = lambda: dense(x, sigma)
         times = dict(zip(runs, medians(list(runs.values()), repeats, self.device), strict=True))
         full = self.limits.posterior(self.data.n, self.data.d, batch, 1.0)  # plain code always makes both products
         least = {"engine": self.least(batch, sigma), "plain torch": full}
@@ -110,7 +103,7 @@ class Subject:
         """The limit: of the products, or, where short bounds replace the first, of those."""
         engine = self.score.engine
         if engine.pruned is not None and sigma <= engine.pruned.reach.get(False, 0.0):
-            width = engine.pruned.tables[0].rows.shape[1]
+            width = engine.pruned.tables[0].shape[1]
             return self.limits.posterior(self.data.n, width, batch, 0.0)
         share = spread_out(self.data, asked(self.data, JUDGED, sigma), sigma)
         return self.limits.posterior(self.data.n, self.data.d, batch, share)

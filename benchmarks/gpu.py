@@ -4,7 +4,7 @@
 8 bits and (CIFAR's size) in float32, made on the card. Half of the queries are a training point plus noise, half lie
 midway between two; the error is that of the worst query, |m - m_ref| / rms|y - ȳ|, against float64, and of the worst
 for which fewer than 50 points count. Times are medians of whole calls of the public ``score(x, sigma)``, checks and
-conversions included. Rungs are those of ``vkernel.posterior.cuda``: few / light / full / own.
+conversions included. Stages are those of ``vkernel.posterior.gpu``: sparse / light / full / reference.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 import vkernel as vk
 from benchmarks.common import asked, fields, plain
 from benchmarks.results import Row, record
-from vkernel.posterior.cuda import Fast
+from vkernel.posterior.gpu import GPUPath
 
 SIGMAS = (0.02, 0.1, 0.3, 1.0, 2.0, 2.5, 3.0, 5.0, 10.0, 20.0, 40.0)
 LARGE = (0.1, 0.5, 1.0, 3.0, 10.0, 40.0)
@@ -55,13 +55,13 @@ def milliseconds(run: Callable[[], object], repeats: int = 15) -> float:
     return 1e3 * statistics.median(times)
 
 
-def rungs(fast: Fast, q: vk.posterior.Queries) -> tuple[int, str]:
-    """The longest list, and how many queries take which rung: few, light, full, the engine's own."""
-    short = fast._few(q, torch.float64)
-    seen = short.seen
-    others = short.numbers.tolist()[1:4]
-    listed = torch.where(seen.count <= seen.index.shape[1], seen.count, 0)
-    return int(listed.max()), "/".join(map(str, (len(q) - sum(others), *others)))
+def stages(path: GPUPath, q: vk.posterior.Queries) -> tuple[int, str]:
+    """The most candidates of a query, and how many queries take which stage: sparse, light, full, reference."""
+    sparse = path.sparse(q)
+    seen = sparse.seen
+    others = sparse.numbers.tolist()[1:4]
+    held = torch.where(seen.count <= seen.index.shape[1], seen.count, 0)
+    return int(held.max()), "/".join(map(str, (len(q) - sum(others), *others)))
 
 
 def errors(got: Tensor, truth: Tensor, ess: Tensor, data: vk.Empirical) -> tuple[float, float | None]:
@@ -83,26 +83,26 @@ def table(
     start = time.perf_counter()
     score = vk.EmpiricalScore(data, vk.EDM())
     torch.cuda.synchronize()
-    fast = score.engine.fast
-    assert fast is not None
-    note = f"Ready in {time.perf_counter() - start:.1f} s; half precision takes {fast.halves.nbytes / 1e9:.1f} GB."
+    path = score.engine.gpu
+    assert path is not None
+    note = f"Ready in {time.perf_counter() - start:.1f} s; fp16 takes {path.fp16.nbytes / 1e9:.1f} GB."
     print(f"\n{title}: {data!r}, B = {batch}. {note}")
-    for (small, way), loss in fast.losses.items():
-        print(f"  {'small' if small else 'large'} batches, {way}: {loss}")
+    for (small, low), loss in path.losses.items():
+        print(f"  {'small' if small else 'large'} batches, {'both residuals' if low else 'one'}: {loss}")
     y = None if floor else data.rows(0, data.n)
     half = None if y is None else y.square().sum(1) / 2
     rows: list[Row] = []
     for sigma in sigmas:
         x = asked(data, batch, sigma)
         truth, ess = reference(data, x, sigma)
-        longest, taken = rungs(fast, score.queries(x, torch.tensor(sigma)))
+        most, taken = stages(path, score.queries(x, torch.tensor(sigma)))
         t = milliseconds(lambda x=x, s=sigma: score(x, s))
         worst, few = errors(score.denoise(x.double(), sigma), truth, ess, data)
         row: dict[str, float | int | str | bool | None] = {
             "sigma": sigma,
             "points that count": round(float(ess.median()), 1),
-            "rungs": taken,
-            "longest list": longest,
+            "stages": taken,
+            "most candidates": most,
         }
         row |= {"engine (ms)": t, "error": worst, "error, few points": few}
         if y is None or half is None:
@@ -184,11 +184,11 @@ def imagenet(rate: float, quick: bool, profiled: bool = False) -> None:
     large = vk.Empirical(fields(1_281_167, 3, 64, device=CUDA), scale=(-1.0, 1.0), name="fields")
     torch.cuda.synchronize()
     floor = 4 * 2 * large.n * large.d / rate * 1e3
-    print(f"\nmade in {time.perf_counter() - start:.0f} s; two passes over two halves: {floor:.1f} ms")
+    print(f"\nmade in {time.perf_counter() - start:.0f} s; two passes over two fp16 copies: {floor:.1f} ms")
     torch.cuda.empty_cache()
     title = "ImageNet-64's size in 8 bits: 1,281,167 × 12,288, 64 queries"
     score, rows, note = table(title, large, 64, LARGE[1::3] if quick else LARGE, floor)
-    note += f" The floor is the time to read two halves twice, {floor:.1f} ms at the rate that was measured."
+    note += f" The floor is the time to read two fp16 copies twice, {floor:.1f} ms at the rate that was measured."
     record("gpu", "imagenet", rows, title=title, note=note)
     x = score.process.prior((64, *large.shape), device=CUDA, generator=0)
     lasted = milliseconds(lambda: vk.sample.pf_ode(score, x, method="euler", spacing="uniform", steps=50), 3) / 1e3

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import vkernel as vk
 from benchmarks.common import images, reference
-from vkernel.posterior.pruned import Pruned
+from vkernel.posterior.dense import Block
 
 SIGMAS = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0)
 
@@ -53,12 +53,12 @@ def medians(runs: list[Callable[[], object]], repeats: int, clock: Callable[[], 
 
 def prepared(score: vk.EmpiricalScore) -> tuple[float, float]:
     """Prepare the bounds now; seconds for them, and for the noise levels up to which they are tried."""
-    engine = score.engine
-    pruned = engine.pruned = Pruned(engine, price=0)
+    pruned = score.engine.pruned
+    assert pruned is not None
     start = time.perf_counter()
-    pruned.ready(engine)
+    pruned.prepare()
     middle = time.perf_counter()
-    pruned.reach = {thorough: pruned._reach(engine, thorough) for thorough in (False, True)}
+    pruned.reach = {covariance: pruned.measured_reach(covariance) for covariance in (False, True)}
     return middle - start, time.perf_counter() - middle
 
 
@@ -93,12 +93,12 @@ def compare(
                 float((score.posterior(x, sigma).mean.double() - truth).norm(dim=1).max() / score.data.spread)
                 for score in scores
             ]
-            for name, thorough in (("score", False), ("with_covariance", True)):
+            for name, covariance in (("score", False), ("with_covariance", True)):
                 asked = pruned._queries(x, torch.tensor(sigma))
-                tried = sigma <= engine.pruned.reach[thorough]
-                served = engine.pruned.survivors(engine.ladder(asked, thorough))[2].sum() if tried else 0
+                tried = sigma <= engine.pruned.reach[covariance]
+                served = engine.pruned.candidates(Block(engine.points, asked, covariance))[2].sum() if tried else 0
                 runs: list[Callable[[], object]] = [
-                    lambda s=score, thorough=thorough, x=x, t=sigma: traced(s, x, t) if thorough else s(x, t)
+                    lambda s=score, covariance=covariance, x=x, t=sigma: traced(s, x, t) if covariance else s(x, t)
                     for score in scores
                 ]
                 a, b = medians(runs, repeats, clock)
@@ -117,8 +117,7 @@ def main() -> None:
     options = parser.parse_args()
     clock = time.perf_counter if options.clock == "wall" else time.process_time
     name, y = images("fashion")
-    dense, pruned = (vk.EmpiricalScore(vk.Empirical(y), vk.EDM()) for _ in range(2))
-    dense.engine.pruned = None
+    dense, pruned = (vk.EmpiricalScore(vk.Empirical(y), vk.EDM(), method=method) for method in ("dense", "auto"))
     seconds = prepared(pruned)
     bounds = pruned.engine.pruned
     assert bounds is not None
@@ -127,7 +126,7 @@ def main() -> None:
     console = Console(width=120)
     console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}")
     console.print(f"{name}, {len(y):,} × {y.shape[1]:,}: prepared in {seconds[0]:.1f} s, tried in {seconds[1]:.1f} s,")
-    console.print(f"after {Pruned(dense.engine).price:.0f} dense queries at low noise; tried up to sigma = ", end="")
+    console.print(f"after {bounds.price:.0f} dense queries at low noise; tried up to sigma = ", end="")
     console.print(f"{bounds.reach[False]:.2g} for means and {bounds.reach[True]:.2g} for covariances")
     for batch in options.batch:
         console.print(compare([dense, pruned], y, batch, options.sigma, options.repeats, clock))

@@ -10,7 +10,7 @@ parts may come from different machines and different days::
         "cifar-uint8",                            # section: a short name, its key; recorded again, it is replaced
         [{"sigma": 0.1, "engine (ms)": 1.9, "error": 3e-7, "plain (ms)": 40.2, "plain error": 2e-2, "ratio": 21.2}],
         title="CIFAR's size in 8 bits: 50,000 × 3,072, 1,024 queries",
-        note="Prepared in 1.2 s; half precision takes 0.6 GB.",
+        note="Prepared in 1.2 s; fp16 takes 0.6 GB.",
     )
 
 A row is a flat dict of column to value: a number, a string, a bool, or ``None`` (shown as –). Columns stand in the

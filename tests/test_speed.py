@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import vkernel as vk
-from vkernel.posterior.pruned import Pruned
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -40,9 +39,7 @@ def medians(*runs: Callable[[], object], repeats: int = 5) -> list[float]:
 
 def scored(y: torch.Tensor, bounds: bool) -> vk.EmpiricalScore:
     """A score that prunes from the first query on, or never."""
-    score = vk.EmpiricalScore(vk.Empirical(y), vk.EDM())
-    score.engine.pruned = Pruned(score.engine, price=0) if bounds else None
-    return score
+    return vk.EmpiricalScore(vk.Empirical(y), vk.EDM(), method="pruned" if bounds else "dense")
 
 
 @pytest.fixture(scope="module")

@@ -188,7 +188,7 @@ def test_draws_do_not_depend_on_chunks_and_blocks(d, sigma):
     want = None
     for chunk, block in ((500, 6), (64, 6), (64, 1), (9, 4), (500, 2)):
         score = vk.EmpiricalScore(points, vk.EDM())
-        score.engine.chunk, score.engine.block = chunk, block
+        score.engine.points.chunk, score.engine.dense.block = chunk, block
         posterior = score.posterior(x, sigma)
         got = posterior.cov.draw(3), posterior.sample(40, 3)
         if want is None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from draws import gen, normal
-from reference import rungs
+from reference import stages
 from torch import Tensor
 
 import vkernel as vk
@@ -104,11 +104,11 @@ def test_means_of_images_in_float32(kind):
         x = queries(points, sigma, 3)
         errors[sigma], mean = check(score, truth, x, sigma, few=1e-6)
         naive[sigma] = float(((plain_float32(points, x, sigma).double() - mean).norm(dim=1) / score.data.spread).max())
-        seen |= rungs(score, x.double(), sigma)
+        seen |= stages(score, x.double(), sigma)
     print(kind, "engine", errors, "plain float32", naive)
     assert naive[0.02] > 1e-3
     assert max(errors.values()) < 1e-4 * naive[0.02]
-    assert {"few", "float32"} <= seen
+    assert {"sparse", "float32"} <= seen
 
 
 def test_float32_queries_and_float64_queries_agree_in_the_score():
@@ -218,8 +218,8 @@ def test_hard_geometries_in_pieces(name):
     make, sigmas = GEOMETRIES[name]
     points = make().float()
     score = vk.EmpiricalScore(points, vk.EDM(eps=1e-3), memory=4 * points.numel())
-    assert score.engine.kept is None
-    assert score.engine.chunk < len(points)
+    assert score.engine.points.kept is None
+    assert score.engine.points.chunk < len(points)
     truth = Truth(points)
     for sigma in sigmas:
         check(score, truth, queries(points, sigma, 3), sigma)
@@ -256,7 +256,7 @@ def test_every_noise_level_in_one_batch():
     t = torch.tensor([0.002, 0.02, 0.2, 0.6, 1.0, 2.0, 5.0, 20.0, 80.0], dtype=torch.float64)
     x = points[:9].double() + t[:, None] * normal(9, 100, seed=1)
     together = score.posterior(x, t)
-    assert rungs(score, x, t) == {"few", "float32"}
+    assert stages(score, x, t) == {"sparse", "float32"}
     for b, sigma in enumerate(t.tolist()):
         mean, trace, _ = truth(x[b : b + 1], sigma)
         assert (together.mean[b] - mean[0]).norm() <= 1e-5 * score.data.spread

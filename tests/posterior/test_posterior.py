@@ -10,7 +10,7 @@ import torch
 from draws import gen, normal
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from reference import PROCESSES, answer, answers, levels, rungs, stack, time_between
+from reference import PROCESSES, answer, answers, levels, stack, stages, time_between
 from scipy import stats
 from torch import Tensor
 
@@ -76,7 +76,7 @@ def test_every_moment_is_that_of_brute_force(case):
         points, x = points.float(), x.float()
     score = vk.EmpiricalScore(vk.Empirical(points, weights), process)
     if case["chunk"]:
-        score.engine.chunk, score.engine.block = case["chunk"], 2
+        score.engine.points.chunk, score.engine.dense.block = case["chunk"], 2
     truth = answers(points, weights, x, case["name"], t)
     # the answers in float64 whatever x was: the arithmetic is what is under test, rounding to x's type is tested below
     x = x.double()
@@ -177,7 +177,7 @@ def clusters(n: int = 600, d: int = 48, far: float = 30.0, width: float = 0.3, s
 
 # rung: (points, sigma). The last is at low noise for its radius, with many points of about the same weight.
 LADDER = {
-    "few": (lambda: normal(600, 48, seed=1), 0.3),
+    "sparse": (lambda: normal(600, 48, seed=1), 0.3),
     "float32": (lambda: normal(600, 48, seed=1), 4.0),
     "float64": (clusters, 0.3),
 }
@@ -203,7 +203,7 @@ def test_each_rung_agrees_with_brute_force(rung, stored, weighted):
         weights[::5] = 0
     score = vk.EmpiricalScore(vk.Empirical(points, weights), vk.EDM())
     x = queries_of(points, sigma, 4)
-    assert rungs(score, x, sigma) == {rung}
+    assert stages(score, x, sigma) == {rung}
     truth = answers(points, weights, x, "edm", sigma)
     posterior = score.posterior(x, sigma)
     v = normal(4, d, seed=3)
@@ -236,7 +236,7 @@ def test_chunks_and_blocks_do_not_change_an_answer(rung, chunk, block):
     x = queries_of(points, sigma, 7)
     whole = vk.EmpiricalScore(vk.Empirical(points), vk.EDM())
     parts = vk.EmpiricalScore(vk.Empirical(points), vk.EDM())
-    parts._engine.chunk, parts._engine.block = chunk, block
+    parts.engine.points.chunk, parts.engine.dense.block = chunk, block
     a, b = whole.posterior(x, sigma), parts.posterior(x, sigma)
     spread, trace = whole.data.spread, a.cov.trace()
     v = normal(7, points.shape[1], seed=3)
@@ -256,8 +256,8 @@ def test_chunks_and_blocks_do_not_change_an_answer(rung, chunk, block):
 def test_a_small_memory_gives_small_chunks_and_the_same_answer():
     points = normal(300, 40, seed=0)
     big, small = (vk.EmpiricalScore(points, vk.EDM(), memory=m) for m in (None, 90_000))
-    assert small._engine.chunk < 300
-    assert small._engine.kept is None
+    assert small.engine.points.chunk < 300
+    assert small.engine.points.kept is None
     for sigma in (0.1, 1.0, 5.0):
         x = points[:20] + sigma * normal(20, 40, seed=1)
         assert (big(x, sigma) - small(x, sigma)).norm(dim=1).max() < 1e-5 * big.data.spread / sigma**2
@@ -284,7 +284,7 @@ def test_a_chunk_of_points_without_weight_adds_nothing(d):
     weights[50:] = 0
     for chunk in (5, 7, 60):
         score = vk.EmpiricalScore(vk.Empirical(points, weights), vk.EDM())
-        score.engine.chunk = chunk
+        score.engine.points.chunk = chunk
         for sigma in (0.05, 0.5, 5.0):
             x = points[18:24] + sigma * normal(6, d, seed=1) / math.sqrt(d)
             truth = answers(points, weights, x, "edm", sigma)
@@ -313,7 +313,7 @@ def test_a_far_query_over_offset_data_in_many_chunks():
     assert 5 < ess < 150
     score = vk.EmpiricalScore(points, vk.EDM())
     whole = score.posterior(x, sigma)
-    score.engine.chunk = 10
+    score.engine.points.chunk = 10
     parts = score.posterior(x, sigma)
     for posterior in (whole, parts):
         assert (posterior.mean[0] - mean).norm() < 1e-5 * score.data.spread
@@ -343,7 +343,7 @@ def test_sample_frequencies_are_the_weights(d, sigma, chunk):
     points = points * math.sqrt(d) if d == 2 else points * 2
     score = vk.EmpiricalScore(vk.Empirical(points, weights), vk.EDM())
     if chunk:
-        score.engine.chunk = chunk
+        score.engine.points.chunk = chunk
     x = near(points, sigma, "edm", 3, 1)
     index = score.posterior(x, sigma).sample_indices(20_000, generator=3)
     assert index.shape == (20_000, 3)
@@ -377,7 +377,7 @@ def test_draws_have_the_covariance(d, sigma, chunk):
     points = normal(60, d, seed=0)
     score = vk.EmpiricalScore(points, vk.EDM())
     if chunk:
-        score.engine.chunk = chunk
+        score.engine.points.chunk = chunk
     x = points[0] + 0.5 * sigma * normal(d, seed=1)
     truth = answer(points, None, x, 1.0, sigma**2)
     count = 6000
@@ -420,7 +420,7 @@ def test_a_memory_map_gives_the_answers_of_memory(tmp_path, d, stored):
     inside, outside = vk.Empirical(array, scale=scale), vk.Empirical(mapped, scale=scale)
     assert not outside.in_memory
     a, b = (vk.EmpiricalScore(s, vk.EDM()) for s in (inside, outside))
-    b._engine.chunk = 23
+    b.engine.points.chunk = 23
     values = inside.rows(0, 200).double()
     for sigma in (0.05, 0.3, 1.0, 30.0):
         x = values[:5] + sigma * normal(5, d, seed=1)
@@ -443,7 +443,7 @@ def test_a_large_offset_costs_nothing_where_the_data_are_not_kept(tmp_path, kind
         score = vk.EmpiricalScore(vk.Empirical(np.load(tmp_path / "a.npy", mmap_mode="r")), vk.EDM(eps=1e-3))
     else:
         score = vk.EmpiricalScore(points, vk.EDM(eps=1e-3), memory=4 * 500 * 65)
-    assert score.engine.kept is None
+    assert score.engine.points.kept is None
     x = points[:4].double() + sigma * normal(4, 64, seed=1)
     truth = answers(points, None, x, "edm", sigma)
     posterior = score.posterior(x, sigma)
@@ -511,7 +511,7 @@ def test_moments_are_a_commutative_monoid(sizes, d, temper, shift, seed):
     same(merge(merge(a, b), c), merge(a, merge(b, c)), tol)
     same(merge(a, b), merge(b, a), tol)
     same(merge(merge(a, b), c), direct(points, logits, v), tol)
-    nothing = Moments.empty(3, d, frozenset({"trace", "diag", "weights"}), v, torch.device("cpu"))
+    nothing = Moments.empty(v, frozenset({"trace", "diag", "weights"}), v)
     same(merge(nothing, a), a, 1e-15)
     same(merge(a, nothing), a, 1e-15)
     same(merge(nothing, nothing), nothing, 0.0)

@@ -17,20 +17,20 @@ from torch import Tensor
 
 import vkernel as vk
 from vkernel.posterior import pruned as module
+from vkernel.posterior.dense import Block
 from vkernel.posterior.engine import Engine
 from vkernel.posterior.moments import merge
-from vkernel.posterior.pieces import Few, Queries
-from vkernel.posterior.pruned import Pruned, Short, shorten, tree
+from vkernel.posterior.pruned import Pruned, short_factors, shorten, tree
+from vkernel.posterior.weights import Queries, SparseWeights
 
 FASHION = Path("/usr/share/datasets/fashion-mnist/t10k-images-idx3-ubyte.gz")
 
 
 def force(score: vk.EmpiricalScore, level: float = math.inf) -> Pruned:
     """Prepare at once, and try every query up to the noise level."""
-    pruned = Pruned(score.engine, price=0)
-    pruned.reach = {False: level, True: level}
+    pruned = Pruned(score.engine.points, price=0, reach=level)
     score.engine.pruned = pruned
-    assert pruned.ready(score.engine)
+    assert pruned.ready(0)
     return pruned
 
 
@@ -45,10 +45,10 @@ def two(points: Tensor | vk.Empirical, weights: Tensor | None = None) -> tuple[v
 
 def share(score: vk.EmpiricalScore, x: Tensor, t: float | Tensor, thorough: bool = True) -> float:
     """The share of the queries that are served without the dense path."""
-    x, t = score._door(x, t)
+    x, t = score.check(x, t)
     queries = score.queries(x, t)
     assert score.engine.pruned is not None
-    return float(score.engine.pruned.survivors(score.engine.ladder(queries, thorough), 0)[2].double().mean())
+    return float(score.engine.pruned.candidates(Block(score.engine.points, queries, thorough), 0)[2].double().mean())
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -126,9 +126,9 @@ def agree(dense: vk.EmpiricalScore, pruned: vk.EmpiricalScore, x: Tensor, t: flo
 def right(pruned: vk.EmpiricalScore, x: Tensor, t: float) -> None:
     """Queries that were served, against float64 by brute force: better than the dense path promises."""
     engine = pruned.engine
-    asked = pruned._queries(*pruned._door(x, t))
+    asked = pruned.queries(*pruned.check(x, t))
     assert engine.pruned is not None
-    served = engine.pruned.survivors(engine.ladder(asked))[2]
+    served = engine.pruned.candidates(Block(engine.points, asked))[2]
     y, posterior = engine.data.rows(0, engine.data.n).double(), pruned.posterior(x, t)
     for b in served.nonzero().flatten().tolist():
         logit = exact(engine, asked[b : b + 1])[0]
@@ -226,28 +226,28 @@ def posed(case: dict) -> tuple[Engine, Queries]:
     x[:8] += noise
     one = torch.ones(12, dtype=torch.float64)
     engine = Engine(data)
-    engine.pruned = Pruned(engine, price=0)
-    assert engine.pruned.ready(engine)
+    engine.pruned = Pruned(engine.points, price=0)
+    assert engine.pruned.ready(0)
     return engine, Queries(x, case["alpha"] * one, sigma**2 * one)
 
 
 def exact(engine: Engine, queries: Queries) -> Tensor:
     """All logits in float64, by differences."""
     gap = queries.x[:, None] - queries.alpha[:, None, None] * engine.data.rows(0, engine.data.n).double()
-    return engine.log_w - gap.square().sum(-1) / (2 * queries.var[:, None])
+    return engine.points.log_w - gap.square().sum(-1) / (2 * queries.var[:, None])
 
 
 @settings(max_examples=150, deadline=None)
 @given(cases)
 def test_bounds_are_bounds(case):
     engine, queries = posed(case)
-    ladder, pruned = engine.ladder(queries), engine.pruned
+    ladder, pruned = Block(engine.points, queries), engine.pruned
     live = engine.data.weights[pruned.order] > 0
     truth = (exact(engine, queries)[:, pruned.order] - ladder.offset[:, None])[:, live]
     bound, error = torch.zeros(len(queries), case["n"]), pruned.error(ladder)
-    for k, table in enumerate(pruned.tables):
+    for k, (left, table) in enumerate(zip(pruned.left_factors(ladder), pruned.tables, strict=True)):
         before = bound.double()
-        bound = bound + table.left(ladder, ladder.x @ pruned.basis) @ table.rows.mT
+        bound = bound + left @ table.mT
         assert bound.isfinite().all()
         rounding = 1e-13 * (truth.abs() + ladder.offset.abs()[:, None])  # of the truth itself
         assert (bound[:, live].double() + error[:, None] + rounding >= truth).all()
@@ -261,7 +261,7 @@ def test_what_is_dropped_weighs_nothing(case, thorough, chunk):
     before, module.CHUNK = module.CHUNK, chunk
     try:
         engine, queries = posed(case)
-        q, i, served = engine.pruned.survivors(engine.ladder(queries, thorough))
+        q, i, served = engine.pruned.candidates(Block(engine.points, queries, thorough))
     finally:
         module.CHUNK = before
     logit = exact(engine, queries)
@@ -282,16 +282,15 @@ def test_noise_is_told_from_data_by_several_residual_norms():
     engine = Engine(vk.Empirical(points))
     x = points[:30].double() + 0.2 * normal(30, 400, seed=1)
     asked = Queries(x, torch.ones(30).double(), torch.full((30,), 0.04, dtype=torch.float64))
-    ladder = engine.ladder(asked)
-    least = (exact(engine, asked) - ladder.offset[:, None]).amax(1) - engine.window
-    several, one = Pruned(engine, price=0), Pruned(engine, price=0)
+    ladder = Block(engine.points, asked)
+    least = (exact(engine, asked) - ladder.offset[:, None]).amax(1) - ladder.margin
+    several, one = Pruned(engine.points, price=0), Pruned(engine.points, price=0)
     one.axes, one.steps = several.edges[0], []
     one.edges = [one.axes]
     left = []
     for pruned in (several, one):
-        pruned.ready(engine)
-        table = pruned.tables[0]
-        bound = table.left(ladder, ladder.x @ pruned.basis) @ table.rows.mT
+        pruned.prepare()
+        bound = pruned.left_factors(ladder)[0] @ pruned.tables[0].mT
         left.append(float((bound > least[:, None]).sum()))
     assert left[0] < 0.7 * left[1]
 
@@ -302,21 +301,21 @@ def test_opening_groups_leaves_fewer_points():
     engine = Engine(vk.Empirical(points))
     x = points[:30].double() + 0.2 * normal(30, 400, seed=1)
     asked = Queries(x, torch.ones(30).double(), torch.full((30,), 0.04, dtype=torch.float64))
-    ladder, pruned = engine.ladder(asked), Pruned(engine, price=0)
-    assert pruned.ready(engine)
+    ladder, pruned = Block(engine.points, asked), Pruned(engine.points, price=0)
+    assert pruned.ready(0)
     assert len(pruned.tables) == 4
     components = ladder.x @ pruned.basis
     bound, left = torch.zeros(30, 4000), []
-    least = (exact(engine, asked) - ladder.offset[:, None]).amax(1) - engine.window
-    for k, table in enumerate(pruned.tables):
-        bound = bound + table.left(ladder, components) @ table.rows.mT
+    least = (exact(engine, asked) - ladder.offset[:, None]).amax(1) - ladder.margin
+    for k, (left_factor, table) in enumerate(zip(pruned.left_factors(ladder), pruned.tables, strict=True)):
+        bound = bound + left_factor @ table.mT
         left.append(int((bound > least[:, None]).sum()))
         axes = pruned.edges[0] if k == 0 else pruned.steps[k - 1][-1]
         again = [edge for edge in pruned.edges if edge >= axes]
-        want = Short(again, torch.empty(0, axes + len(again) + 1)).left(ladder, components)
-        y = engine.data.rows(0, 4000).double() - engine.center
-        b = shorten(y @ pruned.basis, 2 * engine.half_square, again)
-        right = torch.cat([b, engine.half_square[:, None]], 1)[pruned.order]
+        want = short_factors(ladder, components, again)
+        y = engine.data.rows(0, 4000).double() - engine.points.center
+        b = shorten(y @ pruned.basis, 2 * engine.points.half_square, again)
+        right = torch.cat([b, engine.points.half_square[:, None]], 1)[pruned.order]
         assert (want.double() @ right.mT - bound).abs().max() < pruned.error(ladder).max()
     assert left == sorted(left, reverse=True)
     assert left[-1] < 0.2 * left[0]
@@ -343,9 +342,9 @@ def test_only_what_pays_is_prepared():
     high, low = points[:30] + 5 * torch.randn(30, 128, generator=gen(0)), points[:30] + 0.01
     for _ in range(3):
         score(high, 5.0)
-    assert pruned.paid == 0
+    assert score.engine.dense.sparse == 0
     first = score(low, 0.05)
-    assert pruned.paid == 30
+    assert score.engine.dense.sparse == 30
     score(low, 0.05)
     assert not pruned.tables
     again = score(low, 0.05)
@@ -353,18 +352,18 @@ def test_only_what_pays_is_prepared():
     assert 0.01 < pruned.reach[False] < 5
     torch.testing.assert_close(again, first, rtol=0, atol=1e-6 * score.data.spread / 0.05**2)
     # at high noise nothing is even tried
-    pruned.survivors = None  # type: ignore[method-assign,assignment]
+    pruned.candidates = None  # type: ignore[method-assign,assignment]
     score(high, 5.0)
 
 
 def test_small_and_narrow_sets_and_little_memory_stay_dense():
-    assert vk.EmpiricalScore(normal(4000, 200, seed=0), vk.EDM())._engine.pruned is None
-    assert vk.EmpiricalScore(normal(5000, 100, seed=0), vk.EDM())._engine.pruned is None
+    assert vk.EmpiricalScore(normal(4000, 200, seed=0), vk.EDM()).engine.pruned is None
+    assert vk.EmpiricalScore(normal(5000, 100, seed=0), vk.EDM()).engine.pruned is None
     points = normal(5000, 200, seed=0).float()
-    full = vk.EmpiricalScore(points, vk.EDM())._engine
+    full = vk.EmpiricalScore(points, vk.EDM()).engine
     assert full.pruned is not None
-    one, both = (full.pruned.bytes(full, k) for k in (1, 2))
-    assert vk.EmpiricalScore(points, vk.EDM(), memory=4 * one - 4)._engine.pruned is None
+    one, both = (full.pruned.nbytes(k) for k in (1, 2))
+    assert vk.EmpiricalScore(points, vk.EDM(), memory=4 * one - 4).engine.pruned is None
     for memory, tables in ((4 * one, 1), (4 * both, 2)):
         score = vk.EmpiricalScore(points, vk.EDM(), memory=memory)
         pruned = score.engine.pruned
@@ -376,7 +375,7 @@ def test_small_and_narrow_sets_and_little_memory_stay_dense():
         assert (want.mean - got.mean).norm(dim=1).max() < 1e-6 * score.data.spread
         torch.testing.assert_close(want.cov.trace(), got.cov.trace(), rtol=1e-5, atol=1e-280)
         assert len(pruned.tables) == tables
-        held = sum(table.rows.nbytes for table in pruned.tables) + pruned.order.nbytes
+        held = sum(table.nbytes for table in pruned.tables) + pruned.order.nbytes
         held += sum(buffer.nbytes for buffer in pruned.spare)
         assert held <= memory // 4
 
@@ -438,7 +437,7 @@ def test_memory_map(tmp_path):
     points.numpy().tofile(tmp_path / "points")
     disk = np.memmap(tmp_path / "points", dtype=np.float32, mode="r", shape=(5000, 128))
     dense, pruned = two(vk.Empirical(disk))
-    assert pruned.engine.kept is None
+    assert pruned.engine.points.kept is None
     x = queries(points, 0.1)
     assert share(pruned, x, 0.1) > 0.5
     agree(dense, pruned, x, 0.1)
@@ -454,11 +453,10 @@ def test_parts_of_a_whole(weighted):
     want = Engine(whole).moments(asked, frozenset({"trace"}))
     parts = []
     for first, stop in ((0, 700), (700, 2000)):
-        own = vk.posterior.sharded._cut(whole, first, stop, whole.weights)
+        own = whole.segment(first, stop, whole.weights[first:stop])
         own.center = whole.center
         engine = Engine(own, None, whole, first)
-        engine.pruned = Pruned(engine, price=0)
-        engine.pruned.reach = {True: math.inf}
+        engine.pruned = Pruned(engine.points, price=0, reach=math.inf)
         parts.append(engine.moments(asked, frozenset({"trace"})))
         assert engine.pruned.tables
     got = merge(*parts)
@@ -531,7 +529,7 @@ def test_one_point_two_points_and_one_with_weight():
 def test_pieces_are_few():
     points = spectrum()
     _, pruned = two(points)
-    x, t = pruned._door(points[:10] + 0.01, 0.05)
-    found = list(pruned.engine.pieces(pruned._queries(x, t)))
-    assert all(isinstance(piece, Few) for _, piece in found)
-    assert sum(len(piece.i) for _, piece in found) < 100
+    x, t = pruned.check(points[:10] + 0.01, 0.05)
+    found = list(pruned.engine.weights(pruned.queries(x, t)))
+    assert all(isinstance(weights, SparseWeights) for weights in found)
+    assert sum(len(weights.i) for weights in found) < 100

@@ -336,8 +336,6 @@ def test_the_script_of_the_how_to_runs_under_torchrun(folder: Path) -> None:
     x = vk.sample.pf_ode(
         vk.EmpiricalScore(data, process),
         process.prior((16, *data.shape), generator=0),
-        method="euler",
-        spacing="uniform",
         steps=50,
     )
     torch.testing.assert_close(torch.load(folder / "samples.pt"), x, rtol=1e-3, atol=1e-3)

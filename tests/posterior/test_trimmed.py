@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vkernel as vk
+from vkernel.posterior.dense import TRIM, Block
 from vkernel.posterior.engine import Engine
-from vkernel.posterior.ladder import TRIM
-from vkernel.posterior.pieces import Few, Found, Queries, sampled, trimmed
+from vkernel.posterior.pruned import Candidates, sampled_product
+from vkernel.posterior.weights import Queries, SparseWeights, trimmed
 
 MARGIN = 16.0
 
@@ -55,20 +56,22 @@ def test_pairs_of_a_product():
     bounds = (left @ right.mT).view(5, 8, 8)
     least = torch.tensor([0.0, 5.0, 1e9, -1e9, 2.0])
     mask = bounds.flatten(1) > least[:, None]
-    few = Found.among(bounds, bounds.amax(2), least, 0, lambda size: size < 60)
-    assert torch.equal(few.size.long(), torch.where(mask.sum(1) < 60, mask.sum(1), 0))
-    found = Found.among(bounds, bounds.amax(2), least, 100, lambda size: size >= 0)
+    few = Candidates.among(bounds, bounds.amax(2), least, 0, lambda size: size < 60)
+    assert torch.equal(few.ends.diff().long(), torch.where(mask.sum(1) < 60, mask.sum(1), 0))
+    found = Candidates.among(bounds, bounds.amax(2), least, 100, lambda size: size >= 0)
     q, p = mask.nonzero().unbind(1)
     assert torch.equal(found.q, q)
     assert torch.equal(found.p.long(), p + 100)
-    assert torch.equal(found.size.long(), mask.sum(1))
+    assert torch.equal(found.ends.diff().long(), mask.sum(1))
     lower = torch.tensor([0.0, 0.0, 0.0, -1e9, -torch.inf])
     less = found.lowered(lower)
     keep = found.excess + lower[q] > 0
     assert torch.equal(less.q, q[keep])
     assert torch.equal(less.p.long(), p[keep] + 100)
     value = torch.arange(len(p)).float()
-    torch.testing.assert_close(sampled(left, right, found.ends, p.int(), value), value + (left[q] * right[p]).sum(1))
+    torch.testing.assert_close(
+        sampled_product(left, right, found.ends, p.int(), value), value + (left[q] * right[p]).sum(1)
+    )
 
 
 # --- the dense path ---------------------------------------------------------------------------------------------------
@@ -95,20 +98,20 @@ def test_what_the_first_rung_drops_weighs_nothing(case):
     n = len(points)
     weights = 10 ** (16 * torch.rand(n, generator=gen(case["seed"]), dtype=torch.float64) - 8)
     engine = Engine(vk.Empirical(points, weights if case["weighted"] else None))
-    engine.chunk = min(n, case["chunk"])
+    engine.points.chunk = min(n, case["chunk"])
     x = points[: min(n, 6)] + sigma * normal(min(n, 6), d, seed=case["seed"] + 1)
     x = torch.cat([x, (points[:1] + points[-1:]) / 2])
     one = torch.ones(len(x), dtype=torch.float64)
     asked = Queries(x, one, sigma**2 * one)
     gap = x[:, None] - points
-    logit = engine.log_w - gap.square().sum(-1) / (2 * sigma**2)
+    logit = engine.points.log_w - gap.square().sum(-1) / (2 * sigma**2)
     kept, few = torch.zeros_like(logit, dtype=torch.bool), torch.ones(len(x), dtype=torch.bool)
-    for block, piece in engine._dense(asked, case["thorough"]):
-        if isinstance(piece, Few):
-            assert len(piece.i)
-            kept[block.start + piece.rows[piece.segment], piece.i] = True
+    for weights in engine.dense.weights(asked, case["thorough"]):
+        if isinstance(weights, SparseWeights):
+            assert len(weights.i)
+            kept[weights.rows[weights.segment], weights.i] = True
         else:
-            few[block.start + piece.rows] = False
+            few[weights.rows] = False
     dropped = logit.masked_fill(kept, -torch.inf).logsumexp(1)
     rest = logit.scatter(1, logit.argmax(1, keepdim=True), -torch.inf) if case["thorough"] and n > 1 else logit
     slack = 1e-12 * logit.abs().amax(1)
@@ -121,13 +124,12 @@ def test_fewer_pairs_are_evaluated():
     points = 2 * normal(4000, d, seed=0) / torch.arange(1, d + 1)
     score = vk.EmpiricalScore(vk.Empirical(points), vk.EDM())
     x = points[:20] + sigma * normal(20, d, seed=1)
-    queries = score.queries(*score._door(x, sigma))
+    queries = score.queries(*score.check(x, sigma))
     engine = score.engine
-    logit = engine.log_w - (x[:, None] - points).square().sum(-1) / (2 * sigma**2)
-    inside = int((logit > logit.amax(1, keepdim=True) - engine.window).sum())
-    ladder = engine.ladder(queries, False)
-    mask = logit > logit.amax(1, keepdim=True) - ladder.window
-    kept = len(ladder._few((logit - ladder.offset[:, None]).float(), mask, logit.amax(1) - ladder.offset, 0).i)
+    logit = engine.points.log_w - (x[:, None] - points).square().sum(-1) / (2 * sigma**2)
+    block = Block(engine.points, queries, False)
+    inside = int((logit > logit.amax(1, keepdim=True) - block.margin).sum())
+    kept = sum(len(weights.i) for weights in engine.dense.weights(queries, False))
     assert 0 < kept < 0.9 * inside
 
 
@@ -139,10 +141,10 @@ def test_moments_do_not_depend_on_the_order_of_questions(device):
     one = torch.ones(9, dtype=torch.float64, device=device)
     q = torch.arange(9, device=device).repeat_interleave(300)
     i = torch.arange(300, device=device).repeat(9)
-    logit = Queries(x, one, 0.3 * one).exact_logits(engine.data, engine.log_w, q, i)
+    logit = Queries(x, one, 0.3 * one).exact_logits(engine.data, engine.points.log_w, q, i)
     v = normal(9, 40, seed=2).to(device)
     want = frozenset({"trace", "diag", "weights"})
-    a, b = Few(engine.data, q, i, logit), Few(engine.data, q, i, logit)
+    a, b = SparseWeights(engine.data, q, i, logit), SparseWeights(engine.data, q, i, logit)
     b.moments(frozenset(), None)
     first, second = a.moments(want, v), b.moments(want, v)
     r = logit.view(9, 300).softmax(1)

@@ -1,7 +1,7 @@
 """The mathematics of theory §1-2 a second time: float64, broadcasts and loops, one query at a time, nothing clever.
 
 Nothing here is taken from the package: processes are the formulas of the table, the posterior is a softmax of squared
-differences, covariances are sums of outer products about the mean. ``rungs`` alone looks inside the engine, to say
+differences, covariances are sums of outer products about the mean. ``stages`` alone looks inside the engine, to say
 which of its three paths a query took.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import vkernel as vk
-from vkernel.posterior.pieces import Few
+from vkernel.posterior import SparseWeights
 
 # --- processes: alpha and S from the table of theory §1 ------------------------------------------------------------
 
@@ -147,10 +147,10 @@ def stack(all_answers: list[Answer], field: str) -> Tensor:
 # --- what the engine did -------------------------------------------------------------------------------------------
 
 
-def rungs(score: vk.EmpiricalScore, x: Tensor, t: float | Tensor) -> set[str]:
-    """Which of {"few", "float32", "float64"} the engine takes for the queries (an isotropic process)."""
-    x, t = score._door(x, t)
+def stages(score: vk.EmpiricalScore, x: Tensor, t: float | Tensor) -> set[str]:
+    """Return which of {"sparse", "float32", "float64"} the engine takes for the queries (an isotropic process)."""
     seen = set()
-    for _, piece in score.engine.pieces(score.queries(x, t)):
-        seen.add("few" if isinstance(piece, Few) else str(piece.logit.dtype).removeprefix("torch."))
+    for weights in score.engine.weights(score.queries(*score.check(x, t))):
+        sparse = isinstance(weights, SparseWeights)
+        seen.add("sparse" if sparse else str(weights.logit.dtype).removeprefix("torch."))
     return seen

@@ -76,11 +76,11 @@ class Empirical:
 
     def rows(self, start: int, stop: int) -> Tensor:
         """The values of points ``start`` to ``stop``, flattened, ``(k, d)``; not to be written to."""
-        return self._values(self._read(slice(start, stop)))
+        return self.values(self._read(slice(start, stop)))
 
     def take(self, indices: Any) -> Tensor:
         """The values of the points ``indices``, flattened, ``(k, d)``, in the order asked for."""
-        return self._values(self._read(self._indices(indices)))
+        return self.values(self._read(self.check_indices(indices)))
 
     def images(self, indices: Any) -> Tensor:
         """The values of the points ``indices``, ``(k, *shape)``."""
@@ -106,7 +106,7 @@ class Empirical:
 
     def subset(self, indices: Any) -> Empirical:
         """The set of the points ``indices`` alone, weights in proportion; of a memory map, a view of those rows."""
-        indices = self._indices(indices)
+        indices = self.check_indices(indices)
         require(len(indices) > 0, "A subset of a training set must hold at least one point; no index was given.")
         weights = self.weights[indices.to(self.device)]
         require(weights.sum() > 0, "Every point of this subset has weight zero; at least one must not.")
@@ -148,14 +148,38 @@ class Empirical:
             block[order] = self._store[chosen[order]]
         return _tensor(block.reshape(len(block), self.d)).to(self.device)
 
-    def _values(self, block: Tensor) -> Tensor:
+    def segment(self, start: int, stop: int, weights: Tensor) -> Empirical:
+        """The points ``start`` to ``stop`` with these weights, which are not normalised and may all be zero.
+
+        Of points in memory it holds a copy, of a memory map a view. It is one process's part of a sharded set.
+        """
+        part = copy.copy(self)
+        part.n, part.weights = stop - start, weights.to(self.device)
+        if isinstance(self._store, Tensor):
+            part._store = self._store[start:stop].clone()
+        elif self._index is None:
+            part._store = self._store[start:stop]  # type: ignore[assignment]
+        else:
+            part._index = self._index[start:stop]
+        if part.weights.any():
+            part.center, part.spread = part._moments()
+        return part
+
+    @property
+    def storage(self) -> Tensor | None:
+        """The points as they are stored, ``(n, d)``, on the device; ``None`` for a memory map."""
+        return self._store if isinstance(self._store, Tensor) else None
+
+    def values(self, block: Tensor) -> Tensor:
+        """The values of a block of stored numbers: floats, with ``scale`` applied."""
         if self.scale is None:
             return block.to(self.dtype)
         low, high = self.scale
         info = torch.iinfo(block.dtype)
         return block.to(self.dtype).sub(info.min).div_(info.max - info.min).mul_(high - low).add_(low)
 
-    def _indices(self, indices: Any) -> Tensor:
+    def check_indices(self, indices: Any) -> Tensor:
+        """Return indices of points as a vector of integers; refuse others, and on the CPU those out of range."""
         indices = torch.as_tensor(indices)
         indices = indices.long() if indices.numel() == 0 else indices
         require(

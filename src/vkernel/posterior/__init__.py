@@ -1,24 +1,30 @@
-"""The exact engine: the empirical posterior over training points, and every moment of it (docs/theory.md, §2).
+"""The exact engine: the posterior over training points, and every moment of it (docs/theory.md, §2).
 
-``moments`` is the monoid, ``pieces`` the two forms in which weights are held, ``engine`` decides between them,
-``result`` is what a user sees, and ``sharded`` spreads the data over many processes.
+``weights`` holds posterior weights over a part of the data, ``moments`` their moments, which merge. ``engine`` chooses
+the method: ``dense`` is the reference path, ``pruned`` and ``gpu`` are faster where they can be used. ``sharded``
+spreads the data over many processes, and ``result`` is what a user sees.
 """
 
-from vkernel.posterior.engine import Alone, Engine
+from vkernel.posterior.engine import Alone, Choice, Engine, Method
 from vkernel.posterior.moments import Moments, merge
-from vkernel.posterior.pieces import Queries
 from vkernel.posterior.result import Posterior, PosteriorCovariance
 from vkernel.posterior.sharded import Ranks, Sharded, shard
+from vkernel.posterior.weights import DenseWeights, Points, Queries, SparseWeights
 
 __all__ = [
     "Alone",
+    "Choice",
+    "DenseWeights",
     "Engine",
+    "Method",
     "Moments",
+    "Points",
     "Posterior",
     "PosteriorCovariance",
     "Queries",
     "Ranks",
     "Sharded",
+    "SparseWeights",
     "merge",
     "shard",
 ]

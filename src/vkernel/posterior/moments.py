@@ -1,4 +1,4 @@
-r"""The moments of the posterior form a monoid (docs/theory.md, §2.4).
+r"""Moments of the posterior, which form a monoid (docs/theory.md, §2.4).
 
 For one part :math:`A` of the training set, with logits :math:`l_i = \log w_i - |x - \alpha y_i|^2 / 2\sigma^2`,
 
@@ -13,14 +13,14 @@ and two parts with shares :math:`p_a + p_b = 1`, :math:`p_a = z_a / (z_a + z_b)`
 
    m = p_a m_a + p_b m_b, \qquad c_2 = p_a c_a + p_b c_b + p_a p_b\, \delta \otimes \delta, \qquad \delta = m_a - m_b
 
-(Chan, Golub and LeVeque 1979): only centred moments are ever added, so that nothing cancels. Of :math:`c_2` one
-keeps a contraction: its trace, its diagonal, or its product with a vector. One chunk, one device and many machines
-are the same merge; the neutral element is the empty part, :math:`\log z = -\infty`.
+(Chan, Golub and LeVeque 1979): only centred moments are added, so that nothing cancels. Of :math:`c_2` one keeps a
+contraction: its trace, its diagonal, or its product with a vector. One chunk, one device and many machines are the
+same merge; the neutral element is the empty part, :math:`\log z = -\infty`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ __all__ = ["Moments", "merge"]
 
 @dataclass
 class Moments:
-    """Moments of ``B`` queries over one part of the data; float64. ``None`` marks what was not asked for.
+    """Moments of ``B`` queries over one part of the data; float64. ``None`` marks what was not requested.
 
     ``log_z (B,)``, ``mean (B, d)``, ``trace (B,)``, ``diag (B, d)``, ``product (B, d)`` (the covariance times
     ``vector (B, d)``), ``square (B,)`` :math:`= \\sum r_i^2`, ``entropy (B,)`` :math:`= -\\sum r_i \\log r_i`.
@@ -46,34 +46,38 @@ class Moments:
     entropy: Tensor | None = None
 
     @classmethod
-    def empty(cls, queries: int, d: int, want: frozenset[str], vector: Tensor | None, device: torch.device) -> Moments:
-        """The neutral element: no points at all."""
-
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.float64, device=device)
-
+    def empty(cls, x: Tensor, want: frozenset[str] = frozenset(), vector: Tensor | None = None) -> Moments:
+        """The neutral element, no points at all, for queries ``x (B, d)``; ``want`` ⊂ {"trace", "diag", "weights"}."""
+        one = torch.zeros_like(x[:, 0])
         return cls(
-            log_z=torch.full((queries,), -torch.inf, dtype=torch.float64, device=device),
-            mean=zeros(queries, d),
-            trace=zeros(queries) if "trace" in want else None,
-            diag=zeros(queries, d) if "diag" in want else None,
-            product=zeros(queries, d) if vector is not None else None,
+            log_z=torch.full_like(one, -torch.inf),
+            mean=torch.zeros_like(x),
+            trace=one.clone() if "trace" in want else None,
+            diag=torch.zeros_like(x) if "diag" in want else None,
+            product=None if vector is None else torch.zeros_like(x),
             vector=vector,
-            square=zeros(queries) if "weights" in want else None,
-            entropy=zeros(queries) if "weights" in want else None,
+            square=one.clone() if "weights" in want else None,
+            entropy=one.clone() if "weights" in want else None,
         )
+
+    def present(self) -> dict[str, Tensor]:
+        """The fields that were requested, by name."""
+        return {name: a for name, a in vars(self).items() if a is not None}
 
     def take(self, rows: Tensor) -> Moments:
         """The moments of some of the queries."""
-        present = {f.name: a for f in fields(self) if (a := getattr(self, f.name)) is not None}
-        return Moments(**{name: a[rows] for name, a in present.items()})
+        return Moments(**{name: a[rows] for name, a in self.present().items()})
+
+    def put(self, rows: Tensor, other: Moments) -> None:
+        """Overwrite the moments of the queries ``rows``."""
+        given = other.present()
+        for name, a in self.present().items():
+            if name != "vector":
+                a[rows] = given[name]
 
     def absorb(self, rows: Tensor, part: Moments) -> None:
-        """Merge ``part``, which holds the queries ``rows``, in place."""
-        merged = merge(self.take(rows), part)
-        for f in fields(self):
-            if f.name != "vector" and getattr(self, f.name) is not None:
-                getattr(self, f.name)[rows] = getattr(merged, f.name)
+        """Merge ``part``, the moments of the queries ``rows`` over other points, in place."""
+        self.put(rows, merge(self.take(rows), part))
 
 
 def merge(a: Moments, b: Moments) -> Moments:

@@ -1,7 +1,7 @@
 r"""The posterior over training points for a batch of queries, and its covariance operator (docs/theory.md, §2).
 
-:class:`Posterior` answers everything about :math:`r_i(x, t)` that a user may ask. Weights are kept between questions
-where they fit into an eighth of the engine's memory, and computed again where they do not.
+:class:`Posterior` returns everything that follows from the weights :math:`r_i(x, t)`. The weights are kept between
+calls where they fit into an eighth of the engine's memory, and computed again where they do not.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch import Tensor
 from vkernel.core import rng
 from vkernel.core.covariance import Covariance, Generator, fits
 from vkernel.core.errors import require
-from vkernel.posterior.engine import Engine, reduce_moments
+from vkernel.posterior.engine import Engine
 from vkernel.posterior.moments import Moments
-from vkernel.posterior.pieces import Piece, Queries
+from vkernel.posterior.weights import Queries, Weights, reduce
 
 __all__ = ["Posterior", "PosteriorCovariance"]
 
@@ -30,7 +30,7 @@ def _whole(k: object) -> bool:
 
 
 class Posterior:
-    r"""The law of the training point that made :math:`x` at noise level :math:`t`.
+    r"""The law of the training point :math:`x_0`, given that it was noised to :math:`x` at time :math:`t`.
 
     ``batch`` and ``shape`` are the batch and event shapes of the queries; results take ``dtype`` and ``device``.
     """
@@ -44,40 +44,37 @@ class Posterior:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._engine, self._queries = engine, queries
+        self.engine, self.queries = engine, queries
         self.batch, self.shape, self.dtype, self.device = batch, shape, dtype, device
-        self._kept: list[tuple[slice, Piece]] | None = None
+        self._kept: list[Weights] | None = None
+
+    def moments(self, want: frozenset[str] = frozenset(), vector: Tensor | None = None) -> Moments:
+        """The moments over the whole set in float64, as the engine holds them; ``vector (B, d)``."""
+        return self.engine.ranks.merge(reduce(self._weights(), self.queries, want, vector))
 
     @functools.cached_property
-    def _first(self) -> Moments:
-        """log z and the mean: all that most questions need."""
-        return self.__dict__.get("_summary") or self._moments()
+    def first(self) -> Moments:
+        """log z and the mean, which almost everything needs, in float64."""
+        return self.__dict__.get("_summary") or self.moments()
 
     @functools.cached_property
     def _summary(self) -> Moments:
-        return self._moments(SUMMARY)
+        return self.moments(SUMMARY)
 
-    def _pieces(self) -> Iterator[tuple[slice, Piece]]:
+    def _weights(self) -> Iterator[Weights]:
         if self._kept is not None:
             yield from self._kept
             return
-        kept: list[tuple[slice, Piece]] | None = []
+        kept: list[Weights] | None = []
         used = 0
-        for block, piece in self._engine.pieces(self._queries):
-            used += piece.nbytes
-            if used > self._engine.memory // 8:
+        for weights in self.engine.weights(self.queries):
+            used += weights.nbytes
+            if used > self.engine.memory // 8:
                 kept = None
             if kept is not None:
-                kept.append((block, piece))
-            yield block, piece
+                kept.append(weights)
+            yield weights
         self._kept = kept
-
-    def _moments(self, want: frozenset[str] = frozenset(), vector: Tensor | None = None) -> Moments:
-        return self._engine.ranks.merge(self._own_moments(want, vector))
-
-    def _own_moments(self, want: frozenset[str] = frozenset(), vector: Tensor | None = None) -> Moments:
-        """Those of the points that this process holds."""
-        return reduce_moments(self._pieces(), len(self._queries), self._engine.data, want, vector)
 
     def _per_query(self, a: Tensor) -> Tensor:
         return a.to(self.device, self.dtype).reshape(self.batch)
@@ -88,13 +85,13 @@ class Posterior:
     @property
     def mean(self) -> Tensor:
         r""":math:`m = \sum_i r_i y_i`, ``(*batch, *shape)``: the ideal denoiser (2.4)."""
-        return self._like_x(self._first.mean)
+        return self._like_x(self.first.mean)
 
     @property
     def logp(self) -> Tensor:
         r""":math:`\log p(x | t)`, the noised training set's log density, ``(*batch,)``."""
-        norm = 0.5 * self._engine.data.d * (2 * math.pi * self._queries.var).log()
-        return self._per_query(self._first.log_z - norm)
+        norm = 0.5 * self.engine.data.d * (2 * math.pi * self.queries.var).log()
+        return self._per_query(self.first.log_z - norm)
 
     @property
     def entropy(self) -> Tensor:
@@ -115,23 +112,23 @@ class Posterior:
 
     def weight(self, indices: Tensor) -> Tensor:
         """The weight :math:`r_i` of one point for each query; ``indices`` broadcasts to ``batch``."""
-        i = torch.as_tensor(indices).to(self._engine.data.device)
+        i = torch.as_tensor(indices).to(self.engine.data.device)
         require(
             fits(tuple(i.shape), self.batch),
             f"indices have shape {tuple(i.shape)}; one index, or one for each query, {self.batch}, would do.",
         )
         i = i.expand(self.batch).flatten()
         q = torch.arange(len(i), device=i.device)
-        whole = self._engine.whole
-        logit = self._queries.exact_logits(whole, whole.weights.log(), q, i)
-        return self._per_query((logit - self._first.log_z).exp())
+        whole = self.engine.whole
+        logit = self.queries.exact_logits(whole, whole.weights.log(), q, i)
+        return self._per_query((logit - self.first.log_z).exp())
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         """The ``k`` heaviest points: weights, descending, and indices, both ``(*batch, k)``."""
-        n = self._engine.whole.n
+        n = self.engine.whole.n
         require(_whole(k) and 1 <= k <= n, f"top(k) needs 1 ≤ k ≤ n = {n}; got k = {k}.")
-        logit, index = self._engine.nearest(self._queries, k)
-        weight = (logit - self._first.log_z[:, None]).exp()
+        logit, index = self.engine.nearest(self.queries, k)
+        weight = (logit - self.first.log_z[:, None]).exp()
         return weight.to(self.device, self.dtype).reshape(*self.batch, k), index.to(self.device).reshape(*self.batch, k)
 
     def sample_indices(self, k: int, generator: Generator = None) -> Tensor:
@@ -146,17 +143,16 @@ class Posterior:
         """The index at which the posterior's cumulative weight passes u in (0, 1), for u ``(k, *batch)``."""
         good = tuple(u.shape[1:]) == self.batch
         require(good, f"u has shape {tuple(u.shape)}; it must be (k, *batch) with batch {self.batch}.")
-        k, count, device = len(u), len(self._queries), self._engine.data.device
-        n, first, ranks, log_z = self._engine.whole.n, self._engine.first, self._engine.ranks, self._first.log_z
+        k, count, device = len(u), len(self.queries), self.engine.data.device
+        n, first, ranks, log_z = self.engine.whole.n, self.engine.first, self.engine.ranks, self.first.log_z
         u = ranks.common(u.to(device, torch.float64).reshape(k, count))
         found = torch.full((k, count), n, dtype=torch.long, device=device)  # n: not found
         below = torch.zeros(count, dtype=torch.float64, device=device)
-        below += ranks.before(lambda: (self._own_moments().log_z - log_z).exp())
+        below += ranks.before(lambda: (reduce(self._weights(), self.queries).log_z - log_z).exp())
         best = torch.full((count,), -torch.inf, dtype=torch.float64, device=device)
         heaviest = torch.zeros(count, dtype=torch.long, device=device)
-        for block, piece in self._pieces():
-            rows = block.start + piece.rows
-            logit, index = piece.padded()
+        for weights in self._weights():
+            rows, (logit, index) = weights.rows, weights.table()
             cdf = (logit - log_z[rows, None]).exp().cumsum(1)
             left = u[:, rows] - below[rows]
             hit = (left >= 0) & (left < cdf[:, -1])
@@ -176,25 +172,23 @@ class Posterior:
     def sample(self, k: int, generator: Generator = None) -> Tensor:
         """``k`` independent draws of the training point itself, ``(k, *batch, *shape)``."""
         index = self.sample_indices(k, generator)
-        return self._engine.whole.take(index.flatten()).to(self.device, self.dtype).reshape(index.shape + self.shape)
+        return self.engine.whole.take(index.flatten()).to(self.device, self.dtype).reshape(index.shape + self.shape)
 
-    def _combine(self, coefficient: str, vectors: tuple[Tensor, ...] = (), keys: Tensor | None = None) -> Tensor:
-        """Sum over points of a coefficient times (y - m), itself times (y - m)·v for each vector; float64."""
-        out, first = torch.zeros_like(self._queries.x), self._first
-        for block, piece in self._pieces():
-            weight = piece.weights(first.log_z[block])
-            if coefficient == "gaussian":
-                assert keys is not None
-                weight = weight.sqrt() * piece.normals(keys[block], self._engine.first)
-            part = piece.combine(first.mean[block], weight, tuple(v[block] for v in vectors))
-            out.index_add_(0, block.start + piece.rows, part)
-        return self._engine.ranks.fold(out, torch.add)
+    def _combine(self, vectors: tuple[Tensor, ...] = (), keys: Tensor | None = None) -> Tensor:
+        """Sum over points of r (y - m), with ``keys`` of sqrt(r) z (y - m), times (y - m)·v for each vector."""
+        out, first = torch.zeros_like(self.queries.x), self.first
+        for weights in self._weights():
+            k = weights.normalised(first.log_z)
+            if keys is not None:
+                k = k.sqrt() * weights.normals(keys, self.engine.first)
+            out.index_add_(0, weights.rows, weights.combine(first.mean, k, vectors))
+        return self.engine.ranks.fold(out, torch.add)
 
     def third(self, v: Tensor, u: Tensor) -> Tensor:
         r""":math:`\sum_i r_i (y_i - m)\,((y_i - m) \cdot v)\,((y_i - m) \cdot u)`: the derivative of Cov (2.9)."""
-        flat = [a.to(self._engine.data.device, torch.float64).reshape(self._queries.x.shape) for a in (v, u)]
-        self._engine.ranks.same("The vectors", *flat)
-        return self._like_x(self._combine("weight", tuple(flat)))
+        flat = [a.to(self.engine.data.device, torch.float64).reshape(self.queries.x.shape) for a in (v, u)]
+        self.engine.ranks.same("The vectors", *flat)
+        return self._like_x(self._combine(tuple(flat)))
 
 
 def _earlier(a: Tensor, b: Tensor) -> Tensor:
@@ -216,8 +210,8 @@ class PosteriorCovariance(Covariance):
             fits(tuple(v.shape), self.batch + self.shape),
             f"v has shape {tuple(v.shape)}, which does not broadcast to {self.batch + self.shape}.",
         )
-        flat = v.to(p._queries.x).expand(self.batch + self.shape).reshape(p._queries.x.shape)
-        product = p._moments(vector=flat).product
+        flat = v.to(p.queries.x).expand(self.batch + self.shape).reshape(p.queries.x.shape)
+        product = p.moments(vector=flat).product
         assert product is not None
         return p._like_x(product)
 
@@ -227,7 +221,7 @@ class PosteriorCovariance(Covariance):
         return self.posterior._per_query(trace)
 
     def diag(self) -> Tensor:
-        diag = self.posterior._moments(frozenset({"diag"})).diag
+        diag = self.posterior.moments(frozenset({"diag"})).diag
         assert diag is not None
         return self.posterior._like_x(diag)
 
@@ -237,5 +231,5 @@ class PosteriorCovariance(Covariance):
         :math:`z_i` belongs to the pair (query, point): chunks, shards and devices do not change it.
         """
         p = self.posterior
-        keys = rng.keys((len(p._queries),), rng.as_generator(generator), p._engine.data.device)
-        return p._like_x(p._combine("gaussian", keys=p._engine.ranks.common(keys)))
+        keys = rng.keys((len(p.queries),), rng.as_generator(generator), p.engine.data.device)
+        return p._like_x(p._combine(keys=p.engine.ranks.common(keys)))

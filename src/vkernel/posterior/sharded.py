@@ -1,22 +1,22 @@
-r"""Data larger than a device: every process holds a part, and the parts merge (docs/theory.md, §2.4).
+r"""Data larger than a device: every process holds a part, and their moments merge (docs/theory.md, §2.4).
 
 Process :math:`r` of :math:`R` holds the contiguous part :math:`A_r` of the training set. For the same queries it
-finds its own moments with the engine as it is, and rank after rank they merge by (2.10) and (2.11),
+computes the moments of that part, and rank after rank they merge by (2.10) and (2.11),
 
 .. math::
 
    L = \log \sum_r e^{L_r}, \qquad p_r = e^{L_r - L}, \qquad m = \sum_r p_r m_r, \qquad
    \Sigma = \sum_r p_r \Sigma_r + \sum_{r<s} p_r p_s\, (m_r - m_s)(m_r - m_s)^T ,
 
-so that ranks never exchange points, only moments: :math:`O(d)` numbers for a query. What is not a moment follows:
+so that ranks exchange no points, only moments: :math:`O(d)` numbers for a query. What is not a moment follows:
 
 * sums over points with the weights of the whole, :math:`\sum_i \sqrt{r_i}\, z_i (y_i - m)` and third moments, add;
 * a draw by inversion, :math:`u`, belongs to the rank with :math:`\sum_{s<r} p_s \le u < \sum_{s \le r} p_s`;
 * the :math:`k` heaviest points are among the :math:`k` heaviest of every rank;
 * the centre and spread of the data are moments too, with weights :math:`w_i` in place of :math:`r_i`.
 
-Every rank runs the same program with the same queries and receives the same answer, bit for bit: tables are joined in
-the order of the ranks, and what rank 0 found is what all are told.
+Every rank runs the same program with the same queries and receives the same results, bit for bit: tables are joined in
+the order of the ranks, and rank 0 sends its result to all.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from __future__ import annotations
 import copy
 import functools
 import platform
-from collections.abc import Callable
-from dataclasses import fields
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -35,25 +34,37 @@ from torch import Tensor
 
 from vkernel.core import rng
 from vkernel.core.errors import InputError, require
-from vkernel.data.empirical import Empirical, _checked_weights, _tensor
+from vkernel.data import Empirical
 from vkernel.posterior.engine import Alone
 from vkernel.posterior.moments import Moments, merge
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 __all__ = ["Ranks", "Sharded", "shard"]
 
+T = TypeVar("T")
+Array = Tensor | np.ndarray | Sequence[object]
 TABLE = 1 << 24  # numbers of all ranks that are joined at once: 128 MB
 HASHED = 1 << 22  # numbers hashed at once
 
 
-def shard(data: Any, mesh: Any = None, *, whole: bool = True, weights: Any = None, scale: Any = None) -> Sharded:
-    """The training set spread over the processes of ``mesh``, as ``vk.EmpiricalScore`` takes it.
+def shard(
+    data: Empirical | Array,
+    mesh: DeviceMesh | dist.ProcessGroup | None = None,
+    *,
+    whole: bool = True,
+    weights: Array | None = None,
+    scale: tuple[float, float] | None = None,
+) -> Sharded:
+    """Return the training set spread over the processes of ``mesh``, as ``vk.EmpiricalScore`` takes it.
 
     All processes call this together, and then everything that uses the result, with the same arguments.
 
     ``data``
         a ``vk.Empirical``, or a tensor, array or memory map ``(n, *shape)`` with ``weights`` and
         ``scale`` as there. With ``whole=True`` every process describes the whole set and keeps its own rows; of a
-        memory map it reads those alone (and three more, to see that all mean the same file). With ``whole=False``
+        memory map it reads those alone (and three more, to check that all have the same file). With ``whole=False``
         every process brings its own part, at least one point, in the order of the ranks; ``weights`` are then on one
         common scale.
     ``mesh``
@@ -61,16 +72,21 @@ def shard(data: Any, mesh: Any = None, *, whole: bool = True, weights: Any = Non
         group. Messages travel by NCCL where that is the group's backend, else by the CPU.
     """
     ranks, device = _ranks(mesh)
-    part, problem, told = None, "", None
+    facts: dict[str, object] = {}
+    part, problem = None, ""
     try:
-        part, told = _own_part(data, ranks, whole, weights, scale)
+        part, facts = _own_part(data, ranks, whole, weights, scale)
     except InputError as error:
         problem = str(error)
-    heard = ranks.everyone((problem, told))
-    problems = [f"On rank {r}, which counts its own points from 0: {p}" for r, (p, _) in enumerate(heard) if p]
-    require(not problems, " ".join(problems))
-    odd = [r for r, (_, other) in enumerate(heard) if other != heard[0][1]]
-    require(not odd, _disagree(whole, heard[0][1], odd, heard[odd[0]][1] if odd else None))
+    problems, all_facts = zip(*ranks.everyone((problem, facts)), strict=True)
+    said = [f"On rank {r}, which counts its own points from 0: {p}" for r, p in enumerate(problems) if p]
+    require(not said, " ".join(said))
+    odd = [r for r, other in enumerate(all_facts) if other != all_facts[0]]
+    if odd:
+        different = ", ".join(name for name, fact in all_facts[0].items() if all_facts[odd[0]].get(name) != fact)
+        advice = "; if each rank brings its own part, set whole=False" if whole else ""
+        differ = f"{_listed(odd)} and rank 0 differ in {different}"
+        raise InputError(f"The ranks of a sharded set must describe it alike{advice}: {differ}.")
     assert part is not None
     return Sharded(part if device is None else part.to(device), ranks)
 
@@ -88,12 +104,15 @@ class Sharded(Empirical):
         self.stored, self.dtype, self.in_memory, self.device = part.stored, part.dtype, part.in_memory, part.device
         sizes = [int(size) for size in ranks.gather(torch.tensor([part.n]))]
         self.n, self.first = sum(sizes), sum(sizes[: ranks.rank])
-        self.weights = _checked_weights(ranks.concatenate(part.weights, sizes), self.n).to(self.device)
+        weights = ranks.concatenate(part.weights, sizes)
+        require(bool(weights.any()), "Every weight is zero; at least one must not be.")
+        weights = weights / weights.max()
+        self.weights = (weights / weights.sum()).to(self.device)
         self.own.weights = self.weights[self.first : self.first + part.n]
         mass, spread = self.own.weights.sum(), torch.tensor([part.spread], dtype=torch.float64, device=self.device)
-        whole = ranks.merge(Moments(mass.log()[None], part.center[None], trace=spread.square()))
-        assert whole.trace is not None
-        self.center, self.spread = whole.mean[0], float(whole.trace.sqrt())
+        moments = ranks.merge(Moments(mass.log()[None], part.center[None], trace=spread.square()))
+        assert moments.trace is not None
+        self.center, self.spread = moments.mean[0], float(moments.trace.sqrt())
         self.own.center, self.own.spread = self.center, self.spread
         place = (platform.node(), str(self.device))
         ranks.sharing = ranks.everyone(place).count(place)
@@ -106,11 +125,11 @@ class Sharded(Empirical):
         """The values of points ``start`` to ``stop``, flattened, ``(k, d)``, on every rank."""
         return self.take(torch.arange(self.n)[start:stop])
 
-    def take(self, indices: Any) -> Tensor:
+    def take(self, indices: Tensor | Sequence[int]) -> Tensor:
         """The values of the points ``indices``, flattened, ``(k, d)``, on every rank: their owners send them."""
         indices = torch.as_tensor(indices).cpu()
         self.ranks.same("The indices of points", indices)
-        indices = self._indices(indices)
+        indices = self.check_indices(indices)
         local = torch.where(indices < 0, indices + self.n, indices) - self.first
         mine = ((local >= 0) & (local < self.own.n)).nonzero().squeeze(-1)
         values = torch.zeros(len(indices), self.d, dtype=self.dtype, device=self.device)
@@ -124,7 +143,7 @@ class Sharded(Empirical):
         moved.weights, moved.center, moved.device = self.weights.to(device), self.center.to(device), moved.own.device
         return moved
 
-    def subset(self, indices: Any) -> Empirical:
+    def subset(self, indices: Tensor | Sequence[int]) -> Empirical:
         raise InputError("A sharded set has no subsets; take the subset first, then shard it.")
 
     def merged(self) -> tuple[Empirical, Tensor]:
@@ -132,16 +151,16 @@ class Sharded(Empirical):
 
 
 class Ranks(Alone):
-    """The processes of a ``torch.distributed`` group, and the few things that they say to each other."""
+    """The processes of a ``torch.distributed`` group, and the messages between them."""
 
-    def __init__(self, group: Any, device: torch.device) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
         self.group, self.device, self.sharing = group, device, 1
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.root = 0 if group is None else dist.get_global_rank(group, 0)
 
-    def everyone(self, thing: Any) -> list[Any]:
+    def everyone(self, thing: T) -> list[T]:
         """The ``thing`` of every rank."""
-        things: list[Any] = [None] * self.size
+        things: list[T] = [thing] * self.size
         dist.all_gather_object(things, thing, group=self.group)
         return things
 
@@ -196,23 +215,17 @@ class Ranks(Alone):
     def merge(self, moments: Moments) -> Moments:
         if moments.vector is not None:
             self.same("The vectors", moments.vector)
+        present = moments.present()
+        widths = [1 if a.ndim == 1 else a.shape[1] for a in present.values()]
 
-        def join(a: Tensor, b: Tensor) -> Tensor:
-            return _packed(merge(_unpacked(a, moments), _unpacked(b, moments)))
+        def packed(part: Moments) -> Tensor:
+            return torch.cat([a if a.ndim == 2 else a[:, None] for a in part.present().values()], 1)
 
-        return _unpacked(self.fold(_packed(moments), join), moments)
+        def unpacked(table: Tensor) -> Moments:
+            columns = zip(present.items(), table.split(widths, 1), strict=True)
+            return Moments(**{name: column.reshape(-1, *a.shape[1:]) for (name, a), column in columns})
 
-
-def _packed(moments: Moments) -> Tensor:
-    """All that was asked for as one table, a row for each query."""
-    present = (getattr(moments, f.name) for f in fields(moments))
-    return torch.cat([a if a.ndim == 2 else a[:, None] for a in present if a is not None], 1)
-
-
-def _unpacked(table: Tensor, like: Moments) -> Moments:
-    present = {f.name: a for f in fields(like) if (a := getattr(like, f.name)) is not None}
-    columns = table.split([1 if a.ndim == 1 else a.shape[1] for a in present.values()], 1)
-    return Moments(**{k: c.reshape(-1, *a.shape[1:]) for (k, a), c in zip(present.items(), columns, strict=True)})
+        return unpacked(self.fold(packed(moments), lambda a, b: packed(merge(unpacked(a), unpacked(b)))))
 
 
 def _hash(a: Tensor) -> Tensor:
@@ -230,8 +243,8 @@ def _listed(ranks: list[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
-def _ranks(mesh: Any) -> tuple[Ranks, torch.device | None]:
-    """Who takes part, and the device that the data go to (``None``: where they are)."""
+def _ranks(mesh: DeviceMesh | dist.ProcessGroup | None) -> tuple[Ranks, torch.device | None]:
+    """The processes that take part, and the device that the data move to (``None``: they stay)."""
     require(
         dist.is_available() and dist.is_initialized(),
         "shard() spreads data over processes, but torch.distributed is not initialised; start the script with torchrun "
@@ -239,93 +252,63 @@ def _ranks(mesh: Any) -> tuple[Ranks, torch.device | None]:
     )
     from torch.distributed.device_mesh import DeviceMesh
 
-    group, kind = mesh, None
+    def device(kind: str) -> torch.device:
+        return torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+    kind, group = None, mesh.get_group() if isinstance(mesh, DeviceMesh) and mesh.ndim == 1 else mesh
     if isinstance(mesh, DeviceMesh):
         require(
             mesh.ndim == 1, f"shard() needs a one-dimensional mesh, such as mesh['data']; got {mesh.ndim} dimensions."
         )
         require(mesh.get_coordinate() is not None, "This process is no part of the mesh that was given to shard().")
-        group, kind = mesh.get_group(), mesh.device_type
-    require(
-        group is None or isinstance(group, dist.ProcessGroup),
-        f"mesh must be a DeviceMesh, a ProcessGroup of which this process is part, or None; not {mesh!r}.",
-    )
+        kind = mesh.device_type
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise InputError(
+            f"mesh must be a DeviceMesh, a ProcessGroup of which this process is part, or None; not {mesh!r}."
+        )
     nccl = "nccl" in str(dist.get_backend(group))
-    messages = _device("cuda" if nccl else "cpu")
-    return Ranks(group, messages), (_device(kind) if kind else messages if nccl else None)
+    messages = device("cuda" if nccl else "cpu")
+    return Ranks(group, messages), (device(kind) if kind else messages if nccl else None)
 
 
-def _device(kind: str) -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
-
-
-def _own_part(data: Any, ranks: Ranks, whole: bool, weights: Any, scale: Any) -> tuple[Empirical, tuple[Any, ...]]:
-    """This rank's points, with weights on the common scale, and what all ranks must agree on."""
+def _own_part(
+    data: Empirical | Array, ranks: Ranks, whole: bool, weights: Array | None, scale: tuple[float, float] | None
+) -> tuple[Empirical, dict[str, object]]:
+    """This rank's points, with weights on the common scale, and what must be equal on all ranks."""
     require(not isinstance(data, Sharded), "The set is sharded already.")
     require(
-        not isinstance(data, Empirical) or scale is None,
+        scale is None or not isinstance(data, Empirical),
         "An Empirical has its own scale; give scale with bare points alone.",
     )
     if not isinstance(data, Empirical | Tensor | np.ndarray):
         data = Empirical(data, scale=scale)
-    given = isinstance(data, Empirical)
-    require(given or (data.ndim > 0 and len(data) > 0), "There must be at least one training point, (n, *shape).")
-    n = len(data)
+    given = data if isinstance(data, Empirical) else None
+    n = len(data) if given or data.ndim else 0  # type: ignore[union-attr]
+    require(n > 0, "There must be at least one training point, (n, *shape).")
     if weights is None:
-        weights = data.weights if given and whole else torch.ones(n, dtype=torch.float64)
         require(
-            not given or whole or bool((data.weights == data.weights[0]).all()),
-            "The weights of a part sum to one by themselves, which says nothing about the other parts; give all "
-            "ranks' weights on one common scale, as weights=…, or shard the whole set.",
+            given is None or whole or bool((given.weights == given.weights[0]).all()),
+            "The weights of a part sum to one by themselves, which does not determine the weights of the other parts; "
+            "give all ranks' weights on one common scale, as weights=…, or shard the whole set.",
         )
+        weights = given.weights if given and whole else torch.ones(n, dtype=torch.float64)
     w = torch.as_tensor(weights).detach().cpu().double()
     require(tuple(w.shape) == (n,), f"There must be one weight for each of {n} points; got shape {tuple(w.shape)}.")
     require(bool((w.isfinite() & (w >= 0)).all()), "Weights must be finite and not negative; some are not.")
     first, stop = (n * r // ranks.size for r in (ranks.rank, ranks.rank + 1)) if whole else (0, n)
-    part = _cut(data, first, stop, w) if given else _read(data, first, stop, w, scale)
-    glance = (n, int(_hash(w)), _glance(data)) if whole else ()
-    return part, (part.shape, part.stored, part.scale, *glance)
-
-
-def _read(points: Tensor | np.ndarray, first: int, stop: int, weights: Tensor, scale: Any) -> Empirical:
-    """The points ``first`` to ``stop``; of none, the kind of set that they would be."""
-    w = weights[first:stop]
-    part = Empirical(points[first : max(stop, first + 1)], w if w.any() else None, scale)
-    return _held(part, 0, stop - first, w)
-
-
-def _cut(data: Empirical, first: int, stop: int, weights: Tensor) -> Empirical:
-    """The points ``first`` to ``stop`` of a set, with these weights."""
-    part = _held(data, first, stop, weights[first:stop])
-    if part.weights.any():
-        part.center, part.spread = part._moments()
-    return part
-
-
-def _held(data: Empirical, first: int, stop: int, weights: Tensor) -> Empirical:
-    """The same with weights that are not normalised: of a file a view, of memory a copy, which lets go of the rest."""
-    part = copy.copy(data)
-    part.n, part.weights = stop - first, weights.to(data.device)
-    if isinstance(data._store, Tensor):
-        rows = data._store[first:stop]
-        part._store = rows.clone() if rows.untyped_storage().nbytes() > rows.nbytes else rows
-    elif data._index is None:
-        part._store = data._store[first:stop]  # type: ignore[assignment]
+    own = w[first:stop]
+    if isinstance(data, Empirical):
+        part = data.segment(first, stop, own)
     else:
-        part._index = data._index[first:stop]
-    return part
-
-
-def _glance(data: Empirical | Tensor | np.ndarray) -> int:
-    """A hash of the first, the middle and the last point: do all ranks mean the same set?"""
-    n = len(data)
-    rows = [data.take([i]) if isinstance(data, Empirical) else data[i] for i in (0, n // 2, n - 1)]
-    return int(_hash(torch.stack([a if isinstance(a, Tensor) else _tensor(np.asarray(a)) for a in rows]).cpu()))
-
-
-def _disagree(whole: bool, ours: Any, odd: list[int], theirs: Any) -> str:
-    advice = "; if each rank brings its own part, say whole=False" if whole else ""
-    names = ("shape", "type in storage", "scale", "number of points", "weights", "values of points")
-    what = [name for name, a, b in zip(names, ours, theirs or ours, strict=False) if a != b]
-    differ = f"{_listed(odd)} and rank 0 differ in {', '.join(what)}"
-    return f"The ranks of a sharded set must describe it alike{advice}: {differ}."
+        rows = data[first : max(stop, first + 1)]  # of no points, the kind of set that they would be
+        rows = rows.clone() if isinstance(rows, Tensor) and len(rows) < n else rows  # a view would hold the whole set
+        part = Empirical(rows, own if own.any() else None, scale)
+        part = part if stop > first else part.segment(0, 0, own)
+        part.weights = own.to(part.device)
+    facts: dict[str, object] = {"shape": part.shape, "type in storage": part.stored, "scale": part.scale}
+    if whole:
+        some = [data.take([i]) if isinstance(data, Empirical) else data[i] for i in (0, n // 2, n - 1)]
+        values = np.stack([np.asarray(a.cpu() if isinstance(a, Tensor) else a, dtype=np.float64) for a in some])
+        hashes = [int(_hash(a)) for a in (w, torch.from_numpy(values))]
+        facts |= {"number of points": n, "weights": hashes[0], "values of points": hashes[1]}
+    return part, facts

@@ -22,9 +22,7 @@ from torch.autograd.function import once_differentiable
 from vkernel.core.covariance import Congruent, Covariance, Generator, Rounded, Scaled, flat, over_event
 from vkernel.core.errors import InputError, require
 from vkernel.data import Empirical
-from vkernel.posterior import Engine, Posterior, Queries, Sharded
-from vkernel.posterior.pieces import Points
-from vkernel.posterior.result import PosteriorCovariance
+from vkernel.posterior import Choice, Engine, Points, Posterior, PosteriorCovariance, Queries, Sharded
 from vkernel.process import Anisotropic, Process
 from vkernel.score.base import Score, Time, differentiated
 
@@ -36,7 +34,8 @@ class EmpiricalScore(Score):
 
     ``score(x, t)`` takes ``x (*batch, *data.shape)`` and ``t`` that broadcasts to ``batch``; the result is like ``x``,
     and differentiable in ``x``. ``memory`` bounds the engine's working memory in bytes (default: a quarter of the free
-    memory). Computation happens on the data's device (``data.to("cuda")``); results return to that of ``x``.
+    memory). Computation happens on the data's device (``data.to("cuda")``); results return to that of ``x``. ``method``
+    is the engine's: ``"auto"`` is the fastest, ``"dense"`` the reference (see :class:`vkernel.posterior.Engine`).
 
     >>> import torch, vkernel as vk
     >>> score = vk.EmpiricalScore(torch.tensor([-1.0, 0.0, 1.0]), vk.VP())
@@ -46,7 +45,9 @@ class EmpiricalScore(Score):
 
     shape: tuple[int, ...]
 
-    def __init__(self, data: Empirical | Tensor, process: Process, memory: int | None = None) -> None:
+    def __init__(
+        self, data: Empirical | Tensor, process: Process, memory: int | None = None, method: Choice = "auto"
+    ) -> None:
         require(
             isinstance(process, Process), f"EmpiricalScore needs a forward process such as vk.VP(), not {process!r}."
         )
@@ -56,9 +57,9 @@ class EmpiricalScore(Score):
             raise InputError(f"The data have shape {self.data.shape} but Γ acts on {process.shape}.")
         if isinstance(self.data, Sharded):
             own, first, ranks = self._white(self.data.own), self.data.first, self.data.ranks
-            self.engine = Engine(own, memory, self._white(self.data), first, ranks)
+            self.engine = Engine(own, memory, self._white(self.data), first, ranks, method)
         else:
-            self.engine = Engine(self._white(self.data), memory)
+            self.engine = Engine(self._white(self.data), memory, method=method)
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
         x, t = self.check(x, t)
@@ -100,7 +101,7 @@ class EmpiricalScore(Score):
         inner = cov
         while not isinstance(inner, PosteriorCovariance):
             inner = inner.base  # type: ignore[attr-defined]
-        queries, mean = inner.posterior._queries, inner.posterior._first.mean
+        queries, mean = inner.posterior.queries, inner.posterior.first.mean
         s = ((queries.alpha[:, None] * mean - queries.x) / queries.var[:, None]).reshape(x.shape).to(x.device)
         return self.process.whiten(s).to(x.dtype), cov
 
@@ -217,7 +218,7 @@ class _Unwhitened(Posterior):
     """A posterior that was computed in whitened coordinates, told in the data's own."""
 
     def __init__(self, white: Posterior, frame: Anisotropic, dtype: torch.dtype) -> None:
-        super().__init__(white._engine, white._queries, white.batch, white.shape, dtype, white.device)
+        super().__init__(white.engine, white.queries, white.batch, white.shape, dtype, white.device)
         self._white, self._frame = white, frame
 
     @property
@@ -234,7 +235,7 @@ class _Unwhitened(Posterior):
 
     def sample(self, k: int, generator: Generator = None) -> Tensor:
         index = self.sample_indices(k, generator)
-        points = self._engine.whole.data.take(index.flatten())  # type: ignore[attr-defined]
+        points = self.engine.whole.data.take(index.flatten())  # type: ignore[attr-defined]
         return points.to(self.device, self.dtype).reshape(index.shape + self.shape)
 
     def third(self, v: Tensor, u: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ def measure(score: EmpiricalScore, seed: int, step: Reporter) -> Geometry:
 
 
 def _unweighted(score: EmpiricalScore) -> Engine:
-    if not score.engine.has_weights:
+    if not score.engine.weighted:
         return score.engine
     plain = copy.copy(score.data)
     plain.weights = torch.full_like(score.data.weights, 1 / score.data.n)
@@ -91,7 +91,7 @@ def _nearest(engine: Engine, data: Empirical, index: Tensor, k: int) -> tuple[Te
     other = found != index[:, None]
     # the point itself is the nearest, at distance 0; should rounding hide it, drop the last instead
     other[:, -1] &= ~other.all(1)
-    gap = (2 * (engine.log_w[0] - logit)).clamp_min(0.0).sqrt()
+    gap = (2 * (engine.points.log_w[0] - logit)).clamp_min(0.0).sqrt()
     return gap[other].reshape(-1, k), found[other].reshape(-1, k)
 
 

@@ -1,28 +1,27 @@
-r"""Posterior weights over one part of the data, in the two forms in which they are held (docs/theory.md, §2.5).
+r"""Posterior weights over one part of the data, in two forms with the same reductions (docs/theory.md, §2.5).
 
-* :class:`Few`: a list of pairs (query, point) with exact float64 logits. Used where few points carry weight; all
-  other points are below a threshold whose total share is bounded.
-* :class:`Many`: a block of logits, queries × points, used where many points carry weight.
+* :class:`SparseWeights`: pairs (query, point) with exact float64 logits, where few points carry weight; all other
+  points lie below a threshold whose total share is bounded.
+* :class:`DenseWeights`: a block of logits, queries × points, where many points carry weight.
 
-Both know the same reductions. Every moment is taken about a *pivot*, the heaviest point :math:`y_*` of the part:
-with :math:`\Delta_i = y_i - y_*`, :math:`e_i = e^{l_i - l_*}` and :math:`S = 1 + \sum_{i \ne *} e_i`,
+Every moment is taken about a *pivot*, the heaviest point :math:`y_*` of the part: with :math:`\Delta_i = y_i - y_*`,
+:math:`e_i = e^{l_i - l_*}` and :math:`S = 1 + \sum_{i \ne *} e_i`,
 
 .. math::
 
    a = \frac1S \sum_{i \ne *} e_i \Delta_i, \qquad m = y_* + a, \qquad
    c_2 = \frac1S \sum_{i \ne *} e_i \Delta_i \otimes \Delta_i - a \otimes a .
 
-The pivot itself contributes nothing, so a covariance that is exponentially small (one point holds almost all the
-weight) comes out with full relative accuracy instead of drowning in the rounding of the heavy point.
+The pivot itself contributes nothing, so that a covariance that is exponentially small (one point holds almost all the
+weight) has full relative accuracy instead of being lost in the rounding of the heavy point.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -31,7 +30,7 @@ from torch import Tensor
 from vkernel.core import rng
 from vkernel.posterior.moments import Moments
 
-__all__ = ["Few", "Many", "Part", "Piece", "Queries"]
+__all__ = ["Chunk", "DenseWeights", "Points", "Queries", "SparseWeights", "Weights", "reduce"]
 
 TIGHT = 0.02  # |y - y*|² / (|y|² + |y*|²), below which float32 would lose more than 1e-5 of a second moment
 PAIRS = 1 << 17, 1 << 21  # coordinates (pairs × d) gathered at once, in the caches of a CPU (1 MB), and on a GPU
@@ -70,18 +69,17 @@ class Queries:
     def exact_logits(self, data: Points, log_w: Tensor, q: Tensor, i: Tensor) -> Tensor:
         r""":math:`\log w_i - |x_q - \alpha_q y_i|^2 / 2 \sigma_q^2` for pairs (q, i), float64, by differences."""
         out = torch.empty(len(q), dtype=torch.float64, device=self.x.device)
-        for s in blocks(len(q), data):
+        for s in _blocks(len(q), data):
             y = data.take(i[s]).double()
             gap = self.x[q[s]].addcmul_(self.alpha[q[s], None], y, value=-1)
             out[s] = log_w[i[s]] - gap.square_().sum(-1) / (2 * self.var[q[s]])
         return out
 
 
-def blocks(count: int, data: Points) -> Iterator[slice]:
+def _blocks(count: int, data: Points) -> Iterator[slice]:
     """Slices of ``range(count)``: so many points have about ``PAIRS`` coordinates."""
     step = max(1, PAIRS[data.device.type != "cpu"] // max(data.d, 1))
-    for start in range(0, count, step):
-        yield slice(start, min(start + step, count))
+    return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
 def padded(value: Tensor, q: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -110,85 +108,8 @@ def trimmed(upper: Tensor, q: Tensor, budget: Tensor) -> Tensor:
     return upper >= least[q]
 
 
-def sampled(left: Tensor, right: Tensor, ends: Tensor, i: Tensor, value: Tensor) -> Tensor:
-    """``value + left[q] · right[i]``, where ``q`` is b between ``ends[b]`` and ``ends[b + 1]``."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        where = torch.sparse_csr_tensor(ends, i, value, (len(left), len(right)), check_invariants=False)
-        return torch.sparse.sampled_addmm(where, left, right.mT).values()
-
-
-@dataclass
-class Found:
-    """Points that are left to queries: those of query ``b`` are numbers ``ends[b] … ends[b + 1]`` of the lists.
-
-    ``p (k,)`` are places in the order of the tree, ``excess (k,)`` is by how much bounds exceed the thresholds.
-    """
-
-    ends: Tensor
-    p: Tensor
-    excess: Tensor
-
-    @classmethod
-    def among(
-        cls, bounds: Tensor, peaks: Tensor, least: Tensor, start: int, admit: Callable[[Tensor], Tensor]
-    ) -> Found:
-        """Those of the points from ``start`` on whose bounds exceed ``least``; only leaves that have any are read.
-
-        ``bounds (B, leaves, size)``, ``peaks (B, leaves)`` the largest of each leaf. ``admit`` is told how many there
-        are for each query, ``(B,)``, and says which queries are to have them.
-        """
-        queries, size = torch.arange(len(least) + 1, device=least.device), bounds.shape[2]
-        q, leaf = (peaks > least[:, None]).nonzero().mT.contiguous()
-        inside, least = bounds.flatten(0, 1).index_select(0, q * bounds.shape[1] + leaf), least[q]
-        above = inside > least[:, None]
-        admitted = admit(torch.zeros_like(queries[1:]).index_add_(0, q, above.sum(1)))
-        if not bool(admitted.all()):
-            above &= admitted[q, None]
-        place = above.flatten().nonzero().squeeze(1)
-        row, shift = place // size, start + size * (leaf - torch.arange(len(leaf), device=leaf.device))
-        ends = torch.searchsorted(place, torch.searchsorted(q, queries) * size, out_int32=True)
-        excess = inside.flatten().index_select(0, place) - least.index_select(0, row)
-        return cls(ends, (place + shift.index_select(0, row)).int(), excess)
-
-    @property
-    def size(self) -> Tensor:
-        """How many are left to each query."""
-        return self.ends.diff()
-
-    @property
-    def q(self) -> Tensor:
-        """The queries, ascending."""
-        return torch.arange(len(self.ends) - 1, device=self.ends.device).repeat_interleave(self.size)
-
-    def above(self, excess: Tensor) -> Found:
-        """With another excess: those whose is positive."""
-        keep = (excess > 0).nonzero().squeeze(1)
-        ends = torch.searchsorted(keep, self.ends, out_int32=True)
-        return Found(ends, self.p.index_select(0, keep), excess.index_select(0, keep))
-
-    def refined(self, left: Tensor, right: Tensor) -> Found:
-        """With ``left[q] · right[p]`` added to the excess."""
-        return self.above(sampled(left, right, self.ends, self.p, self.excess))
-
-    def lowered(self, by: Tensor) -> Found:
-        """With so much added to the excess of each query, ``(B,)``."""
-        return self.above(self.excess + by[self.q])
-
-
-@dataclass
-class Part:
-    """Points ``start … stop`` of the data, centred; the arrays of a :class:`Many`."""
-
-    start: int
-    centred: Tensor  # (k, d) y - center, in the working precision
-    half_square: Tensor  # (k,) |y - center|² / 2, float64
-    data: Points
-    center: Tensor  # (d,) float64
-
-
-class Few:
-    """Pairs (query ``q``, point ``i``) with float64 ``logit``; ``q`` is ascending."""
+class SparseWeights:
+    """Pairs (query ``q``, point ``i``) with float64 ``logit``; ``q`` is ascending, ``rows`` are the queries in it."""
 
     def __init__(self, data: Points, q: Tensor, i: Tensor, logit: Tensor) -> None:
         self.data, self.i, self.logit = data, i, logit
@@ -200,49 +121,46 @@ class Few:
     def nbytes(self) -> int:
         return 32 * len(self.i) + 16 * len(self.rows) * self.data.d
 
-    def _pivots(self) -> Tensor:
-        """For each query the position of its heaviest pair (the first one where there are several)."""
-        place = torch.arange(len(self.i), device=self.i.device)
-        place = torch.where(self.logit == self.top[self.segment], place, len(self.i))
-        return torch.full_like(self.rows, len(self.i)).scatter_reduce_(0, self.segment, place, "amin")
-
     def _sum(self, values: Tensor) -> Tensor:
+        """The sums over the pairs of each query."""
         out = torch.zeros((len(self.rows), *values.shape[1:]), dtype=torch.float64, device=values.device)
         return out.index_add_(0, self.segment, values)
 
-    def _gaps(self, e: Tensor, y_pivot: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _gaps(self, e: Tensor, pivot: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         r"""By blocks, the queries of pairs with weight, their :math:`e_i` and :math:`\Delta_i`."""
-        light = e.nonzero().squeeze(-1)
-        for s in blocks(len(light), self.data):
-            k = light[s]
+        live = e.nonzero().squeeze(-1)
+        for s in _blocks(len(live), self.data):
+            k = live[s]
             seg = self.segment[k]
-            yield seg, e[k], y_pivot[seg].neg_().add_(self.data.take(self.i[k]))
+            yield seg, e[k], pivot[seg].neg_().add_(self.data.take(self.i[k]))
 
     @functools.cached_property
     def _about_pivot(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         r""":math:`e_i`, :math:`y_*`, :math:`\sum e_i \Delta_i` and :math:`\sum e_i |\Delta_i|^2`: means and traces."""
-        e = (self.logit - self.top[self.segment]).exp()
-        pivot = self._pivots()
-        e[pivot] = 0.0
-        y_pivot = self.data.take(self.i[pivot]).double()
-        first, spread = torch.zeros_like(y_pivot), torch.zeros_like(self.top)
-        for seg, w, delta in self._gaps(e, y_pivot):
+        e, place = (self.logit - self.top[self.segment]).exp(), torch.arange(len(self.i), device=self.i.device)
+        place = torch.where(self.logit == self.top[self.segment], place, len(self.i))  # the first of the heaviest
+        heaviest = torch.full_like(self.rows, len(self.i)).scatter_reduce_(0, self.segment, place, "amin")
+        e[heaviest] = 0.0
+        pivot = self.data.take(self.i[heaviest]).double()
+        first, spread = torch.zeros_like(pivot), torch.zeros_like(self.top)
+        for seg, w, delta in self._gaps(e, pivot):
             spread.index_add_(0, seg, w * torch.linalg.vector_norm(delta, dim=1).square_())
             first.index_add_(0, seg, delta.mul_(w[:, None]))
-        return e, y_pivot, first, spread
+        return e, pivot, first, spread
 
     def moments(self, want: frozenset[str], vector: Tensor | None) -> Moments:
-        e, y_pivot, first, spread = self._about_pivot
+        """The moments of the queries ``rows``; ``vector (B, d)`` is indexed by them."""
+        e, pivot, first, spread = self._about_pivot
         total = 1.0 + self._sum(e)
         v = None if vector is None else vector[self.rows]
-        product, diag = (torch.zeros_like(y_pivot) if wanted else None for wanted in (v is not None, "diag" in want))
-        for seg, w, delta in self._gaps(e, y_pivot) if v is not None or diag is not None else ():
+        product, diag = (torch.zeros_like(pivot) if wanted else None for wanted in (v is not None, "diag" in want))
+        for seg, w, delta in self._gaps(e, pivot) if v is not None or diag is not None else ():
             if diag is not None:
                 diag.index_add_(0, seg, w[:, None] * delta.square())
             if v is not None and product is not None:
                 product.index_add_(0, seg, (w * (delta * v[seg]).sum(-1))[:, None] * delta)
         a = first / total[:, None]
-        out = Moments(self.top + total.log(), y_pivot + a, vector=v)
+        out = Moments(self.top + total.log(), pivot + a, vector=v)
         if "trace" in want:
             out.trace = (spread / total - a.square().sum(-1)).clamp_min(0.0)
         if diag is not None:
@@ -254,14 +172,15 @@ class Few:
             out.entropy = total.log() + self._sum(torch.special.entr(e)) / total
         return out
 
-    def weights(self, log_z: Tensor) -> Tensor:
+    def normalised(self, log_z: Tensor) -> Tensor:
+        """The weights :math:`r_i`, one for each pair."""
         return (self.logit - log_z[self.rows][self.segment]).exp()
 
     def combine(self, mean: Tensor, coefficient: Tensor, vectors: tuple[Tensor, ...]) -> Tensor:
-        """:math:`\\sum_i k_i (y_i - m) \\prod_v (y_i - m) \\cdot v` for one coefficient per pair, ``(rows, d)``."""
+        r""":math:`\sum_i k_i (y_i - m) \prod_v (y_i - m) \cdot v` for one coefficient per pair, ``(rows, d)``."""
         out = torch.zeros((len(self.rows), self.data.d), dtype=torch.float64, device=mean.device)
         mean, vectors = mean[self.rows], tuple(v[self.rows] for v in vectors)
-        for s in blocks(len(self.i), self.data):
+        for s in _blocks(len(self.i), self.data):
             seg = self.segment[s]
             gap = self.data.take(self.i[s]).double() - mean[seg]
             k = coefficient[s]
@@ -274,7 +193,7 @@ class Few:
         """The normals that belong to the pairs (query, point), where ``first`` is the data's first point."""
         return rng.normals(keys[self.rows][self.segment], first + self.i)
 
-    def padded(self) -> tuple[Tensor, Tensor]:
+    def table(self) -> tuple[Tensor, Tensor]:
         """Logits and indices as ``(rows, most pairs)``, padded with -inf and 0: small, for sorting and sums."""
         logit, first = padded(self.logit, self.segment, len(self.rows))
         index = torch.zeros(logit.shape, dtype=torch.long, device=self.i.device)
@@ -282,91 +201,116 @@ class Few:
         return logit, index
 
 
-class Many:
-    """Logits of the queries ``rows`` over all points of ``part``: ``logit + offset``, in the part's precision."""
+@dataclass
+class Chunk:
+    """Points of the data from ``start`` on, centred; the points of a :class:`DenseWeights`."""
 
-    def __init__(self, part: Part, rows: Tensor, logit: Tensor, offset: Tensor) -> None:
-        self.part, self.rows, self.logit, self.offset = part, rows, logit, offset
+    start: int
+    centred: Tensor  # (k, d) y - center, in the working precision
+    half_square: Tensor  # (k,) |y - center|² / 2, float64
+    data: Points
+    center: Tensor  # (d,) float64
+
+
+class DenseWeights:
+    """Logits ``logit + offset`` of the queries ``rows`` over all points of a chunk, in the chunk's precision."""
+
+    def __init__(self, chunk: Chunk, rows: Tensor, logit: Tensor, offset: Tensor) -> None:
+        self.chunk, self.rows, self.logit, self.offset = chunk, rows, logit, offset
 
     @property
     def nbytes(self) -> int:
-        return self.logit.nbytes + (0 if self.part.data.in_memory else self.part.centred.nbytes)
+        return self.logit.nbytes + (0 if self.chunk.data.in_memory else self.chunk.centred.nbytes)
 
     def moments(self, want: frozenset[str], vector: Tensor | None) -> Moments:
+        """The moments of the queries ``rows``; ``vector (B, d)`` is indexed by them."""
         if "diag" in want and self.logit.dtype != torch.float64:
             return self._widened(slice(None)).moments(want, vector)
-        y, wide = self.part.centred, torch.float64
-        top, pivot = self.logit.max(dim=1)
+        y, wide = self.chunk.centred, torch.float64
+        top, heaviest = self.logit.max(dim=1)
         e = _exp(self.logit - top[:, None])
-        e.scatter_(1, pivot[:, None], 0.0)
+        e.scatter_(1, heaviest[:, None], 0.0)
         light = e.sum(1).to(wide)
         total = 1.0 + light
-        y_pivot = self.part.data.take(self.part.start + pivot).double()
-        c_pivot = y[pivot].to(wide)
+        pivot, centred = self.chunk.data.take(self.chunk.start + heaviest).double(), y[heaviest].to(wide)
         raw = product(e, y).to(wide)
-        a = (raw - light[:, None] * c_pivot) / total[:, None]
-        out = Moments(top.to(wide) + total.log() + self.offset, y_pivot + a)
+        a = (raw - light[:, None] * centred) / total[:, None]
+        out = Moments(top.to(wide) + total.log() + self.offset, pivot + a)
         tight = None
         if "trace" in want or vector is not None:
-            square = 2 * product(e, self.part.half_square.to(e.dtype)).to(wide)
-            size = light * c_pivot.square().sum(-1)
-            spread = square - 2 * (c_pivot * raw).sum(-1) + size
+            square = 2 * product(e, self.chunk.half_square.to(e.dtype)).to(wide)
+            size = light * centred.square().sum(-1)
+            spread = square - 2 * (centred * raw).sum(-1) + size
             if "trace" in want:
                 out.trace = (spread / total - a.square().sum(-1)).clamp_min(0.0)
             if e.dtype != wide:  # a tight cluster far from the centre: float32 sums would cancel
                 tight = spread < TIGHT * (square + size)
         if "diag" in want:
             square = product(e, y.square()).to(wide)
-            spread = square - 2 * c_pivot * raw + light[:, None] * c_pivot.square()
+            spread = square - 2 * centred * raw + light[:, None] * centred.square()
             out.diag = (spread / total[:, None] - a.square()).clamp_min(0.0)
         if vector is not None:
             v = out.vector = vector[self.rows]
             along = product(v.to(y.dtype), y.mT)
-            along -= (v * c_pivot).sum(-1, keepdim=True)
+            along -= (v * centred).sum(-1, keepdim=True)
             along *= e
-            spread = product(along, y).to(wide) - along.sum(1, keepdim=True).to(wide) * c_pivot
+            spread = product(along, y).to(wide) - along.sum(1, keepdim=True).to(wide) * centred
             out.product = spread / total[:, None] - a * (a * v).sum(-1, keepdim=True)
         if "weights" in want:
             out.square = (1.0 + e.square().sum(1).to(wide)) / total.square()
             out.entropy = total.log() + torch.special.entr(e).sum(1).to(wide) / total
         if tight is not None and bool(tight.any()):
-            again = self._widened(tight).moments(want, vector)
-            for f in fields(out):
-                if getattr(out, f.name) is not None:
-                    getattr(out, f.name)[tight] = getattr(again, f.name)
+            out.put(tight, self._widened(tight).moments(want, vector))
         return out
 
-    def _widened(self, keep: slice | Tensor) -> Many:
+    def _widened(self, keep: slice | Tensor) -> DenseWeights:
         """The same weights for some of the rows, with sums in float64."""
-        stop = self.part.start + len(self.part.centred)
-        exact = self.part.data.rows(self.part.start, stop).double() - self.part.center  # not the rounded ones
-        part = Part(**{**vars(self.part), "centred": exact})
-        return Many(part, self.rows[keep], self.logit[keep].double(), self.offset[keep])
+        stop = self.chunk.start + len(self.chunk.centred)
+        exact = self.chunk.data.rows(self.chunk.start, stop).double() - self.chunk.center  # not the rounded ones
+        chunk = replace(self.chunk, centred=exact)
+        return DenseWeights(chunk, self.rows[keep], self.logit[keep].double(), self.offset[keep])
 
-    def weights(self, log_z: Tensor) -> Tensor:
+    def normalised(self, log_z: Tensor) -> Tensor:
+        """The weights :math:`r_i`, ``(rows, points)``."""
         shift = (log_z[self.rows] - self.offset).to(self.logit.dtype)
         return _exp(self.logit - shift[:, None])
 
     def combine(self, mean: Tensor, coefficient: Tensor, vectors: tuple[Tensor, ...]) -> Tensor:
-        y = self.part.centred
-        centre = mean[self.rows] - self.part.center
+        r""":math:`\sum_i k_i (y_i - m) \prod_v (y_i - m) \cdot v` for coefficients ``(rows, points)``."""
+        y = self.chunk.centred
+        centre = mean[self.rows] - self.chunk.center
         k = coefficient.to(y.dtype)
         for v in (v[self.rows] for v in vectors):
             k = k * (product(v.to(y.dtype), y.mT) - (v * centre).sum(-1, keepdim=True).to(y.dtype))
         return product(k, y).double() - k.sum(1, keepdim=True).double() * centre
 
     def normals(self, keys: Tensor, first: int = 0) -> Tensor:
-        first += self.part.start
-        counter = torch.arange(first, first + self.logit.shape[1], device=keys.device)
-        return rng.normals(keys[self.rows, None], counter)
+        """The normals that belong to the pairs (query, point), where ``first`` is the data's first point."""
+        first += self.chunk.start
+        return rng.normals(keys[self.rows, None], torch.arange(first, first + self.logit.shape[1], device=keys.device))
 
-    def padded(self) -> tuple[Tensor, Tensor]:
-        index = torch.arange(self.part.start, self.part.start + self.logit.shape[1], device=self.logit.device)
-        return self.logit.double() + self.offset[:, None], index.expand(self.logit.shape)
+    def table(self) -> tuple[Tensor, Tensor]:
+        """Logits and indices of all pairs, both ``(rows, points)``."""
+        start, device = self.chunk.start, self.logit.device
+        index = torch.arange(start, start + self.logit.shape[1], device=device).expand(self.logit.shape)
+        return self.logit.double() + self.offset[:, None], index
+
+
+Weights = SparseWeights | DenseWeights
+
+
+def reduce(
+    parts: Iterable[Weights], queries: Queries, want: frozenset[str] = frozenset(), vector: Tensor | None = None
+) -> Moments:
+    """Merge the moments of all parts; ``want`` ⊂ {"trace", "diag", "weights"}, ``vector (B, d)`` for a product."""
+    out = Moments.empty(queries.x, want, vector)
+    for part in parts:
+        out.absorb(part.rows, part.moments(want, vector))
+    return out
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` in the precision of its factors, also inside somebody's autocast region."""
+    """``a @ b`` in the precision of its factors, also inside a user's autocast region."""
     with torch.autocast(a.device.type, enabled=False):
         return a @ b
 
@@ -375,6 +319,3 @@ def _exp(logit: Tensor) -> Tensor:
     """The exponential in place, exactly zero before it would be subnormal: those make products 10 times slower."""
     floor = math.log(torch.finfo(logit.dtype).tiny)
     return torch.nn.functional.threshold(logit, floor, -torch.inf, inplace=True).exp_()
-
-
-Piece = Few | Many

@@ -1,0 +1,440 @@
+r"""The GPU path: fp16 products screen the points, exact values decide (docs/theory.md, §2.5).
+
+One product of :mod:`~vkernel.posterior.gpu.fp16` gives all logits within a proven :math:`\delta`. Each query takes the
+first stage that is accurate for it:
+
+1. **sparse**: few points may matter; these *candidates* are evaluated in float64 from the stored values. They are all
+   points within a window of the largest logit (for covariances: of the second largest), call it :math:`L`, and are
+   complete by a certificate: the others sum up to
+
+   .. math:: \sum_{i \text{ no candidate}} e^{\hat l_i} \le e^{-16 - 2 \delta}\, e^{\hat L} ,
+
+   so that, with true logits within :math:`\delta` of the computed :math:`\hat l`, less than :math:`e^{-16}` of the
+   weight is missing. A narrow window is tried; for a wide one, :math:`\log n + 16 + 2\delta`, the certificate always
+   holds. The data were read once.
+2. **light**: many points, none of which matters by itself. The products with the fp16 residuals are added, and the
+   weights, as sums of two fp16 numbers, are multiplied by the points in slices of 8,192. With errors of single logits
+   of size :math:`\eta`, of single shares of size :math:`\nu` and of single points of size :math:`R` (relative to their
+   spread), together :math:`\epsilon^2 = \eta^2 + \nu^2 + R^2`, all independent, and a floor :math:`f` that nothing
+   averages out (:mod:`~vkernel.posterior.gpu.calibration`), the error of the mean is :math:`\sqrt{\epsilon^2 /
+   n_\mathrm{eff} + f^2}`: this stage is taken where that is below ``TOLERANCE``.
+3. **full**: otherwise points heavier than :math:`(\mathrm{tol}^2 - f^2) / \epsilon^2` are taken out and evaluated in
+   float64, all others are as before, and the two parts are merged. If this is for many queries of which few points
+   count, both residuals of the data are used, for that leaves the fewest heavy points.
+4. What has too many heavy points, or a large :math:`\delta`, takes the reference path: float32 and float64 products.
+
+Stage 1 is proven; 2 and 3 rest on an estimate, which is measured on these data when the engine is made. Where at most
+half of a batch is left for a stage, those queries continue as a batch of their own.
+
+A hundred small kernels take a GPU less time than a CPU needs to start them. So the steps for batches of one size are
+recorded as CUDA graphs (:class:`Recordings`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from vkernel.core import rng
+from vkernel.posterior.dense import Dense
+from vkernel.posterior.gpu import fp16
+from vkernel.posterior.gpu import steps as torch_steps
+from vkernel.posterior.gpu.calibration import Loss, calibrate
+from vkernel.posterior.gpu.fp16 import FP16Points
+from vkernel.posterior.gpu.steps import FULL, TINY, WIDE, Left, Logits
+from vkernel.posterior.moments import Moments
+from vkernel.posterior.weights import Queries, SparseWeights, Weights
+
+__all__ = ["GPUPath", "trusted_path"]
+
+T = TypeVar("T")
+AGREE = 5e-5  # of the data's radius, between the GPU path and the reference path
+MARGIN = 16.0  # dropped points hold less than exp(-MARGIN) of the weight
+NARROWER = 4.0  # beyond MARGIN, the window that is tried before log n
+TOLERANCE, FINE = 1.5e-5, 7e-7  # of the mean, in units of the spread of the data; the latter where few points count
+SOME = 64.0  # points are not few any more
+CLOSE = 4.0  # an error of the screen beyond which fp16 weights might overflow
+MOST = 8192  # candidates of one query at most
+LONG = 2048  # candidates that one query may have where the average is less than what is worth while
+HEAVY = 1024  # places for heavy points of one query in stage 3, at least
+BALANCE = 190.0  # fp16 operations in the time that one byte is read
+NARROW = 32  # below this dimension the reference path, in float64, is as fast
+FAR = 1e30  # logits beyond this are left to float64
+OUTSIDE = 1e15  # |x - αc| / σ beyond which float64 cannot distinguish points
+CROWD = 16  # one query in so many, of which few points count, is enough for both residuals
+FEWEST = 16  # queries of the smallest batch that continues by itself
+SIZES = 6  # sizes of batches whose graphs are kept
+
+
+@dataclass
+class Screened:
+    """Split queries, their logits, candidates; the largest logit, the weight relative to it, n_eff, ``(B,)``."""
+
+    left: Left
+    logits: Logits
+    count: Tensor
+    index: Tensor
+    first: Tensor
+    total: Tensor
+    ess: Tensor
+
+
+@dataclass
+class Sparse:
+    """The moments of stage 1, and which queries go on to which stage, ``(B,)``.
+
+    ``numbers`` counts the queries that are invalid, those of each stage, and those of the third of which few points
+    count.
+    """
+
+    seen: Screened
+    moments: Moments
+    light: Tensor
+    full: Tensor
+    reference: Tensor
+    numbers: Tensor
+
+
+class Recording:
+    """A batch of queries at one place in memory, and steps with it that are replayed as CUDA graphs.
+
+    The first time a step runs as it is, which compiles what must be compiled; the second time it is recorded; from then
+    on it is one launch. Results stay at their place until the step is taken again.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        wide = torch.empty_like(x, dtype=WIDE, memory_format=torch.contiguous_format)
+        self.queries = Queries(wide, wide.new_empty(len(x)), wide.new_empty(len(x)))
+        self.graphs: dict[str, tuple[torch.cuda.CUDAGraph, object] | None] = {}
+        self.free = torch.cuda.Event()
+        self.free.record()
+
+    def take(self, name: str, step: Callable[[], T]) -> T:
+        """``step()``, or what was recorded of it under this name."""
+        if name not in self.graphs:
+            self.graphs[name] = None
+            return step()
+        recorded = self.graphs[name]
+        if recorded is None:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                result = step()
+            recorded = self.graphs[name] = graph, result
+        recorded[0].replay()
+        return recorded[1]  # type: ignore[return-value]
+
+
+class Recordings:
+    """One recording for each size and precision of batch that was used lately; a copy of it is empty."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # a batch may hold back some of its queries, which continue as another
+        self.kept: OrderedDict[tuple[int, torch.dtype], Recording] = OrderedDict()
+
+    def __reduce__(self) -> tuple[type[Recordings], tuple[()]]:
+        return Recordings, ()
+
+    @contextlib.contextmanager
+    def at(self, x: Tensor, alpha: Tensor | float, var: Tensor | float) -> Iterator[Recording]:
+        """The recording for batches like ``x``, filled with these queries; other streams wait until it is free."""
+        with self.lock, torch.cuda.device(x.device):
+            key = len(x), x.dtype
+            recording = self.kept.pop(key, None) or Recording(x)
+            self.kept[key] = recording
+            if len(self.kept) > SIZES:
+                self.kept.popitem(last=False)
+            torch.cuda.current_stream().wait_event(recording.free)
+            recording.queries.x.copy_(x)
+            for place, level in ((recording.queries.alpha, alpha), (recording.queries.var, var)):
+                place.fill_(level) if isinstance(level, float) else place.copy_(level)
+            yield recording
+            recording.free.record()
+
+
+class GPUPath:
+    """The points of the reference path in fp16, and the stages above; ``triton`` kernels by default on a GPU."""
+
+    def __init__(self, dense: Dense, triton: bool | None = None) -> None:
+        self.dense, self.points = dense, dense.points
+        self.triton = dense.points.device.type == "cuda" and _has_triton() if triton is None else triton
+        self.fp16 = FP16Points(self.points)
+        self.recorded = self.triton and self.points.device.type == "cuda" and self.fp16.stored.values is not None
+        self.recordings = Recordings()
+        self.spread = max(float((2 * self.fp16.half[: self.points.n].to(WIDE).mean()).sqrt()), TINY)
+        self.losses: dict[tuple[bool, bool], Loss] = {}
+        if self.fp16.complete:
+            most = max(1, self.points.memory // 8 // self._bytes_per_query())
+            self.losses = calibrate(self.fp16, self.steps, self.spread, most, self._light_means)
+
+    @property
+    def steps(self) -> ModuleType:
+        """The steps, in Triton or in torch; not held, since engines are copied and pickled."""
+        if self.triton:
+            from vkernel.posterior.gpu import triton_steps
+
+            return triton_steps
+        return torch_steps
+
+    @property
+    def usable(self) -> bool:
+        """Whether this process sums fp16 products in float32, as the bound assumes."""
+        return not getattr(torch.backends.cuda.matmul, "allow_fp16_accumulation", False)
+
+    def cap(self, queries: int) -> int:
+        """The number of candidates beyond which the dense stages are cheaper than reading the candidates twice."""
+        n, d, values = self.points.n, self.fp16.width, self.fp16.stored.values
+        dense = max(4 * n * d, 8 * queries * n * d / BALANCE)
+        each = 8 if values is None else max(4, values.itemsize)  # of bytes, looking them up takes longer than reading
+        return int(2 ** math.floor(math.log2(min(max(dense / (2 * queries * d * each) / 2, 64), MOST))))
+
+    def _bytes_per_query(self) -> int:
+        """Bytes for the logits, weights and sums of one query."""
+        h = self.fp16
+        return 16 * h.rows + (8 if h.low is None else 12) * h.slices * h.width + 32 * h.width
+
+    def _blocks(self, count: int) -> Iterator[slice]:
+        """Blocks of queries that fit into an eighth of the memory."""
+        step = max(1, self.points.memory // 8 // self._bytes_per_query())
+        return (slice(s, min(s + step, count)) for s in range(0, count, step))
+
+    # --- whole batches ------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def score(self, x: Tensor, alpha: Tensor | float, var: Tensor | float) -> Tensor | None:
+        r""":math:`(\alpha m - x) / \sigma^2` for ``x (B, d)``, like x; ``None`` if a query is NaN or too far away."""
+        out = torch.empty_like(x)
+        for rows in self._blocks(len(x)):
+            levels = [a if isinstance(a, float) else a[rows] for a in (alpha, var)]
+            with self._placed(x[rows], levels[0], levels[1]) as (queries, take):
+                moments, invalid = self._stages(queries, take)
+                if invalid:
+                    return None
+                out[rows] = moments.mean.mul(queries.alpha[:, None]).sub_(queries.x).div_(queries.var[:, None])
+        return out
+
+    @torch.inference_mode(False)  # what is kept between calls must serve calls in any mode
+    @torch.no_grad()
+    def moments(self, queries: Queries) -> Moments:
+        """log z and the mean of every query."""
+        out = Moments.empty(queries.x)
+        for rows in self._blocks(len(queries)):
+            with self._placed(queries.x[rows], queries.alpha[rows], queries.var[rows]) as (block, take):
+                moments, _ = self._stages(block, take)
+                out.log_z[rows], out.mean[rows] = moments.log_z, moments.mean
+        return out
+
+    @contextlib.contextmanager
+    def _placed(
+        self, x: Tensor, alpha: Tensor | float, var: Tensor | float
+    ) -> Iterator[tuple[Queries, Callable[[str, Callable[[], T]], T]]]:
+        """Queries and how to take a step with them: directly, or from the recordings of this size of batch."""
+        if self.recorded and self._bytes_per_query() * len(x) <= self.points.memory // 12:
+            with self.recordings.at(x, alpha, var) as recording:
+                yield recording.queries, recording.take
+        else:
+            wide = [x.new_full((len(x),), a, dtype=WIDE) if isinstance(a, float) else a for a in (alpha, var)]
+            yield Queries(x.to(WIDE), *wide), lambda name, step: step()
+
+    def _stages(self, queries: Queries, take: Callable[[str, Callable[[], T]], T]) -> tuple[Moments, bool]:
+        """The moments of all queries; whether some query is NaN or too far away. ``take`` takes a step."""
+        size = len(queries)
+        sparse: Sparse = take("sparse", lambda: self.sparse(queries))  # type: ignore[assignment,arg-type,return-value]
+        invalid, light, full, others, fine = sparse.numbers.tolist()
+        out = sparse.moments
+        if invalid or light + full + others == 0:
+            return out, bool(invalid)
+        again, rest = sparse.reference, None
+        if size > fp16.SMALL and light + full <= size // 2:
+            rest = sparse.light | sparse.full
+        elif full:
+            low = self.fp16.low is not None and CROWD * fine >= size
+            out, again = take(f"full, {low}", lambda: self._dense(queries, sparse, True, low))  # type: ignore
+        elif light:
+            out, _ = take("light", lambda: self._dense(queries, sparse, False, False))  # type: ignore
+        for mask, evaluate in ((again, self.dense.moments), (rest, self._apart)):
+            some = None if mask is None else mask.nonzero().squeeze(-1)
+            if some is not None and len(some):
+                out.put(some, evaluate(queries[some]))
+        return out, False
+
+    def _apart(self, queries: Queries) -> Moments:
+        """The moments of some queries as a batch of their own, filled up to one of few sizes."""
+        count = len(queries)
+        filled = torch.arange(max(FEWEST, 1 << (count - 1).bit_length()), device=queries.x.device) % count
+        return self.moments(queries[filled]).take(torch.arange(count, device=queries.x.device))
+
+    # --- stage 1 ------------------------------------------------------------------------------------------------------
+
+    def screen(self, queries: Queries, covariance: bool) -> Screened:
+        """The logits of all points from one product, and certified candidates."""
+        h, steps, size = self.fp16, self.steps, len(queries)
+        left = steps.split(queries, h.center, h.unit, h.width, h.bound(size))
+        logits = h.logits(left)
+        first, second = steps.peaks(logits, covariance)
+        # A single point has no second: then nothing can be dropped, and nothing need be.
+        reference = torch.where(second.isfinite(), second, first) if covariance else first
+        base = reference - 2 * left.delta - MARGIN
+        thresholds = torch.stack([base - NARROWER, base - math.log(self.points.n)]).float()
+        survey = steps.survey(logits, first, thresholds)
+        certified = survey.below.to(WIDE).log() <= base - first - 1e-3  # which is more than float32 sums lose
+        cap = max(self.cap(size), min(LONG, MOST))
+        counts = torch.where(certified[:, None], *survey.count)
+        count, index = steps.select(logits, torch.where(certified, *thresholds), cap, counts)
+        # A few queries may have many candidates, if not all have.
+        fits = count.clamp_max(cap).sum() <= size * self.cap(size)
+        short = (count <= torch.where(fits, cap, self.cap(size))) & (left.delta < FAR)
+        count = torch.where(short, count, cap + 1)
+        return Screened(left, logits, count, index, first, survey.total, survey.total.square() / survey.square)
+
+    def sparse(self, queries: Queries) -> Sparse:
+        """Stage 1 for all queries."""
+        seen = self.screen(queries, False)
+        exact = self.steps.exact(queries, self.fp16.stored, seen.count, seen.index)
+        moments = Moments(*self.steps.mean(self.fp16.stored, seen.count, seen.index, exact))
+        long = seen.count > seen.index.shape[1]
+        many = long & (seen.left.delta < CLOSE) if self.fp16.complete else torch.zeros_like(long)
+        loss = self.loss(len(queries), False)
+        light = many & (self.error(seen, False, loss) <= self.allowed(seen, loss) * seen.ess)
+        invalid = ~(seen.left.norm < OUTSIDE * queries.var.sqrt())
+        full = many ^ light
+        numbers = torch.stack([invalid, light, full, long ^ many, full & (seen.ess < SOME)]).sum(1)
+        return Sparse(seen, moments, light, full, long ^ many, numbers)
+
+    def weights(self, queries: Queries, covariance: bool) -> Generator[Weights, None, Tensor]:
+        """Yield all weights of the queries that have few candidates; return the numbers of the others."""
+        rest = [torch.zeros(0, dtype=torch.long, device=queries.x.device)]
+        for block in self._blocks(len(queries)):
+            seen = self.screen(queries[block], covariance)
+            count, index = seen.count, seen.index
+            q, k = torch_steps.held(count, index.shape[1]).nonzero().unbind(1)
+            if len(q):
+                exact = self.steps.exact(queries[block], self.fp16.stored, count, index)
+                yield SparseWeights(self.points.data, q + block.start, index[q, k].long(), exact[q, k])
+            rest.append((count > index.shape[1]).nonzero().squeeze(-1) + block.start)
+        return torch.cat(rest)
+
+    # --- stages 2 and 3 -----------------------------------------------------------------------------------------------
+
+    def loss(self, queries: int, low: bool) -> Loss:
+        """The measured errors for so many queries."""
+        return self.losses.get((queries <= fp16.SMALL, low), Loss())
+
+    def allowed(self, seen: Screened, loss: Loss) -> Tensor:
+        """The square of the mean's error that may follow from those of single points, ``(B,)``; where few count, less.
+
+        In units of the data's spread.
+        """
+        fine, coarse = (max(tolerance**2 - loss.floor**2, TINY) for tolerance in (FINE, TOLERANCE))
+        if loss.floor < 2 * FINE:  # if the floor is the error, single points should not add to it
+            fine = max(fine, FINE**2 / 4)
+        return torch.where(seen.ess < SOME, fine, coarse)
+
+    def error(self, seen: Screened, low: bool, loss: Loss) -> Tensor:
+        """The mean square ε² of the error of one point's part in a mean, relative to it, ``(B,)``."""
+        y, size, slope = self.fp16.radius, seen.left.size, seen.left.slope
+        eta = loss.noise * y * size + loss.pattern * y * torch.minimum(size, 2 * y * slope) + 2.0**-25 * y * y * slope
+        residual = self.fp16.last if low else self.fp16.residual
+        return eta.square() + (loss.share**2 + (residual / self.spread) ** 2)
+
+    def _light_means(self, queries: Queries, low: bool, loss: Loss) -> tuple[Tensor, Tensor]:
+        """Means by stage 2 for all queries, whether they would take it or not, and their expected squared errors."""
+        sparse = self.sparse(queries)
+        every = torch.ones_like(sparse.light)
+        moments, _ = self._dense(queries, replace(sparse, light=every), False, low, loss)
+        return moments.mean, self.error(sparse.seen, low, loss) / sparse.seen.ess
+
+    def _dense(
+        self, queries: Queries, sparse: Sparse, full: bool, low: bool, loss: Loss | None = None
+    ) -> tuple[Moments, Tensor]:
+        """Stage 2 or 3 for all, since most of its cost is shared; and which queries need the reference path."""
+        seen, h, steps = sparse.seen, self.fp16, self.steps
+        loss = self.loss(len(queries), low) if loss is None else loss
+        h.refine(seen.left, seen.logits, low)
+        logits = replace(seen.logits, gain=seen.logits.gain * (1 + loss.logits))
+        shift = seen.first + seen.left.delta.float()  # no weight is larger than this
+        heavy, wanted, reference = None, sparse.light, sparse.reference
+        if full:
+            wanted = sparse.light | sparse.full
+            share = self.allowed(seen, loss) / self.error(seen, low, loss)
+            least = seen.first + (seen.total * share.clamp_max(1.0)).log()
+            least = torch.where(sparse.full, least, torch.inf).float()
+            cap = min(MOST, max(HEAVY, self.cap(len(queries))))
+            counts = steps.survey(logits, seen.first, least.expand(2, -1)).count[0]
+            count, index = steps.select(logits, least, cap, counts)
+            exact = steps.exact(queries, h.stored, count, index)
+            heavy = Moments(*steps.mean(h.stored, count, index, exact))
+            steps.strike(logits, count, index)
+            shift, reference = torch.minimum(shift, least), reference | (wanted & (count > cap))
+        weights, total = steps.weights(logits, shift)
+        log_z = shift - seen.left.norm.square() / (2 * queries.var) + (total / FULL).log()
+        if not self.points.weighted:
+            log_z += self.points.log_w[0]
+        scale = h.unit * (1 + loss.means) / total.clamp_min(TINY)
+        out = Moments(log_z, h.center + scale[:, None] * h.sums(weights, low))
+        if heavy is not None:
+            part = torch.sigmoid(log_z - heavy.log_z)[:, None]
+            out = Moments(torch.logaddexp(heavy.log_z, log_z), (1 - part) * heavy.mean + part * out.mean)
+        log_z = torch.where(wanted, out.log_z, sparse.moments.log_z)
+        return Moments(log_z, torch.where(wanted[:, None], out.mean, sparse.moments.mean)), reference
+
+
+def trusted_path(dense: Dense) -> GPUPath | None:
+    """The GPU path, where there is a GPU with room for it and it agrees with the reference path on a few points.
+
+    Its kernels are compiled where they run, for GPUs and versions that were never tested: a path that fails or is
+    inaccurate is not used, with a warning.
+    """
+    points = dense.points
+    room = 2 * (points.n + 8192) * (points.d + 64) <= points.memory // 2
+    suitable = points.n > 0 and points.d >= NARROW and points.data.in_memory and room
+    if points.device.type != "cuda" or not suitable or not fp16.supported(points.device):
+        return None
+    return checked(dense)
+
+
+def checked(dense: Dense) -> GPUPath | None:
+    """The GPU path, if it works and agrees with the reference path on a few points of the data."""
+    try:
+        path = GPUPath(dense)
+        off = _difference(path, dense)
+    except Exception as error:  # a compiler's, a driver's, or no memory left: of many kinds, and none is the user's
+        warnings.warn(f"The GPU path cannot be used here, {type(error).__name__}: {error}", stacklevel=3)
+        return None
+    if off < AGREE:
+        return path
+    warnings.warn(f"The GPU path is off by {off:.1g} here and is not used.", stacklevel=3)
+    return None
+
+
+def _has_triton() -> bool:
+    try:
+        import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _difference(path: GPUPath, dense: Dense) -> float:
+    """The largest difference between the means of the two paths, at low and high noise, relative to the radius."""
+    points = dense.points
+    radius = max(points.radius, 1e-9 * float(points.center.norm()), 1e-30)  # all points may be one
+    some = torch.linspace(0, points.n - 1, 4, device=points.device).long()
+    y, one = points.data.take(some).double(), torch.ones(4, dtype=torch.float64, device=points.device)
+    noise = rng.normals(some[:, None], torch.arange(points.d, device=points.device))
+    off = 0.0
+    for sigma in (0.1 * radius / math.sqrt(points.d), 3 * radius / math.sqrt(points.d)):
+        queries = Queries(y + sigma * noise, one, one * sigma**2)
+        gap = float((path.moments(queries).mean - dense.moments(queries).mean).norm(dim=-1).max()) / radius
+        off = max(off, gap) if gap == gap else math.inf
+    return off
