@@ -327,7 +327,8 @@ def test_the_script_of_the_how_to_runs_under_torchrun(folder: Path) -> None:
     assert script is not None
     (folder / "score.py").write_text(script[1])
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "score.py"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    source = str(Path(vk.__file__).parents[1])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": source}
     run = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
     )
