@@ -1,8 +1,9 @@
 """``vkernel explore``: drag the training points and watch what a model would learn.
 
-A page in the browser, served from this machine. :mod:`~vkernel.explore.state` says what it shows and turns it into an
-address; :mod:`~vkernel.explore.compute` and :mod:`~vkernel.explore.simulate` ask the library for the numbers;
-:mod:`~vkernel.explore.figures` and :mod:`~vkernel.explore.page` show them. Nothing is computed in the page itself.
+A page in the browser, served from this machine. :mod:`~vkernel.explore.state` defines what it shows,
+:mod:`~vkernel.explore.compute` gets the numbers from the library, :mod:`~vkernel.explore.captions` puts them into text,
+:mod:`~vkernel.explore.figures` draws them, and :mod:`~vkernel.explore.page` connects these with the browser. The page
+itself computes nothing.
 """
 
 from vkernel.explore.serve import serve

@@ -1,16 +1,17 @@
-"""One tab: its state, its pictures, its job, and the messages between them and the browser.
+"""One browser tab: its state, its figures, its jobs, and the messages between them and the browser.
 
-The browser sends what the user did, the tab answers with what is to be shown; nothing is shared between tabs but the
-bound on how many jobs run at once. A drag is answered at once with the exact maps; samples follow from a job.
+The browser sends what the user did; the tab answers with what to show. A drag is answered at once with the exact maps;
+samples follow from a job. Tabs share nothing but the bound on how many jobs run at once.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,380 +20,327 @@ from bokeh.document import Document
 from panel.custom import JSComponent
 
 from vkernel.core.errors import InputError, require
-from vkernel.explore import compute
-from vkernel.explore.figures import Pictures, timeline
+from vkernel.explore import captions, compute
+from vkernel.explore.captions import ASSETS
+from vkernel.explore.compute import Result, run_inputs
+from vkernel.explore.figures import Figures, timeline
 from vkernel.explore.jobs import Desk, Workers
-from vkernel.explore.knobs import GROUPS, LAYER_WORDS, layers_for
-from vkernel.explore.presets import PRESETS, known_as, preset
-from vkernel.explore.report import report
-from vkernel.explore.simulate import Result, concerns, simulate, variance
-from vkernel.explore.snippet import snippet
-from vkernel.explore.state import LIMIT, MOST_BYTES, SAMPLERS, State, clamped, from_csv, from_query, weights_after
-from vkernel.explore.tour import STEPS
-from vkernel.explore.words import earlier, said
+from vkernel.explore.state import LIMIT, MAX_BYTES, Point, State, clamp, from_csv, from_query, weights_after
 from vkernel.version import __version__
 
 __all__ = ["Tab", "page"]
 
-ASSETS = Path(__file__).parent / "assets"
-FIELDS = ("sampler", "kappa", "features", "ratio", "tau", "K", "process", "eps", "steps", "seed", "t", "dark", "layers")
-SPREAD = (0.618034, 0.754878)  # steps that spread new points over the window, along each axis
+SPREAD = (0.618034, 0.754878)  # steps of a low-discrepancy sequence that places new points, per axis
+REFUSED = (InputError, TypeError, ValueError, OverflowError)  # raised by messages that cannot be carried out
 
 
 class Bridge(JSComponent):
-    """The line to the browser: messages both ways; its script also runs the controls that the template holds."""
+    """The message channel to the browser; its script also runs the controls of the template."""
 
     _esm = (ASSETS / "page.js").read_text(encoding="utf8")
 
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message to the browser."""
+        self._send_msg(message)
+
 
 class Tab:
-    """The page of one browser tab, begun from the query of its address."""
+    """The page of one browser tab, started from the query of its address."""
 
     def __init__(self, workers: Workers, query: str | dict[str, str] = "") -> None:
-        self.state, self._message = from_query(query)
-        self.pictures, self.bridge = Pictures(), Bridge(width=0, height=0)
-        self.desk, self.sketches = Desk(workers), Desk(workers)
-        self._share: np.ndarray | None = None  # the map of V, and of which result and time it is
-        self._share_of: tuple[Result, float] | None = None
-        self._drawing: Result | None = None  # whose map of V is under way
-        self._marks: dict[str, Any] = {}
+        self.state, self._problem = from_query(query)
+        self.figures, self.bridge = Figures(), Bridge(width=0, height=0)
+        self.desk, self.maps = Desk(workers), Desk(workers)
         self.result: Result | None = None
-        self._asked: State | None = None
+        self._requested: State | None = None  # inputs of the run that was started last
+        self._variance: tuple[Result, float, np.ndarray | None] | None = None  # the map of V, with its run and time
+        self._mapping: Result | None = None  # the run whose map of V is being computed
+        self._marks: dict[str, Any] = {}
         self._document: Document | None = None
-        self.pictures.recolour(self.state.dark)
-        self.pictures.points.on_change("data", lambda attr, old, new: self._moved())
+        self.figures.recolour(self.state.dark)
+        self.figures.points.on_change("data", lambda attr, old, new: self._points_edited())
         self.bridge.on_msg(lambda event: self.receive(event.data))
         self._show_all()
 
     def template(self) -> pn.Template:
-        """The page itself."""
+        """Build the page."""
         made = pn.Template((ASSETS / "page.html").read_text(encoding="utf8"))
-        for name, item in (
-            ("plane", pn.pane.Bokeh(self.pictures.plane, sizing_mode="stretch_both")),
-            ("line", pn.pane.Bokeh(self.pictures.line, sizing_mode="stretch_both")),
-            ("laws", pn.pane.Bokeh(self.pictures.laws, sizing_mode="stretch_both")),
-            ("bridge", self.bridge),
-        ):
-            made.add_panel(name, item)
-        made.add_variable("css", (ASSETS / "page.css").read_text(encoding="utf8"))
-        made.add_variable("groups", GROUPS)
-        made.add_variable("layers", LAYER_WORDS)
-        made.add_variable("dark", self.state.dark)
-        plane = {k: v[0] for k, v in PRESETS.items() if len(preset(k)[0]) == 2}
-        line = {k: v[0] for k, v in PRESETS.items() if k not in plane}
-        made.add_variable("presets", (("in the plane", plane), ("on the line", line)))
-        made.add_variable("limit", LIMIT)
-        made.add_variable("version", __version__)
+        for name, plot in (("plane", self.figures.plane), ("line", self.figures.line), ("laws", self.figures.laws)):
+            made.add_panel(name, pn.pane.Bokeh(plot, sizing_mode="stretch_both"))
+        made.add_panel("bridge", self.bridge)
+        variables = {
+            "css": (ASSETS / "page.css").read_text(encoding="utf8"),
+            "controls": captions.CONTROLS,
+            "layers": captions.LAYERS,
+            "presets": captions.PRESETS,
+            "dark": self.state.dark,
+            "limit": LIMIT,
+            "version": __version__,
+        }
+        for name, given in variables.items():
+            made.add_variable(name, given)
         return made
 
     def open(self, document: Document) -> None:
-        """The tab is in a browser: jobs may report to its document, and end when it is closed."""
+        """Connect to the document of a browser session; the tab closes when the session ends."""
         self._document = document
         document.on_session_destroyed(lambda context: self.close())
 
     def close(self) -> None:
-        """The tab is gone: nobody waits for its job."""
+        """Disconnect and cancel the jobs."""
         self._document = None
         self.desk.close()
-        self.sketches.close()
+        self.maps.close()
 
-    # What the browser says
+    # Messages from the browser
 
-    def receive(self, message: Any) -> None:
-        """Answer a message; what cannot be done is answered with a sentence."""
-        kind = message.get("kind") if isinstance(message, dict) else None
-        handler: Callable[..., None] | None = getattr(self, f"_on_{kind}", None) if isinstance(kind, str) else None
-        given = {k: v for k, v in message.items() if k != "kind"} if isinstance(message, dict) else {}
+    def receive(self, message: object) -> None:
+        """Carry out a message, or answer with a sentence that says why not."""
         try:
-            require(handler is not None, f"The page does not know the message {str(kind)[:20]!r}.")
-            assert handler is not None
-            handler(**given)
-        except (InputError, TypeError, ValueError, OverflowError) as error:
-            self._say(str(error))
-            self.pictures.show_points(self.state)
+            self._carry_out(dict(message) if isinstance(message, dict) else {})
+        except REFUSED as error:
+            self._notify(str(error))
+            self.figures.show_points(self.state)
             self._send_state()
 
-    def _on_hello(self, dark: bool = False) -> None:
-        if dark:  # what the browser prefers, where the address does not say
-            self.state = self.state.but(dark=True)
-            self.pictures.recolour(True)
-        knobs = [knob for _, group in GROUPS for knob in group]
-        self._send({"kind": "knobs", "options": {k.field: [_word(v) for v, _ in k.options] for k in knobs}})
-        self._send({"kind": "tour", "steps": [{"title": s.title, "text": s.text} for s in STEPS]})
+    def _carry_out(self, message: dict[str, Any]) -> None:
+        state, points, weights = self.state, self.state.points, self.state.weights
+        match message:
+            case {"kind": "hello", "dark": dark}:
+                self._greet(bool(dark))
+            case {"kind": "set", **changes}:
+                unknown = set(changes) - (set(vars(state)) - {"points", "weights", "d"})
+                require(not unknown, f"The page has no control {', '.join(sorted(unknown))}.")
+                state = state.replace(**changes)
+                layers = captions.layers_for(state.sampler, state.layers) if "sampler" in changes else state.layers
+                self.commit(state.replace(layers=layers))
+            case {"kind": "preset", "name": name}:
+                self.commit(state.replace(points=captions.preset(name), weights=()))
+            case {"kind": "point", "index": int(k), "x": x, "y": y, "weight": w} if 0 <= k < len(points):
+                moved, w = (*points[:k], (x, y)[: state.d], *points[k + 1 :]), (*weights[:k], w, *weights[k + 1 :])
+                self.commit(state.replace(points=moved, weights=w))
+            case {"kind": "add"}:
+                places = (clamp([[LIMIT * (2 * ((0.5 + k * r) % 1) - 1) for r in SPREAD[: state.d]]]) for k in count())
+                place = next(p for p in places if p[0] not in points)
+                self.commit(state.replace(points=points + place, weights=(*weights, 1)))
+            case {"kind": "remove", "index": int(k)} if 0 <= k < len(points):
+                require(len(points) > 1, "This is the last training point; a model needs one.")
+                self.commit(state.replace(points=points[:k] + points[k + 1 :], weights=weights[:k] + weights[k + 1 :]))
+            case {"kind": "csv", "text": str(text)}:
+                points, weights, sentence = from_csv(text)
+                self.commit(state.replace(points=points, weights=weights))
+                self._notify(sentence)
+            case {"kind": "preview", **changes}:
+                self._preview(**changes)
+            case {"kind": "run"}:
+                self._requested = None
+                self._run()
+            case {"kind": "cancel"}:
+                self.desk.cancel()
+                self._send_job("stopped", 0.0, stale=self._stale())
+            case {"kind": "tour", "step": int(step)} if 0 <= step < len(captions.TOUR):
+                self.commit(captions.TOUR[step].state.replace(dark=state.dark))
+            case {"kind": "python"}:
+                self._send("python", text=captions.snippet(state))
+            case {"kind": "json"}:
+                self._send("json", text=json.dumps(self.report(), indent=1))
+            case _:
+                raise InputError(f"The page cannot carry out the message {str(message)[:60]!r}.")
+
+    def _greet(self, dark: bool) -> None:
+        """Send everything to a browser that has loaded the page; ``dark`` is its preference."""
+        if dark:
+            self.state = self.state.replace(dark=True)
+            self.figures.recolour(True)
+        controls = [control for group in captions.CONTROLS.values() for control in group]
+        options = {c.name: ["inf" if value == math.inf else value for value, _ in c.options] for c in controls}
+        self._send("controls", options=options)
+        self._send("tour", steps=[{"title": stop.title, "text": stop.text} for stop in captions.TOUR])
         self._send_state()
         self._marks = {}
-        self._mark(self.state)
-        if self._message:
-            self._say(self._message)
+        self._draw()
+        if self._problem:
+            self._notify(self._problem)
         if self.result is None:
             self._run()
         else:
-            self.pictures.show_paths(self.result, self.result.state)
+            self.figures.show_paths(self.result)
             self._send_frames()
 
-    def _on_set(self, **changes: Any) -> None:
-        odd = sorted(set(changes) - set(FIELDS))
-        require(not odd, f"The page has no knob {', '.join(odd)}.")
-        if "layers" in changes:
-            changes["layers"] = tuple(changes["layers"])
-        if "sampler" in changes:
-            require(changes["sampler"] in SAMPLERS, f"Nothing samples by {changes['sampler']!r}.")
-            changes["layers"] = layers_for(changes["sampler"], self.state.layers)
-        self.commit(self.state.but(**changes))
-
-    def _on_preset(self, name: str) -> None:
-        self.commit(self.state.but(points=preset(name), weights=()))
-
-    def _on_point(self, index: int, x: float, y: float = 0.0, weight: int = 1) -> None:
-        require(0 <= int(index) < len(self.state.points), f"There is no point {index}.")
-        points, weights = list(self.state.points), list(self.state.weights)
-        points[int(index)] = (x, y)[: self.state.d]
-        weights[int(index)] = weight
-        self.commit(self.state.but(points=tuple(points), weights=tuple(weights)))
-
-    def _on_add(self) -> None:
-        places = (
-            tuple(round(LIMIT * (2 * ((0.5 + k * step) % 1) - 1), 3) for step in SPREAD[: self.state.d])
-            for k in count()
-        )
-        place = next(p for p in places if p not in self.state.points)
-        self.commit(self.state.but(points=(*self.state.points, place), weights=(*self.state.weights, 1)))
-
-    def _on_remove(self, index: int) -> None:
-        require(0 <= int(index) < len(self.state.points), f"There is no point {index}.")
-        keep = [k for k in range(len(self.state.points)) if k != index]
-        require(keep, "This is the last training point; a model needs one.")
-        self.commit(
-            self.state.but(
-                points=tuple(self.state.points[k] for k in keep), weights=tuple(self.state.weights[k] for k in keep)
-            )
-        )
-
-    def _on_csv(self, text: str) -> None:
-        require(isinstance(text, str), "A file of points must be text.")
-        points, weights, sentence = from_csv(text)
-        self.commit(self.state.but(points=points, weights=weights))
-        self._say(sentence)
-
-    def _on_drag(self, x: list[float], y: list[float]) -> None:
-        """On the way: the exact maps alone, nothing kept."""
+    def _preview(self, t: float | None = None, x: Sequence[float] = (), y: Sequence[float] = ()) -> None:
+        """Show the exact maps during a drag of points or of the time; the state does not change."""
         try:
-            self._show_exact(self.state.but(points=self._placed(x, y)))
+            self._show_exact(self.state.replace(points=self._placed(x, y)) if x else self.state.replace(t=t))
         finally:
-            self._send({"kind": "ready"})
+            self._send("ready")
 
-    def _on_time(self, t: float) -> None:
-        """On the way: the maps at another time."""
+    def _points_edited(self) -> None:
+        """Follow the drawing tool, which moved, added or removed points."""
+        data = self.figures.points.data
         try:
-            self._show_exact(self.state.but(t=t))
-        finally:
-            self._send({"kind": "ready"})
-
-    def _on_run(self) -> None:
-        self._asked = None
-        self._run()
-
-    def _on_cancel(self) -> None:
-        self.desk.cancel()
-        self._send({"kind": "job", "busy": False, "label": "stopped", "share": 0.0, "stale": self._stale()})
-
-    def _on_tour(self, step: int) -> None:
-        require(0 <= int(step) < len(STEPS), f"The tour has {len(STEPS)} steps; there is no step {step}.")
-        self.commit(STEPS[int(step)].state.but(dark=self.state.dark))
-
-    def _on_python(self) -> None:
-        self._send({"kind": "python", "text": snippet(self.state)})
-
-    def _on_json(self) -> None:
-        self._send({"kind": "json", "text": json.dumps(self.report(), indent=1)})
-
-    def _moved(self) -> None:
-        """The points' own tool moved, added or removed points."""
-        data = self.pictures.points.data
-        x, y = list(data["x"]), list(data["y"])
-        try:
-            points = self._placed(x, y)
+            points = self._placed(list(data["x"]), list(data["y"]))
             if points == self.state.points:
-                self._show_exact(self.state)  # a drag that came back
+                self._show_exact(self.state)  # the drag ended where it began
                 return
-            self.commit(self.state.but(points=points, weights=weights_after(self.state, points)))
-        except (InputError, TypeError, ValueError) as error:
-            self._say(str(error))
-            self.pictures.show_points(self.state)
+            self.commit(self.state.replace(points=points, weights=weights_after(self.state, points)))
+        except REFUSED as error:
+            self._notify(str(error))
+            self.figures.show_points(self.state)
 
-    def _placed(self, x: list[Any], y: list[Any]) -> tuple[tuple[float, ...], ...]:
-        places = zip(x, y, strict=True) if self.state.d == 2 else ((v,) for v in x)
-        return tuple(tuple(round(v, 3) + 0.0 for v in p) for p in clamped(places))
+    def _placed(self, x: Sequence[float], y: Sequence[float]) -> tuple[Point, ...]:
+        return clamp(zip(x, y, strict=True) if self.state.d == 2 else ((v,) for v in x))
 
-    # What is shown
+    # Figures
 
     def commit(self, state: State) -> None:
-        """Show another state; a new run begins where this one's samples are not those of the last."""
+        """Show another state; start a run unless the last one has the same inputs."""
         if state.dark != self.state.dark:
-            self.pictures.recolour(state.dark)
+            self.figures.recolour(state.dark)
         self.state = state
         self._show_all()
         self._send_state()
         self._run()
 
     def _show_all(self) -> None:
-        self.pictures.show_points(self.state)
-        self.pictures.show_laws(self.result, self.state)
+        self.figures.show_points(self.state)
+        self.figures.show_laws(self.result, self.state)
         self._show_exact(self.state)
 
     def _show_exact(self, state: State) -> None:
-        """The exact maps at once; that of V follows, since it asks every model."""
+        """Show the exact maps; that of V follows from a job, since it evaluates every model."""
         self._seen = state, compute.exact(state)
-        result = self.result
-        if not state.has("variance") or result is None or result.learned is None or result.state.d != state.d:
-            self._share = None
-        else:
-            self._sketch(result, state.t)
-        self.pictures.show_exact(self._seen[1], self._share, state)
-        self._mark(state)
+        self._draw()
 
-    def _sketch(self, result: Result, t: float) -> None:
-        """Begin the map of V, unless it is there; one that is under way is let finish, and the latest time follows."""
-        if self._document is None or self._share_of == (result, t) or self._drawing is result:
-            return
-        self._drawing = result
-        self.sketches.submit(
-            lambda tell: variance(result, t),
-            lambda share: self._later(partial(self._sketched, result, t, share)),
-            lambda error: self._later(partial(self._unsketched, result, error)),
-            lambda label, share: None,
-        )
-
-    def _sketched(self, result: Result, t: float, share: np.ndarray | None) -> None:
-        if self._drawing is result:
-            self._drawing = None
+    def _draw(self) -> None:
         state, found = self._seen
-        if self.result is result and state.has("variance") and state.d == result.state.d:
-            self._share, self._share_of = share, (result, t)
-            self.pictures.show_exact(found, share, state)
-            self._mark(state)
-            self._sketch(result, state.t)
+        result = self.result
+        learned = result is not None and result.learned is not None and result.state.d == state.d
+        shown = self._variance if learned and "variance" in state.layers else None
+        self.figures.show_exact(found, None if shown is None else shown[2], state)
+        samples, share, label = captions.outdated(state, result, None if shown is None else shown[:2])
+        self._mark(samples=samples, map=share, text=label)
+        if result is not None and learned and "variance" in state.layers:
+            self._start_map(result, state.t)
 
-    def _unsketched(self, result: Result, error: Exception) -> None:
-        if self._drawing is result:
-            self._drawing = None
-        self._say(f"The map of V failed: {error}")
-
-    def _mark(self, state: State) -> None:
-        """Fade and name what belongs to another state than the one that is seen."""
-        samples, share, sentence = earlier(state, self.result, None if self._share is None else self._share_of)
-        marks = {"kind": "marks", "samples": samples, "map": share, "text": sentence}
+    def _mark(self, **marks: Any) -> None:
+        """Fade and label what belongs to another state than the one shown."""
         if marks != self._marks:
             self._marks = marks
-            self.pictures.fade(samples, share)
-            self._send(marks)
+            self.figures.fade(marks["samples"], marks["map"])
+            self._send("marks", **marks)
+
+    def _start_map(self, result: Result, t: float) -> None:
+        """Start the job for the map of V; one that runs may finish, and the latest time follows."""
+        known = self._variance is not None and self._variance[:2] == (result, t)
+        if self._document is None or known or self._mapping is result:
+            return
+        self._mapping = result
+        done, failed = partial(self._later, self._map_done, result, t), partial(self._later, self._map_failed, result)
+        self.maps.submit(lambda report: compute.variance(result, t), done, failed, lambda label, share: None)
+
+    def _map_done(self, result: Result, t: float, share: np.ndarray | None) -> None:
+        self._mapping = None if self._mapping is result else self._mapping
+        if self.result is result:
+            self._variance = result, t, share
+            self._draw()
+
+    def _map_failed(self, result: Result, error: Exception) -> None:
+        self._mapping = None if self._mapping is result else self._mapping
+        self._notify(f"The map of V failed: {error}")
+
+    # Runs
 
     def _stale(self) -> bool:
-        return self.result is None or concerns(self.result.state) != concerns(self.state)
+        return self.result is None or run_inputs(self.result.state) != run_inputs(self.state)
 
     def _run(self) -> None:
-        """Begin a job, unless its result is there or on its way."""
-        wanted = concerns(self.state)
-        if self._asked == wanted:
+        """Start a job unless its result is there or on its way."""
+        wanted = run_inputs(self.state)
+        if self._requested == wanted:
             return
         self.desk.cancel()
         if not self._stale():
-            self._asked = wanted
-            self._send({"kind": "job", "busy": False, "label": "", "share": 1.0, "stale": False})
-            return
-        if self._document is None:
-            return
-        self._asked = wanted
-        state = self.state
-        self._send({"kind": "job", "busy": True, "label": "waiting for a place", "share": 0.0, "stale": True})
-        self.desk.submit(
-            partial(simulate, state),
-            lambda result: self._later(partial(self._done, state, result)),
-            lambda error: self._later(partial(self._failed, state, error)),
-            lambda label, share: self._later(partial(self._progress, state, label, share)),
-        )
+            self._requested = wanted
+            self._send_job("", 1.0)
+        elif self._document is not None:
+            self._requested, state = wanted, self.state
+            self._send_job("waiting for a free thread", 0.0, busy=True, stale=True)
+            calls = (partial(self._later, call, state) for call in (self._done, self._failed, self._progress))
+            self.desk.submit(partial(compute.simulate, state), *calls)
 
-    def _later(self, call: Callable[[], None]) -> None:
-        """In the document's turn, if it is still there."""
-        document = self._document
-        if document is not None:
-            document.add_next_tick_callback(call)
+    def _later(self, call: Callable[..., None], *args: Any) -> None:
+        """Call from the thread of the document, if it is still open."""
+        if (document := self._document) is not None:
+            document.add_next_tick_callback(partial(call, *args))
 
     def _current(self, state: State) -> bool:
-        return self._document is not None and concerns(state) == concerns(self.state)
+        return self._document is not None and run_inputs(state) == run_inputs(self.state)
 
     def _progress(self, state: State, label: str, share: float) -> None:
         if self._current(state) and self.desk.busy:
-            self._send({"kind": "job", "busy": True, "label": label, "share": min(share, 1.0), "stale": True})
+            self._send_job(label, min(share, 1.0), busy=True, stale=True)
 
     def _done(self, state: State, result: Result) -> None:
-        if not self._current(state):
-            return
-        self.result = result
-        self.pictures.show_laws(result, self.state)
-        self._show_exact(self._seen[0])  # points stay where they are: one may be on its way
-        self.pictures.show_paths(result, result.state)
-        self._later(partial(self._shown, state))  # what was drawn above is sent before what is said
+        if self._current(state):
+            self.result = result
+            self.figures.show_laws(result, self.state)
+            self._show_exact(self._seen[0])  # the points stay, since one may be dragged now
+            self.figures.show_paths(result)
+            self._later(self._announce, state)  # after the data of the figures
 
-    def _shown(self, state: State) -> None:
-        if not self._current(state):
-            return
-        self._send_frames()
-        self._send_state()
-        self._send({"kind": "job", "busy": False, "label": "", "share": 1.0, "stale": False})
+    def _announce(self, state: State) -> None:
+        if self._current(state):
+            self._send_frames()
+            self._send_state()
+            self._send_job("", 1.0)
 
     def _failed(self, state: State, error: Exception) -> None:
-        if not self._current(state):
-            return
-        sentence = str(error) if isinstance(error, InputError) else f"This run failed: {error!r}"
-        self._say(sentence)
-        self._send({"kind": "job", "busy": False, "label": "no result", "share": 0.0, "stale": True})
-
-    def _send_frames(self) -> None:
-        result = self.result
-        if result is None:
-            return
-        times, places = timeline(result)
-        count = result.frames.shape[1]
-        self._send({"kind": "frames", "times": times, "places": places, "count": count, "d": result.state.d})
-
-    def _send_state(self) -> None:
-        state = self.state
-        words = said(state, compute.noise_share(state), None if self._stale() else self.result)
-        self._send(
-            {
-                "kind": "state",
-                "state": state.to_dict(),
-                "query": state.to_query(),
-                "range": [state.make_process().eps, state.make_process().T],
-                "preset": known_as(state.points),
-                "words": {"number": words.number, "caption": words.caption, "sentences": list(words.sentences)},
-                "stale": self._stale(),
-                "most": MOST_BYTES,
-            }
-        )
+        if self._current(state):
+            self._notify(str(error) if isinstance(error, InputError) else f"This run failed: {error!r}")
+            self._send_job("no result", 0.0, stale=True)
 
     def report(self) -> dict[str, Any]:
-        """The numbers of the page."""
-        return report(self.state, None if self._stale() else self.result)
+        """Return the numbers of the page as JSON types."""
+        return captions.report(self.state, None if self._stale() else self.result)
 
-    def _say(self, sentence: str) -> None:
-        self._send({"kind": "say", "text": sentence})
+    # Messages to the browser
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send_job(self, label: str, share: float, *, busy: bool = False, stale: bool = False) -> None:
+        self._send("job", busy=busy, label=label, share=share, stale=stale)
+
+    def _send_frames(self) -> None:
+        if self.result is not None:
+            times, places = timeline(self.result)
+            shape = self.result.frames.shape
+            self._send("frames", times=times, places=places, count=shape[1], d=shape[2])
+
+    def _send_state(self) -> None:
+        state, stale = self.state, self._stale()
+        process = state.make_process()
+        panel = captions.panel(state, compute.noise_share(state), None if stale else self.result)
+        self._send(
+            "state",
+            state=state.to_dict(),
+            query=state.to_query(),
+            range=[process.eps, process.T],
+            preset=captions.preset_name(state.points),
+            panel=asdict(panel),
+            stale=stale,
+            most=MAX_BYTES,
+        )
+
+    def _notify(self, sentence: str) -> None:
+        self._send("notice", text=sentence)
+
+    def _send(self, kind: str, **rest: Any) -> None:
         if self._document is not None:
-            self.bridge._send_msg(message)
+            self.bridge.send({"kind": kind, **rest})
 
 
 def page(workers: Workers) -> pn.Template:
-    """The page of the tab that asks for it."""
-    document = pn.state.curdoc
+    """Build the page of the browser session that requests it."""
     given = {k: v[0].decode("utf8", "replace") for k, v in (pn.state.session_args or {}).items() if v}
     tab = Tab(workers, given)
-    if document is not None:
-        tab.open(document)
+    if pn.state.curdoc is not None:
+        tab.open(pn.state.curdoc)
     return tab.template()
-
-
-def _word(value: Any) -> Any:
-    return "inf" if value == float("inf") else value

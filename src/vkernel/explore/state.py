@@ -1,8 +1,8 @@
-"""What the page shows, as one immutable value: training points, process, sampler, layers, and the address that says it.
+"""The state of the page as one immutable value: training points, process, sampler, layers; and its address.
 
-Everything on the page is a function of a :class:`State`. Coordinates are kept to a thousandth, so that the address
-gives the same points back: a coordinate in [-2, 2] is one of 4,001 numbers, two characters of the URL-safe alphabet of
-64 (:math:`64^2 = 4096`); a weight from 1 to 63 is one character. A thousand points are an address of 4 kB.
+Everything on the page is a function of a :class:`State`. Coordinates are rounded to a thousandth, so that an address
+restores the same points: a coordinate in [-2, 2] is one of 4,001 numbers, two characters of the URL-safe alphabet of
+64 (:math:`64^2 = 4096`); a weight from 1 to 63 is one character. The address of a thousand points has 4 kB.
 """
 
 from __future__ import annotations
@@ -11,23 +11,32 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from vkernel.core.errors import InputError, require
-from vkernel.process import PROCESSES, Process
+from vkernel.process import Process, from_spec
 
-__all__ = ["LAYERS", "LIMIT", "SAMPLERS", "State", "from_csv", "from_query", "weights_after"]
+__all__ = ["LAYERS", "LIMIT", "SAMPLERS", "State", "from_csv", "from_query"]
 
-VERSION = "1"
-LIMIT = 2.0  # points, and the window, lie in [-LIMIT, LIMIT]
-FIT = 1.5  # imported points that do not fit are scaled to this
-MOST_POINTS, MOST_BYTES, MOST_WEIGHT = 1000, 1 << 20, 63
+VERSION = "1"  # of the address
+LIMIT = 2.0  # the window, and with it every coordinate, is [-LIMIT, LIMIT]
+FIT = 1.5  # imported points that exceed the window are scaled to [-FIT, FIT]
+MAX_POINTS, MAX_BYTES, MAX_WEIGHT = 1000, 1 << 20, 63
 SAMPLERS = ("exact", "naive", "effective", "linear", "ntk", "mlp")
 LAYERS = ("noise", "variance", "arrows", "boundaries", "particles", "law", "members", "exact")
-KINDS = ("vp", "vpsong", "cosine", "flow", "toy", "edm")
-LATEST = {"edm": 10.0}  # EDM's own T, 80, is far outside the window
+PROCESS_OPTIONS = {"edm": {"T": 10.0}}  # the default T of EDM, 80, is far outside the window
+CHOICES = {
+    "process": ("vp", "vpsong", "cosine", "flow", "toy", "edm"),
+    "sampler": SAMPLERS,
+    "features": ("gaussian", "fourier"),
+}
+BOUNDS = {
+    "eps": (1e-4, 0.3), "steps": (5, 300), "kappa": (0.0, 1.0), "ratio": (0.125, 8.0), "tau": (0.0, math.inf),
+    "K": (0, 64), "t": (0.0, math.inf), "seed": (0, 9999),
+}  # fmt: skip
+WHOLE = ("steps", "K", "seed")
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 CODE = {letter: k for k, letter in enumerate(ALPHABET)}
 HEXAGON = ((1.0, 0.0), (0.5, 0.866), (-0.5, 0.866), (-1.0, 0.0), (-0.5, -0.866), (0.5, -0.866))
@@ -37,7 +46,11 @@ Point = tuple[float, ...]
 
 @dataclass(frozen=True)
 class State:
-    """One picture. ``K`` is the number of draws averaged in a target, 0 for noiseless targets (J0)."""
+    """One picture.
+
+    ``ratio`` is F/P, features per noised training point; ``K`` the number of draws averaged in a target, 0 for
+    noiseless targets (J0); ``d`` follows from the points.
+    """
 
     points: tuple[Point, ...] = HEXAGON
     weights: tuple[int, ...] = ()
@@ -57,191 +70,147 @@ class State:
     d: int = field(init=False, default=2, compare=False)
 
     def __post_init__(self) -> None:
-        points = tuple(tuple(_rounded(v) for v in p) for p in self.points)
+        points = tuple(tuple(_coordinate(v) for v in p) for p in self.points)
         require(points, "There is no training point; add one, or choose a set.")
-        require(len(points) <= MOST_POINTS, f"The page takes up to {MOST_POINTS:,} points; got {len(points):,}.")
+        require(len(points) <= MAX_POINTS, f"The page takes up to {MAX_POINTS:,} points; got {len(points):,}.")
         sizes = {len(p) for p in points}
         require(sizes in ({1}, {2}), f"Points have one or two coordinates, all the same; got {sorted(sizes)}.")
-        weights = tuple(_whole("weight", w, 1, MOST_WEIGHT) for w in self.weights) or (1,) * len(points)
-        good = len(weights) == len(points)
-        require(good, f"There are {len(points)} points but {len(weights)} weights; give one to each.")
-        require(self.process in KINDS, f"There is no process {self.process!r} here; there are {', '.join(KINDS)}.")
-        require(self.sampler in SAMPLERS, f"Nothing samples by {self.sampler!r}; choose from {', '.join(SAMPLERS)}.")
-        known = ("gaussian", "fourier")
-        require(self.features in known, f"Features are gaussian or fourier, not {self.features!r}.")
-        layers = tuple(name for name in LAYERS if name in self.layers)
-        odd = sorted(set(self.layers) - set(LAYERS))
-        require(not odd, f"There is no layer {', '.join(odd)}; there are {', '.join(LAYERS)}.")
-        given: dict[str, Any] = {
-            "points": points,
-            "weights": weights,
-            "layers": layers,
-            "d": len(points[0]),
-            "eps": _number("eps", self.eps, 1e-4, 0.3),
-            "kappa": _number("kappa", self.kappa, 0.0, 1.0),
-            "ratio": _number("F/P", self.ratio, 0.125, 8.0),
-            "tau": _number("tau", self.tau, 0.0, math.inf),
-            "steps": _whole("steps", self.steps, 5, 300),
-            "K": _whole("K", self.K, 0, 64),
-            "seed": _whole("seed", self.seed, 0, 9999),
-            "dark": bool(self.dark),
-        }
-        for name, value in given.items():
+        weights = tuple(int(_number("weight", w, 1, MAX_WEIGHT, True)) for w in self.weights) or (1,) * len(points)
+        require(len(weights) == len(points), f"There are {len(points)} points but {len(weights)} weights.")
+        unknown = sorted(set(self.layers) - set(LAYERS))
+        require(not unknown, f"There is no layer {', '.join(unknown)}; there are {', '.join(LAYERS)}.")
+        given = vars(self)
+        for name, known in CHOICES.items():
+            require(given[name] in known, f"{name} must be one of {', '.join(known)}; got {given[name]!r}.")
+        checked: dict[str, Any] = {name: _number(name, given[name], *BOUNDS[name], name in WHOLE) for name in BOUNDS}
+        checked |= {"points": points, "weights": weights, "d": len(points[0]), "dark": bool(self.dark)}
+        checked["layers"] = tuple(name for name in LAYERS if name in self.layers)
+        for name, value in checked.items():
             object.__setattr__(self, name, value)
-        process, t = self.make_process(), _number("t", self.t, 0.0, math.inf)
-        object.__setattr__(self, "t", min(max(t, process.eps), process.T))
+        process = self.make_process()
+        object.__setattr__(self, "t", min(max(self.t, process.eps), process.T))
 
-    def but(self, **changes: Any) -> State:
-        """The same picture with some things changed; new points have weight one unless told."""
+    def replace(self, **changes: Any) -> State:
+        """Return this state with some fields changed; a different number of points resets the weights to one."""
         if "points" in changes and "weights" not in changes:
             changes["weights"] = self.weights if len(changes["points"]) == len(self.points) else ()
         return replace(self, **changes)
 
     def make_process(self) -> Process:
-        """The forward process."""
-        kind: Any = PROCESSES[self.process]
-        made: Process = kind(eps=self.eps, **({"T": LATEST[self.process]} if self.process in LATEST else {}))
-        return made
-
-    def has(self, layer: str) -> bool:
-        """Whether a layer is on."""
-        return layer in self.layers
+        """Build the forward process."""
+        return from_spec({"kind": self.process, "eps": self.eps, **PROCESS_OPTIONS.get(self.process, {})})
 
     def to_dict(self) -> dict[str, Any]:
-        """The state in JSON; infinity is the word "inf"."""
-        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        """Convert to JSON types; infinity becomes "inf"."""
         lists = {"points": [list(p) for p in self.points], "weights": list(self.weights), "layers": list(self.layers)}
-        return found | lists | {"tau": "inf" if math.isinf(self.tau) else self.tau, "version": VERSION}
+        return vars(self) | lists | {"tau": "inf" if math.isinf(self.tau) else self.tau, "version": VERSION}
 
     def to_query(self) -> str:
-        """The state as the query of an address: what differs from the default."""
-        default, said = State(), {"v": VERSION}
+        """Encode as the query of an address: the fields that differ from the default."""
+        default, query = State(), {"v": VERSION}
         if self.points != default.points:
-            said["x"] = str(self.d) + "".join(_letters(v) for p in self.points for v in p)
+            query["x"] = str(self.d) + "".join(_encode(v) for p in self.points for v in p)
         if any(w != 1 for w in self.weights):
-            said["w"] = "".join(ALPHABET[w] for w in self.weights)
-        for name in NUMBERS + WORDS:
-            if (value := getattr(self, name)) != getattr(default, name):
-                said[name] = value if isinstance(value, str) else f"{value:.6g}"
+            query["w"] = "".join(ALPHABET[w] for w in self.weights)
+        for name in (*BOUNDS, *CHOICES):
+            if (value := vars(self)[name]) != vars(default)[name]:
+                query[name] = value if isinstance(value, str) else f"{value:.6g}"
         if self.layers != default.layers:
-            said["layers"] = "".join(str(k) for k, name in enumerate(LAYERS) if name in self.layers)
-        if self.dark:
-            said["dark"] = "1"
-        return urlencode(said)
-
-
-NUMBERS = ("eps", "steps", "kappa", "ratio", "tau", "K", "t", "seed")
-WORDS = ("process", "sampler", "features")
+            query["layers"] = "".join(str(k) for k, name in enumerate(LAYERS) if name in self.layers)
+        return urlencode(query | ({"dark": "1"} if self.dark else {}))
 
 
 def from_query(query: str | Mapping[str, str]) -> tuple[State, str | None]:
-    """The state that an address says, and a sentence where it says none: then the state is the default one."""
+    """Decode an address; if it is malformed, return the default state and a sentence that says why."""
     given = dict(parse_qsl(query.lstrip("?"), keep_blank_values=True)) if isinstance(query, str) else dict(query)
-    if not given.keys() & {"v", "x", "w", "layers", "dark", *NUMBERS, *WORDS}:
+    if not given.keys() & {"v", "x", "w", "layers", "dark", *BOUNDS, *CHOICES}:
         return State(), None
     try:
-        return _read(given), None
+        return _decode(given), None
     except InputError as error:
-        return State(), f"This address could not be read, so the page starts afresh. {error}"
+        return State(), f"This address could not be read, so the page starts with its default state. {error}"
 
 
-def _read(given: Mapping[str, str]) -> State:
+def _decode(given: Mapping[str, str]) -> State:
     version = given.get("v", VERSION)
     require(version == VERSION, f"It was made by version {version[:8]!r} of the page; this is version {VERSION}.")
-    found: dict[str, Any] = {name: given[name] for name in WORDS if name in given}
-    for name in NUMBERS:
-        if name in given:
-            found[name] = _parsed(name, given[name])
+    found: dict[str, Any] = {name: given[name] for name in (*BOUNDS, *CHOICES) if name in given}
     if "x" in given:
-        found["points"] = _decoded(given["x"])
+        found["points"] = _decode_points(given["x"])
     if "w" in given:
-        good = all(letter in CODE for letter in given["w"])
-        require(good, "Its weights hold characters that stand for none.")
+        require(all(letter in CODE for letter in given["w"]), "Its weights contain invalid characters.")
         found["weights"] = tuple(CODE[letter] for letter in given["w"])
     if "layers" in given:
-        good = all(k in "0123456789" and int(k) < len(LAYERS) for k in given["layers"])
-        require(good, f"Its layers {given['layers'][:12]!r} are not numbers from 0 to {len(LAYERS) - 1}.")
+        valid = all(k in "0123456789" and int(k) < len(LAYERS) for k in given["layers"])
+        require(valid, f"Its layers {given['layers'][:12]!r} are not numbers from 0 to {len(LAYERS) - 1}.")
         found["layers"] = tuple(LAYERS[int(k)] for k in given["layers"])
     return State(**found, dark=given.get("dark") == "1")
 
 
-def _parsed(name: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise InputError(f"Its {name} is {text[:20]!r}, which is no number.") from None
-    return value
-
-
-def _letters(v: float) -> str:
+def _encode(v: float) -> str:
     k = round((v + LIMIT) * 1000)
     return ALPHABET[k // 64] + ALPHABET[k % 64]
 
 
-def _decoded(text: str) -> tuple[Point, ...]:
+def _decode_points(text: str) -> tuple[Point, ...]:
     size, letters = text[:1], text[1:]
-    good = size in ("1", "2") and letters and len(letters) % (2 * int(size)) == 0
-    require(good and all(a in CODE for a in letters), "Its points are cut off or garbled.")
-    require(len(letters) <= 4 * MOST_POINTS, f"It holds more than {MOST_POINTS:,} points.")
+    valid = size in ("1", "2") and letters and len(letters) % (2 * int(size)) == 0
+    require(valid and all(a in CODE for a in letters), "Its points are truncated or garbled.")
+    require(len(letters) <= 4 * MAX_POINTS, f"It contains more than {MAX_POINTS:,} points.")
     pairs = zip(letters[::2], letters[1::2], strict=True)
     values = [(64 * CODE[a] + CODE[b]) / 1000 - LIMIT for a, b in pairs]
     return tuple(tuple(values[i : i + int(size)]) for i in range(0, len(values), int(size)))
 
 
 def from_csv(text: str) -> tuple[tuple[Point, ...], tuple[int, ...], str]:
-    """Points and weights of a CSV file, and a sentence on what was done.
+    """Read points and weights from CSV text; also return a sentence on what was done.
 
-    One point a row: one or two columns of coordinates. A heading may name them, and a column "weight" or "w" holds
-    whole numbers. Points that leave the window are moved and scaled into it, all alike.
+    A row is a point: one or two columns of coordinates. A header may name them; a column "weight" or "w" holds whole
+    numbers. If a point exceeds the window, all points are shifted and scaled into it by the same numbers.
     """
     size = len(text.encode())
-    require(size <= MOST_BYTES, f"This file has {size / 1e6:.1f} MB; the page takes up to 1 MB.")
-    require("\0" not in text, "This is no text file: it holds null characters.")
+    require(size <= MAX_BYTES, f"This file has {size / 1e6:.1f} MB; the page takes up to 1 MB.")
+    require("\0" not in text, "This is not a text file: it contains null characters.")
+    separator = next((c for c in ",;\t" if c in text[:4096]), ",")
     try:
-        sample = text[:4096]
-        separator = next((c for c in (",", ";", "\t") if c in sample), ",")
         rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text), delimiter=separator)]
     except csv.Error as error:
         raise InputError(f"This file cannot be read as CSV: {error}.") from None
     rows = [row for row in rows if any(row)]
     require(rows, "This file is empty; a point is a row of one or two numbers.")
-    head = [] if _are_numbers(rows[0]) else [name.lower() for name in rows.pop(0)]
-    require(rows, "This file has a heading and no row.")
-    require(len(rows) <= MOST_POINTS, f"This file has {len(rows):,} rows; the page takes up to {MOST_POINTS:,} points.")
-    heavy = next((k for k, name in enumerate(head) if name in ("weight", "weights", "w")), None)
+    header = [] if all(_parse(cell) is not None for cell in rows[0]) else [name.lower() for name in rows.pop(0)]
+    require(rows, "This file has a header and no row.")
+    require(len(rows) <= MAX_POINTS, f"This file has {len(rows):,} rows; the page takes up to {MAX_POINTS:,} points.")
+    heavy = next((k for k, name in enumerate(header) if name in ("weight", "weights", "w")), None)
     points, weights = [], []
-    for number, row in enumerate(rows, start=1 + bool(head)):
-        good = len(row) == len(rows[0])
-        require(good, f"Row {number} has {len(row)} columns, the first one {len(rows[0])}.")
+    for number, row in enumerate(rows, start=1 + bool(header)):
+        require(len(row) == len(rows[0]), f"Row {number} has {len(row)} columns, the first one {len(rows[0])}.")
         values = [_cell(cell, number) for cell in row]
-        weights.append(1 if heavy is None else _whole(f"weight in row {number}", values.pop(heavy), 1, MOST_WEIGHT))
+        weight = 1 if heavy is None else values.pop(heavy)
+        weights.append(int(_number(f"weight in row {number}", weight, 1, MAX_WEIGHT, True)))
         points.append(values)
-    d = len(points[0])
-    require(d in (1, 2), f"This file has {d} columns of coordinates; a point here has one or two.")
-    placed, said = _placed(points)
-    plural = "s" if len(points) > 1 else ""
-    return placed, tuple(weights), f"{len(points):,} point{plural} imported{said}."
+    require(len(points[0]) in (1, 2), f"This file has {len(points[0])} columns of coordinates; a point has one or two.")
+    placed, remark = _fit_window(points)
+    return placed, tuple(weights), f"{len(points):,} point{'s' * (len(points) > 1)} imported{remark}."
 
 
-def _are_numbers(row: Sequence[str]) -> bool:
+def _parse(text: object) -> float | None:
     try:
-        return all(math.isfinite(float(cell)) or True for cell in row)
-    except ValueError:
-        return False
+        return float(text)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
 
 
 def _cell(cell: str, row: int) -> float:
-    try:
-        value = float(cell)
-    except ValueError:
-        raise InputError(f"Row {row} holds {cell[:20]!r}, which is no number.") from None
-    require(math.isfinite(value), f"Row {row} holds {cell[:20]!r}; coordinates must be finite.")
-    require(abs(value) < 1e100, f"Row {row} holds {cell[:20]!r}, which is too large.")
+    value = _parse(cell)
+    require(value is not None, f"Row {row} contains {cell[:20]!r}, which is not a number.")
+    assert value is not None
+    require(math.isfinite(value), f"Row {row} contains {cell[:20]!r}; coordinates must be finite.")
+    require(abs(value) < 1e100, f"Row {row} contains {cell[:20]!r}, which is too large.")
     return value
 
 
-def _placed(points: Sequence[Sequence[float]]) -> tuple[tuple[Point, ...], str]:
-    """Points as they are if they fit the window, else moved and scaled, all by the same numbers."""
+def _fit_window(points: Sequence[Sequence[float]]) -> tuple[tuple[Point, ...], str]:
     if all(abs(v) <= LIMIT for p in points for v in p):
         return tuple(tuple(p) for p in points), ""
     ends = [(min(axis), max(axis)) for axis in zip(*points, strict=True)]
@@ -249,44 +218,34 @@ def _placed(points: Sequence[Sequence[float]]) -> tuple[tuple[Point, ...], str]:
     scale = FIT / half if half > 0 else 1.0
     middles = [(low + high) / 2 for low, high in ends]
     moved = tuple(tuple(scale * (v - m) for v, m in zip(p, middles, strict=True)) for p in points)
-    return moved, f", moved to the middle and scaled by {scale:.3g} to fit the window"
+    return moved, f", centred and scaled by {scale:.3g} to fit the window"
 
 
-def _rounded(v: Any) -> float:
-    try:
-        value = float(v)
-    except (TypeError, ValueError):
-        raise InputError(f"A coordinate is {v!r}, which is no number.") from None
-    require(math.isfinite(value), f"A coordinate is {value}; points must be finite.")
+def _coordinate(v: object) -> float:
+    value = _parse(v)
+    require(value is not None and math.isfinite(value), f"A coordinate is {v!r}; it must be a finite number.")
+    assert value is not None
     require(abs(value) <= LIMIT, f"A coordinate is {value:g}, outside the window [-{LIMIT:g}, {LIMIT:g}].")
     return round(value, 3) + 0.0
 
 
-def _number(name: str, value: Any, low: float, high: float) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise InputError(f"{name} must be a number, not {value!r}.") from None
+def _number(name: str, value: object, low: float, high: float, whole: bool = False) -> float:
+    number = _parse(value)
+    require(number is not None, f"{name} must be a number, not {str(value)[:20]!r}.")
+    assert number is not None
     require(low <= number <= high, f"{name} must lie between {low:g} and {high:g}; got {number:g}.")
-    return number
+    require(not whole or number == int(number), f"{name} must be a whole number; got {number:g}.")
+    return int(number) if whole else number
 
 
-def _whole(name: str, value: Any, low: int, high: int) -> int:
-    number = _number(name, value, low, high)
-    require(number == int(number), f"{name} must be a whole number; got {number:g}.")
-    return int(number)
-
-
-def clamped(points: Iterable[Iterable[float]]) -> tuple[Point, ...]:
-    """Points brought back to the window's edge: a drag may end outside it."""
-    return tuple(tuple(min(max(float(v), -LIMIT), LIMIT) for v in p) for p in points)
+def clamp(points: Iterable[Iterable[float]]) -> tuple[Point, ...]:
+    """Round points, and move those outside the window to its edge: a drag may end there."""
+    return tuple(tuple(round(min(max(float(v), -LIMIT), LIMIT), 3) + 0.0 for v in p) for p in points)
 
 
 def weights_after(state: State, points: Sequence[Point]) -> tuple[int, ...]:
-    """Weights after points were moved, added at the end or removed."""
-    if len(points) == len(state.points):
-        return state.weights
-    if len(points) > len(state.points):
-        return state.weights + (1,) * (len(points) - len(state.points))
-    known = dict(zip(state.points, state.weights, strict=True))
-    return tuple(known.get(p, 1) for p in points)
+    """Match weights to points that were moved, appended or removed."""
+    if len(points) < len(state.points):
+        known = dict(zip(state.points, state.weights, strict=True))
+        return tuple(known.get(p, 1) for p in points)
+    return state.weights + (1,) * (len(points) - len(state.points))

@@ -29,6 +29,8 @@ from torch import Tensor
 from vkernel.core import rng
 from vkernel.core.covariance import Generator
 from vkernel.core.errors import require
+from vkernel.core.progress import Progress
+from vkernel.core.progress import progress as show_progress
 from vkernel.data.empirical import Empirical
 from vkernel.kernels.base import Field, PredictedMean, Time, own, times
 from vkernel.kernels.fields import FiniteRank
@@ -42,6 +44,7 @@ __all__ = ["Linear", "LinearField"]
 
 FORMS = ("given-inputs", "leading")
 CHUNK = 1 << 24  # numbers of a table of features held at once
+SETS_CHUNK = 1 << 20  # the same for sets of inputs, few enough that progress is reported often
 LARGEST = 6000  # weights whose covariance is a matrix
 RATIO = 0.05  # the leading order is taken for good up to this F_eff / P; at .11 it is off by a factor of 2
 
@@ -120,6 +123,7 @@ class Linear(LinearField):
         times: str | Quantile = "uniform",
         sets: int = 512,
         quadrature: int = 1 << 17,
+        progress: Progress = False,
     ) -> None:
         require(isinstance(model, Model), f"This kernel belongs to a linear model, not {model!r}.")
         require(form in FORMS, f"form must be one of {', '.join(FORMS)}; got {form!r}.")
@@ -144,7 +148,9 @@ class Linear(LinearField):
             if "inputs" not in vary:
                 self.misfit = torch.zeros_like(self.misfit)
         else:
-            self.target_noise, self.misfit, mean, self.effective = parts.given_inputs(sets if "inputs" in vary else 1)
+            self.target_noise, self.misfit, mean, self.effective = parts.given_inputs(
+                sets if "inputs" in vary else 1, progress
+            )
         super().__init__(model, process, self.target_noise + self.misfit, mean)
         self._state_validity(sets if "inputs" in vary else None)
 
@@ -189,25 +195,27 @@ class _Parts:
                 out[:, a, :, b], out[:, b, :, a] = block, block.mT
         return out.reshape(self.F * self.o, -1)
 
-    def given_inputs(self, sets: int) -> tuple[Tensor, Tensor, Tensor, float]:
+    def given_inputs(self, sets: int, progress: Progress) -> tuple[Tensor, Tensor, Tensor, float]:
         """Target noise and misfit, the mean of W, and the effective number of features."""
         P, model = self.training.draws, self.model
         assert P is not None
-        at_once = max(1, CHUNK // (P * self.F))
+        at_once = max(1, SETS_CHUNK // (P * self.F))
         noise: Tensor | float = 0.0
         found, effective = [], 0.0
-        for start in range(0, sets, at_once):
-            batch = self.training.batch(range(start, min(start + at_once, sets)), P)
-            A, Y = model.system(batch, self.process)
-            if self.F <= P:
-                H = torch.cholesky_solve(A.mT, factor(A.mT @ A, model.ridge, self.F, P))
-            else:
-                H = torch.cholesky_solve(A, factor(A @ A.mT, model.ridge, self.F, P)).mT
-            found.append(H @ Y)
-            effective += float(torch.einsum("mfp,mpf->", H, A))
-            if not isinstance(self.goal, J0):
-                scale = model.parametrisation.omega(batch.t, self.process) / P
-                noise = noise + self.outer(H, scale[..., None, None] * self.noise(batch)) / sets
+        with show_progress(sets, progress) as report:
+            for start in range(0, sets, at_once):
+                batch = self.training.batch(range(start, min(start + at_once, sets)), P)
+                A, Y = model.system(batch, self.process)
+                if self.F <= P:
+                    H = torch.cholesky_solve(A.mT, factor(A.mT @ A, model.ridge, self.F, P))
+                else:
+                    H = torch.cholesky_solve(A, factor(A @ A.mT, model.ridge, self.F, P)).mT
+                found.append(H @ Y)
+                effective += float(torch.einsum("mfp,mpf->", H, A))
+                if not isinstance(self.goal, J0):
+                    scale = model.parametrisation.omega(batch.t, self.process) / P
+                    noise = noise + self.outer(H, scale[..., None, None] * self.noise(batch)) / sets
+                report("predicting V", len(found[-1]))
         W = torch.cat(found)
         flat = (W - W.mean(0)).reshape(sets, -1)
         misfit = flat.mT @ flat / max(sets - 1, 1)

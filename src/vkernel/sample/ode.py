@@ -97,11 +97,11 @@ def pf_ode(
     return Solution(problem.out(x), problem.times, states, error, logp)
 
 
-def pf_ode_end(problem: Problem, method: str, tolerance: float = 1e-6) -> Tensor:
+def pf_ode_end(problem: Problem, method: str, tolerance: float = 1e-6, progress: Progress = False) -> Tensor:
     """Return the end of the flow in whitened coordinates; NaN or infinite values stay in it."""
     _check_method(method)
     try:
-        return _solve(problem, method, tolerance)[0]
+        return _solve(problem, method, tolerance, progress=progress)[0]
     except AssertionError:  # torchdiffeq raises this when its adaptive step underflows
         return torch.full_like(problem.x_T, torch.nan)
 

@@ -34,6 +34,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import torch
@@ -43,7 +44,7 @@ from vkernel.core import rng
 from vkernel.core.covariance import Covariance, Cross, Factored
 from vkernel.core.errors import require
 from vkernel.core.estimate import Estimate, jackknife, leave_one_out
-from vkernel.core.progress import Progress
+from vkernel.core.progress import Progress, Reporter
 from vkernel.core.progress import progress as show_progress
 from vkernel.process import Process
 from vkernel.sample.loop import Problem
@@ -236,8 +237,10 @@ class Scores(ABC):
                 which = alive[k : k + at_once]
                 x = x_T[which] if lead == 2 else x_T.expand(len(which), *x_T.shape)
                 problem = Problem(_Paired(self.select(which), shape), x, steps, spacing)
-                out[which] = pf_ode_end(problem, method).to(x_T.dtype)
-                report("sampling", len(which))
+                each = len(which) / (len(problem.levels) - 1)
+                out[which] = pf_ode_end(problem, method, progress=partial(_advance, report, each)).to(x_T.dtype)
+                if method == "dopri5":  # it reports no steps
+                    report("sampling", len(which))
         lost = int((~out[alive].flatten(1).isfinite().all(1)).sum())
         out[~out.flatten(1).isfinite().all(1)] = torch.nan
         if lost or self.diverged:
@@ -247,6 +250,11 @@ class Scores(ABC):
                 stacklevel=2,
             )
         return out
+
+
+def _advance(report: Reporter, done: float, label: str, share: float) -> None:
+    """Report one step of a block of members as a part of the whole."""
+    report(label, done)
 
 
 class Mean(Score):

@@ -1,5 +1,5 @@
-// The controls of the page: what the user does is sent to the server as a message, what it answers is shown. Nothing is
-// computed here but the place of particles between two frames.
+// The controls of the page: actions of the user are sent to the server as messages, and its answers are shown. Nothing
+// is computed here but the position of particles between two frames.
 export function render({ model }) {
   const at = (id) => document.getElementById(id)
   const all = (query) => [...document.querySelectorAll(query)]
@@ -8,16 +8,16 @@ export function render({ model }) {
   const clamp = (v, low, high) => Math.min(Math.max(v, low), high)
   let state = null, range = [0.001, 1], most = 1 << 20, options = {}, steps = [], step = -1, selected = 0, query = ""
 
-  // Live: one question at a time; while it is under way only the latest next one is kept
+  // Previews of a drag: one request at a time; while it is pending only the latest next one is kept
   let waiting = null, since = 0
-  const live = (kind, rest) => {
-    if (since && performance.now() - since < 3000) { waiting = [kind, rest]; return }
+  const preview = (change) => {
+    if (since && performance.now() - since < 3000) { waiting = change; return }
     since = performance.now()
-    send(kind, rest)
+    send("preview", change)
   }
   const ready = () => {
     since = 0
-    if (waiting) { const next = waiting; waiting = null; live(...next) }
+    if (waiting) { const next = waiting; waiting = null; preview(next) }
   }
 
   const find = (name) => {
@@ -66,13 +66,13 @@ export function render({ model }) {
     at("time-value").textContent = `t = ${Number(t.toPrecision(3))}`
     at("time").setAttribute("aria-valuetext", at("time-value").textContent)
   }
-  const goTo = (u, tell = true) => {
+  const goTo = (u, notify = true) => {
     place = clamp(u, 0, 1)
     at("time").value = Math.round(1000 * place)
     const t = clamp(timeAt(place), range[0], range[1])
     showTime(t)
     drawParticles()
-    if (tell) live("time", { t })
+    if (notify) preview({ t })
     return t
   }
   const stop = () => {
@@ -105,7 +105,7 @@ export function render({ model }) {
   window.addEventListener("pointerup", () => { held = false; waiting = null })
   points.connect(points.change, () => {
     if (!held) return
-    live("drag", { x: Array.from(points.get_array("x")), y: Array.from(points.get_array("y")) })
+    preview({ x: Array.from(points.get_array("x")), y: Array.from(points.get_array("y")) })
   })
   points.selected.connect(points.selected.properties.indices.change, () => {
     const [first] = points.selected.indices
@@ -128,7 +128,7 @@ export function render({ model }) {
     points.selected.indices = [selected]
     showPoint()
   }
-  // From the keyboard a point moves as by a drag: shown on the way, kept soon after the last key
+  // Arrow keys move a point like a drag: previewed at each key, committed soon after the last one
   let moved = null, soon = 0
   const limit = Number(at("point-x").max)
   const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowDown: [0, -1], ArrowUp: [0, 1] }
@@ -159,7 +159,7 @@ export function render({ model }) {
         points.data.y[selected] = moved[1]
         points.selected.indices = [selected]
         points.change.emit()
-        live("drag", { x: Array.from(points.get_array("x")), y: Array.from(points.get_array("y")) })
+        preview({ x: Array.from(points.get_array("x")), y: Array.from(points.get_array("y")) })
       }
     })
     at(id).addEventListener("keyup", (e) => { if (moves[e.key]) { clearTimeout(soon); soon = setTimeout(keep, 250) } })
@@ -169,7 +169,7 @@ export function render({ model }) {
   at("point-after").onclick = () => pick(1)
   for (const id of ["point-x", "point-y", "point-w"]) at(id).onchange = () => {
     const [x, y, weight] = ["point-x", "point-y", "point-w"].map((name) => at(name).valueAsNumber)
-    if ([x, weight].some(Number.isNaN) || (state.d === 2 && Number.isNaN(y))) { say("A coordinate must be a number between -2 and 2."); return }
+    if ([x, weight].some(Number.isNaN) || (state.d === 2 && Number.isNaN(y))) { notice("A coordinate must be a number between -2 and 2."); return }
     send("point", { index: selected, x, y: state.d === 2 ? y : 0, weight })
   }
   at("point-add").onclick = () => { selected = state.points.length; send("add") }
@@ -179,19 +179,19 @@ export function render({ model }) {
   at("csv-file").onchange = async (e) => {
     const [file] = e.target.files
     if (!file) return
-    if (file.size > most) say(`This file has ${(file.size / 1e6).toFixed(1)} MB; the page takes up to 1 MB.`)
+    if (file.size > most) notice(`This file has ${(file.size / 1e6).toFixed(1)} MB; the page takes up to 1 MB.`)
     else send("csv", { text: await file.text() })
     e.target.value = ""
   }
 
-  // Knobs and layers
-  for (const knob of all("[data-field]")) {
-    const name = knob.dataset.field
+  // Controls and layers
+  for (const control of all("[data-field]")) {
+    const name = control.dataset.field
     const put = (index) => send("set", { [name]: options[name][index] })
-    if (knob.classList.contains("pair")) for (const b of knob.children) b.onclick = () => put(Number(b.dataset.index))
+    if (control.classList.contains("pair")) for (const b of control.children) b.onclick = () => put(Number(b.dataset.index))
     else {
-      knob.onchange = () => put(Number(knob.value))
-      if (knob.type === "range") knob.oninput = () => { at(`value-${name}`).textContent = knob.dataset.words.split("|")[knob.value] }
+      control.onchange = () => put(Number(control.value))
+      if (control.type === "range") control.oninput = () => { at(`value-${name}`).textContent = control.dataset.captions.split("|")[control.value] }
     }
   }
   for (const b of all("[data-layer]")) b.onclick = () => {
@@ -210,21 +210,21 @@ export function render({ model }) {
     list.forEach((v, k) => { if (Math.abs(number(v) - number(value)) < Math.abs(number(list[best]) - number(value))) best = k })
     return best
   }
-  const showKnobs = () => {
-    for (const knob of all("[data-field]")) {
-      const name = knob.dataset.field, index = nearest(name, state[name])
-      if (knob.classList.contains("pair")) [...knob.children].forEach((b, k) => b.setAttribute("aria-pressed", k === index))
+  const showControls = () => {
+    for (const control of all("[data-field]")) {
+      const name = control.dataset.field, index = nearest(name, state[name])
+      if (control.classList.contains("pair")) [...control.children].forEach((b, k) => b.setAttribute("aria-pressed", k === index))
       else {
-        knob.value = index
-        if (knob.type === "range") {
-          const exact = options[name]?.[index] === state[name], words = knob.dataset.words.split("|")[index]
-          at(`value-${name}`).textContent = exact ? words : String(state[name])
-          knob.setAttribute("aria-valuetext", at(`value-${name}`).textContent)
+        control.value = index
+        if (control.type === "range") {
+          const exact = options[name]?.[index] === state[name], caption = control.dataset.captions.split("|")[index]
+          at(`value-${name}`).textContent = exact ? caption : String(state[name])
+          control.setAttribute("aria-valuetext", at(`value-${name}`).textContent)
         }
       }
     }
-    for (const item of all("[data-only]")) {
-      item.hidden = item.dataset.only !== "" && !item.dataset.only.split(" ").includes(state.sampler)
+    for (const item of all("[data-samplers]")) {
+      item.hidden = item.dataset.samplers !== "" && !item.dataset.samplers.split(" ").includes(state.sampler)
     }
     for (const b of all("[data-layer]")) b.setAttribute("aria-pressed", state.layers.includes(b.dataset.layer))
     const map = state.layers.includes("variance") ? "disagreement of the models" : "share of the target that is noise"
@@ -236,10 +236,10 @@ export function render({ model }) {
     at("laws").classList.toggle("flat", shown === 2 && state.sampler !== "exact" && !state.layers.includes("members"))
     at("laws").style.visibility = shown || state.layers.includes("members") ? "visible" : "hidden"
   }
-  const showWords = (words) => {
-    at("words-caption").textContent = words.caption
-    at("words-number").textContent = words.number
-    at("words-text").replaceChildren(...words.sentences.map((sentence) => {
+  const showPanel = (panel) => {
+    at("panel-caption").textContent = panel.caption
+    at("panel-number").textContent = panel.number
+    at("panel-text").replaceChildren(...panel.sentences.map((sentence) => {
       const p = document.createElement("p")
       p.textContent = sentence
       return p
@@ -252,7 +252,7 @@ export function render({ model }) {
     at("theme").setAttribute("aria-pressed", dark)
   }
   at("theme").onclick = () => { theme(!state.dark); send("set", { dark: !state.dark }) }
-  const copy = async (text, words) => {
+  const copy = async (text, message) => {
     try { await navigator.clipboard.writeText(text) } catch {
       const area = document.createElement("textarea")
       area.value = text
@@ -261,7 +261,7 @@ export function render({ model }) {
       document.execCommand("copy")
       area.remove()
     }
-    say(words)
+    notice(message)
   }
   at("link").onclick = () => copy(window.location.href, "The address of this picture is on the clipboard.")
   at("python").onclick = () => send("python")
@@ -299,9 +299,9 @@ export function render({ model }) {
     for (const c of parts) { pen.drawImage(c, x, pad); x += c.width + pad }
     pen.fillStyle = style.getPropertyValue("--ink")
     pen.font = `${15 * scale}px system-ui, sans-serif`
-    const old = at("old").hidden ? "" : ` · ${at("old").textContent}`
-    const said = `gap mass ${at("words-number").textContent} · ${at("knob-sampler").selectedOptions[0].textContent} · ${at("time-value").textContent}${old}`
-    pen.fillText(said, pad, sheet.height - pad - 8 * scale)
+    const old = at("outdated").hidden ? "" : ` · ${at("outdated").textContent}`
+    const caption = `gap mass ${at("panel-number").textContent} · ${at("control-sampler").selectedOptions[0].textContent} · ${at("time-value").textContent}${old}`
+    pen.fillText(caption, pad, sheet.height - pad - 8 * scale)
     sheet.toBlob((blob) => save(blob, "vkernel-explore.png"), "image/png")
   }
 
@@ -337,15 +337,15 @@ export function render({ model }) {
   at("guide-back").onclick = () => guide(step - 1)
   at("guide-end").onclick = () => guide(-1)
 
-  // Sentences and hints
+  // Notices and hints
   let fade = 0
-  const say = (text) => {
+  const notice = (text) => {
     clearTimeout(fade)
-    at("say-text").textContent = text
-    at("say").hidden = false
-    fade = setTimeout(() => { at("say").hidden = true }, 9000)
+    at("notice-text").textContent = text
+    at("notice").hidden = false
+    fade = setTimeout(() => { at("notice").hidden = true }, 9000)
   }
-  at("say-close").onclick = () => { at("say").hidden = true }
+  at("notice-close").onclick = () => { at("notice").hidden = true }
   let pause = 0
   const hint = (item) => {
     const tip = at("tip"), box = item.getBoundingClientRect()
@@ -355,23 +355,23 @@ export function render({ model }) {
     tip.style.left = `${clamp(beside ? box.right + 10 : box.left, 8, window.innerWidth - tip.offsetWidth - 8)}px`
     tip.style.top = `${clamp(beside ? box.top : box.bottom + 8, 8, window.innerHeight - tip.offsetHeight - 8)}px`
   }
-  const hush = () => { clearTimeout(pause); at("tip").hidden = true }
+  const hideHint = () => { clearTimeout(pause); at("tip").hidden = true }
   for (const item of all("[data-tip]")) {
     item.addEventListener("mouseenter", () => { clearTimeout(pause); pause = setTimeout(() => hint(item), 350) })
-    item.addEventListener("mouseleave", hush)
+    item.addEventListener("mouseleave", hideHint)
     item.addEventListener("focusin", (e) => { if (e.target.matches(":focus-visible")) hint(item) })
-    item.addEventListener("focusout", hush)
-    item.addEventListener("click", hush)
+    item.addEventListener("focusout", hideHint)
+    item.addEventListener("click", hideHint)
   }
   window.addEventListener("keydown", (e) => {
-    if (e.key === "Escape") hush()
+    if (e.key === "Escape") hideHint()
     const typing = e.target.matches?.("input, select, textarea, button, summary")
     if (e.key === " " && !typing) { e.preventDefault(); at("play").click() }
   })
 
-  // What the server says
-  const hear = {
-    knobs: (m) => { options = m.options },
+  // Messages of the server
+  const handlers = {
+    controls: (m) => { options = m.options },
     tour: (m) => { steps = m.steps },
     state: (m) => {
       state = m.state; range = m.range; most = m.most; query = m.query
@@ -379,7 +379,7 @@ export function render({ model }) {
       theme(state.dark)
       window.history.replaceState(null, "", `?${query}`)
       at("preset").value = m.preset
-      showKnobs(); showPoint(); showWords(m.words)
+      showControls(); showPoint(); showPanel(m.panel)
       if (m.stale) showJob({ busy: app.classList.contains("busy"), label: "", share: 0, stale: true })
       if (!playing) { place = placeOf(state.t); at("time").value = Math.round(1000 * place); showTime(state.t) }
       drawParticles()
@@ -393,18 +393,18 @@ export function render({ model }) {
     job: showJob,
     marks: (m) => {
       app.classList.toggle("earlier", m.samples)
-      at("laws-old").hidden = !m.samples || at("laws").style.visibility === "hidden"
+      at("laws-outdated").hidden = !m.samples || at("laws").style.visibility === "hidden"
       const fresh = "samples are up to date", old = "samples are of an earlier state", label = at("job-label")
       if (!app.classList.contains("busy") && label.textContent === (m.samples ? fresh : old)) label.textContent = m.samples ? old : fresh
-      at("old").textContent = m.text
-      at("old").hidden = !m.text
+      at("outdated").textContent = m.text
+      at("outdated").hidden = !m.text
     },
-    say: (m) => say(m.text),
+    notice: (m) => notice(m.text),
     ready,
     python: (m) => { at("code-text").textContent = m.text; at("code").showModal() },
     json: (m) => save(new Blob([m.text], { type: "application/json" }), "vkernel-explore.json"),
   }
-  model.on("msg:custom", (event) => { const m = event.data ?? event; hear[m.kind]?.(m) })
+  model.on("msg:custom", (event) => { const m = event.data ?? event; handlers[m.kind]?.(m) })
   send("hello", { dark: !window.location.search.includes("v=") && window.matchMedia("(prefers-color-scheme: dark)").matches })
   return document.createElement("span")
 }

@@ -1,4 +1,4 @@
-"""What the page shows is one value: it survives its address, and refuses what makes no picture."""
+"""The state of the page survives its address; invalid states, addresses and files are refused with a sentence."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vkernel.core.errors import InputError
-from vkernel.explore.knobs import GROUPS, LAYER_WORDS
-from vkernel.explore.presets import PRESETS, preset
-from vkernel.explore.state import KINDS, LAYERS, LIMIT, SAMPLERS, State, from_csv, from_query
-from vkernel.explore.tour import STEPS
+from vkernel.explore.state import CHOICES, LAYERS, LIMIT, SAMPLERS, State, from_csv, from_query
 
 coordinate = st.floats(-LIMIT, LIMIT)
 sets = st.integers(1, 2).flatmap(lambda d: st.lists(st.tuples(*[coordinate] * d), min_size=1, max_size=40))
@@ -25,7 +22,7 @@ def states(draw: st.DrawFn) -> State:
     return State(
         points=points,
         weights=tuple(draw(st.lists(st.integers(1, 63), min_size=len(points), max_size=len(points)))),
-        process=draw(st.sampled_from(KINDS)),
+        process=draw(st.sampled_from(CHOICES["process"])),
         eps=draw(st.sampled_from((1e-4, 0.003, 0.1))),
         steps=draw(st.integers(5, 300)),
         sampler=draw(st.sampled_from(SAMPLERS)),
@@ -43,7 +40,7 @@ def states(draw: st.DrawFn) -> State:
 
 @settings(max_examples=150, deadline=None)
 @given(states())
-def test_an_address_gives_the_state_back(state: State) -> None:
+def test_address_restores_the_state(state: State) -> None:
     again, message = from_query("?" + state.to_query())
     assert message is None
     assert again == state
@@ -56,7 +53,7 @@ def test_an_address_gives_the_state_back(state: State) -> None:
         st.text(string.printable, max_size=30),
     )
 )
-def test_a_malformed_address_gives_the_default_and_a_sentence(query: dict[str, str]) -> None:
+def test_malformed_address_gives_the_default_and_a_sentence(query: dict[str, str]) -> None:
     state, message = from_query(query)
     if message is not None:
         assert state == State()
@@ -81,7 +78,7 @@ def test_a_malformed_address_gives_the_default_and_a_sentence(query: dict[str, s
         ("v=1&x=2____", "outside"),
     ],
 )
-def test_what_is_wrong_with_an_address_is_said(query: str, word: str) -> None:
+def test_error_of_an_address_is_named(query: str, word: str) -> None:
     state, message = from_query(query)
     if query == "v=1&t=inf":  # a time beyond T is T
         assert state.t == state.make_process().T
@@ -91,7 +88,7 @@ def test_what_is_wrong_with_an_address_is_said(query: str, word: str) -> None:
     assert word in message
 
 
-def test_the_address_of_a_thousand_points_is_short() -> None:
+def test_address_of_a_thousand_points_is_short() -> None:
     points = tuple((round(-2 + 0.004 * k, 3), round(2 - 0.003 * k, 3)) for k in range(1000))
     query = State(points=points).to_query()
     assert len(query) < 4100
@@ -120,33 +117,24 @@ def test_the_address_of_a_thousand_points_is_short() -> None:
         {"K": "many"},
     ],
 )
-def test_what_makes_no_picture_is_refused(given: dict[str, object]) -> None:
+def test_invalid_states_are_refused(given: dict[str, object]) -> None:
     with pytest.raises(InputError):
         State(**given)  # type: ignore[arg-type]
 
 
-def test_times_are_brought_into_the_process() -> None:
+def test_times_are_clamped_to_the_process() -> None:
     assert State(t=0.0).t == State().eps
     assert State(process="edm", t=99.0).t == 10.0
-    assert State(process="edm", t=5.0).but(process="flow").t == 0.999
+    assert State(process="edm", t=5.0).replace(process="flow").t == 0.999
 
 
-def test_new_points_keep_weights_only_if_they_are_as_many() -> None:
+def test_weights_are_kept_if_the_number_of_points_is() -> None:
     state = State(points=((0.0,), (1.0,)), weights=(3, 1))
-    assert state.but(points=((0.5,), (1.0,))).weights == (3, 1)
-    assert state.but(points=((0.5,),)).weights == (1,)
+    assert state.replace(points=((0.5,), (1.0,))).weights == (3, 1)
+    assert state.replace(points=((0.5,),)).weights == (1,)
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_are_sets_and_have_addresses(name: str) -> None:
-    state = State(points=preset(name))
-    assert 2 <= len(set(state.points)) == len(state.points) <= 64
-    assert from_query(state.to_query())[0] == state
-    with pytest.raises(InputError, match="nope"):
-        preset("nope")
-
-
-def test_csv_takes_headings_weights_separators_and_one_column() -> None:
+def test_csv_accepts_headers_weights_separators_and_one_column() -> None:
     assert from_csv("x,y\n0,1\n-1,.5\n")[0] == ((0.0, 1.0), (-1.0, 0.5))
     points, weights, _ = from_csv("a;b;weight\n0;1;3\n1;0;1\n")
     assert points == ((0.0, 1.0), (1.0, 0.0))
@@ -157,7 +145,7 @@ def test_csv_takes_headings_weights_separators_and_one_column() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6)), min_size=1, max_size=20))
-def test_csv_points_come_into_the_window_all_alike(rows: list[tuple[float, float]]) -> None:
+def test_csv_points_are_scaled_alike_into_the_window(rows: list[tuple[float, float]]) -> None:
     points, _, sentence = from_csv("\n".join(f"{a!r},{b!r}" for a, b in rows))
     State(points=points)
     if "scaled" in sentence and len(rows) > 2:
@@ -176,37 +164,16 @@ def test_csv_points_come_into_the_window_all_alike(rows: list[tuple[float, float
         ("0,nan\n", "finite"),
         ("0,1\n0,nan\n", "Row 2"),
         ("0,1\n0,inf\n", "finite"),
-        ("0,1\n0,one\n", "no number"),
+        ("0,1\n0,one\n", "not a number"),
         ("0,1,2\n", "3 columns"),
         ("x,y,weight\n0,1,0\n", "weight"),
         ("x,y,weight\n0,1,1.5\n", "whole"),
         ("0,1\n" * 1001, "1,001"),
         ("0,1\n" * (1 << 19), "MB"),
-        ("\0\0\0", "no text"),
+        ("\0\0\0", "not a text"),
         ("0,1e300\n1,0\n", "too large"),
     ],
 )
-def test_what_is_wrong_with_a_csv_is_said(text: str, word: str) -> None:
+def test_error_of_a_csv_is_named(text: str, word: str) -> None:
     with pytest.raises(InputError, match=word):
         from_csv(text)
-
-
-def test_every_knob_and_layer_has_a_sentence_and_a_field() -> None:
-    default = State()
-    for _, knobs in GROUPS:
-        for knob in knobs:
-            assert hasattr(default, knob.field)
-            assert knob.sentence.endswith(".")
-            assert knob.sentence.count(". ") == 0
-            for value, words in knob.options:
-                assert words
-                assert getattr(default.but(**{knob.field: value}), knob.field) == value
-    assert {layer.name for layer in LAYER_WORDS} == set(LAYERS)
-    assert all(layer.sentence.endswith(".") for layer in LAYER_WORDS)
-
-
-def test_the_tour_has_five_short_steps() -> None:
-    assert len(STEPS) == 5
-    for step in STEPS:
-        assert len(step.text.split()) <= 60
-        assert from_query(step.state.to_query())[0] == step.state

@@ -19,35 +19,18 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from browser import HELP, IDLE, LAPTOP, SMALLER, Watched
 
-from vkernel.explore.presets import preset
-from vkernel.explore.state import State, from_query
+from vkernel.explore.captions import TOUR, preset
+from vkernel.explore.state import State
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")
 pytest.importorskip("panel", reason="the page needs Panel: pip install 'vkernel[explore]'")
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="the browser tests need Debian's chromium")
-LAPTOP, *SMALLER = ({"width": w, "height": h} for w, h in ((1280, 720), (1024, 768), (800, 600), (390, 844)))
 SQUARE = State(points=preset("square"), ratio=4.0, steps=10)  # with these the ensembles take a second
 LINE = State(points=preset("triple"), ratio=4.0, steps=10)
-IDLE = "() => document.getElementById('job-label').textContent === 'samples are up to date'"
-HELP = """
-window.bokeh = (name) => Bokeh.documents[0].get_model_by_name(name)
-window.seen = (name) => {
-  const search = (v) => v.model === bokeh(name) ? v : (v.child_views ?? []).map(search).find((f) => f)
-  return [...Bokeh.index.roots].map(search).find((f) => f)
-}
-window.pixel = (name, x, y) => {
-  const v = seen(name), box = v.canvas_view.el.getBoundingClientRect()
-  return [box.left + v.frame.x_scale.compute(x), box.top + v.frame.y_scale.compute(y)]
-}
-window.map = () => {
-  const image = bokeh('plane picture').renderers.find((r) => r.glyph.type === 'Image').data_source.data.image
-  return image.length ? Array.from(image[0].flat?.(Infinity) ?? image[0]) : []
-}
-window.total = () => map().reduce((a, b) => a + b, 0)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -75,34 +58,6 @@ def browser() -> Iterator[Any]:
         made.close()
 
 
-class Watched:
-    """A tab with what its console said and whom it asked."""
-
-    def __init__(self, browser: Any, size: dict[str, int] = LAPTOP) -> None:
-        self.tab = browser.new_page()
-        self.tab.set_viewport_size(size)
-        self.tab.set_default_timeout(20_000)
-        self.errors: list[str] = []
-        self.hosts: set[str] = set()
-        self.tab.on("console", lambda m: self.errors.append(m.text) if m.type in ("error", "warning") else None)
-        self.tab.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.tab.on("request", lambda r: self.hosts.add(urlsplit(r.url).netloc) if r.url[:4] == "http" else None)
-        self.tab.on("websocket", lambda w: self.hosts.add(urlsplit(w.url).netloc))
-
-    def open(self, address: str, idle: bool = True) -> Any:
-        self.tab.goto(address)
-        self.tab.wait_for_selector("#app[data-ready]")
-        self.tab.evaluate(HELP)
-        if idle:
-            self.tab.wait_for_function(IDLE)
-        return self.tab
-
-    def state(self) -> State:
-        state, message = from_query(urlsplit(self.tab.url).query)
-        assert message is None
-        return state
-
-
 @pytest.fixture
 def page(browser: Any) -> Iterator[Watched]:
     made = Watched(browser)
@@ -111,48 +66,13 @@ def page(browser: Any) -> Iterator[Watched]:
     assert made.errors == []
 
 
-def saved(page: Watched, name: str) -> None:
-    """Screenshots go to the folder of VKERNEL_SCREENSHOTS, where one is named."""
-    if folder := os.environ.get("VKERNEL_SCREENSHOTS"):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        page.tab.screenshot(path=str(Path(folder) / f"{name}.png"))
-
-
-def wide(tab: Any) -> list[str]:
-    """Parts of the page that stick out on either side."""
-    return tab.evaluate(
-        """() => [...document.querySelectorAll('header *, main > *, .card, .card *, .stage > * > *, .right *')]
-        .filter((e) => e.getClientRects().length && !e.closest('.hidden') && !e.classList.contains('hidden'))
-        .filter((e) => {
-          const b = e.getBoundingClientRect(), card = e.closest('.card, .stage')?.getBoundingClientRect()
-          return b.left < -1 || b.right > (card?.right ?? innerWidth) + 1
-        })
-        .map((e) => e.id || e.className || e.tagName)"""
-    )
-
-
-def over(tab: Any) -> list[list[str]]:
-    """Controls that lie upon one another."""
-    return tab.evaluate(
-        """() => {
-          const seen = [...document.querySelectorAll('button, select, input, output, h1, h2, .end, #plane, #laws')]
-            .filter((e) => e.getClientRects().length && !e.closest('.hidden, #say') && !e.matches('.hidden'))
-            .map((e) => [e.id || e.innerText, e, e.getBoundingClientRect(), e.closest('aside, .stage, header')])
-          const meet = ([, e, a, p], [, f, b, q]) => p === q && !e.contains(f) && !f.contains(e)
-            && Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2
-            && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2
-          return seen.flatMap((one, k) => seen.slice(k + 1).filter((o) => meet(one, o)).map((o) => [one[0], o[0]]))
-        }"""
-    )
-
-
 def test_it_loads_fits_every_screen_and_asks_nobody_else(page: Watched, server: tuple[str, int]) -> None:
     for name, start, dark in (("plane", SQUARE, True), ("line", LINE, False)):
-        state = start.but(sampler="linear", dark=dark, layers=("noise", "particles", "law", "members", "exact"))
+        state = start.replace(sampler="linear", dark=dark, layers=("noise", "particles", "law", "members", "exact"))
         tab = page.open(f"{server[0]}?{state.to_query()}")
         assert page.state() == state
         assert "explore" in tab.title()
-        assert tab.inner_text("#words-number") not in ("", "…")
+        assert tab.inner_text("#panel-number") not in ("", "…")
         assert tab.evaluate("document.documentElement.dataset.theme") == ("dark" if dark else "light")
         for size in (*SMALLER, LAPTOP):
             tab.set_viewport_size(size)
@@ -161,9 +81,9 @@ def test_it_loads_fits_every_screen_and_asks_nobody_else(page: Watched, server: 
                 && document.documentElement.scrollWidth <= w""",
                 arg=size["width"],
             )
-            assert wide(tab) == []
-            assert over(tab) == []
-            saved(page, f"{name}-{size['width']}-{'dark' if dark else 'light'}")
+            assert page.wide() == []
+            assert page.overlapping() == []
+            page.save(f"{name}-{size['width']}-{'dark' if dark else 'light'}")
     assert page.hosts == {urlsplit(server[0]).netloc}
 
 
@@ -206,7 +126,7 @@ def test_a_malformed_address_starts_afresh_then_clicking_adds_and_backspace_remo
     page: Watched, server: tuple[str, int]
 ) -> None:
     tab = page.open(f"{server[0]}?v=1&x=%00%ff2garbled!&sampler=<script>&t=1e999")
-    assert "This address could not be read" in tab.inner_text("#say")
+    assert "This address could not be read" in tab.inner_text("#notice")
     assert page.state() == State()
     place = tab.evaluate("pixel('plane picture', 1.5, 1.5)")
     tab.mouse.click(*place)
@@ -248,31 +168,33 @@ def test_particles_play_pause_and_scrub(page: Watched, server: tuple[str, int]) 
 
 def test_the_model_is_switched_and_says_so(page: Watched, server: tuple[str, int]) -> None:
     tab = page.open(f"{server[0]}?{SQUARE.to_query()}")
-    assert not tab.is_visible("#knob-ratio")
-    tab.select_option("#knob-sampler", label="linear models, trained")
-    tab.wait_for_function("() => document.getElementById('words-text').textContent.includes('48 linear models')")
+    assert not tab.is_visible("#control-ratio")
+    tab.select_option("#control-sampler", label="linear models, trained")
+    tab.wait_for_function("() => document.getElementById('panel-text').textContent.includes('48 linear models')")
     tab.wait_for_function(IDLE)
-    assert tab.is_visible("#knob-ratio")
+    assert tab.is_visible("#control-ratio")
     assert page.state().sampler == "linear"
     assert "members" in page.state().layers
-    first = tab.inner_text("#words-number")
+    first = tab.inner_text("#panel-number")
     tab.click("text=Fourier")
-    tab.wait_for_function("() => document.getElementById('words-text').textContent.includes('Fourier')")
+    tab.wait_for_function("() => document.getElementById('panel-text').textContent.includes('Fourier')")
     tab.wait_for_function(IDLE)
-    assert tab.inner_text("#words-number") != first
+    assert tab.inner_text("#panel-number") != first
     noise = tab.evaluate("map()")
     tab.click("[data-layer=variance]")
     tab.wait_for_function("old => total() !== old", arg=sum(noise))
     assert "noise" not in page.state().layers  # one map at a time
-    for words in ("infinitely wide networks", "effective SDE (theory)", "the naive estimator"):
-        tab.select_option("#knob-sampler", label=words)
-        tab.wait_for_function("w => document.getElementById('knob-sampler').selectedOptions[0].text === w", arg=words)
-        assert wide(tab) == []
+    for caption in ("infinitely wide networks", "effective SDE (theory)", "the naive estimator"):
+        tab.select_option("#control-sampler", label=caption)
+        tab.wait_for_function(
+            "w => document.getElementById('control-sampler').selectedOptions[0].text === w", arg=caption
+        )
+        assert page.wide() == []
 
 
 def test_an_ensemble_runs_is_cancelled_and_never_freezes_the_page(page: Watched, server: tuple[str, int]) -> None:
     tab = page.open(server[0])
-    tab.select_option("#knob-sampler", label="small networks, trained")
+    tab.select_option("#control-sampler", label="small networks, trained")
     tab.wait_for_function("() => document.getElementById('job-label').textContent.includes('training 8 models')")
     assert 0 <= int(tab.get_attribute("#job-bar", "aria-valuenow")) < 60
     begun = time.monotonic()
@@ -283,22 +205,22 @@ def test_an_ensemble_runs_is_cancelled_and_never_freezes_the_page(page: Watched,
     tab.click("#job-cancel")
     tab.wait_for_function("() => document.getElementById('job-label').textContent === 'stopped'")
     assert not tab.evaluate("document.getElementById('app').classList.contains('busy')")
-    assert tab.inner_text("#old") == "of an earlier state: particles"
+    assert tab.inner_text("#outdated") == "of an earlier state: particles"
     tab.click("#job-run")
     tab.wait_for_function("() => document.getElementById('app').classList.contains('busy')")
-    tab.select_option("#knob-sampler", label="the exact score")  # the latest wins
+    tab.select_option("#control-sampler", label="the exact score")  # the latest wins
     tab.wait_for_function(IDLE)
-    assert "exact score memorises" in tab.inner_text("#words-text")
+    assert "exact score memorises" in tab.inner_text("#panel-text")
 
 
 def test_an_address_gives_the_same_picture(page: Watched, server: tuple[str, int]) -> None:
     tab = page.open(server[0])
     tab.select_option("#preset", "clusters")
     tab.click("[data-layer=boundaries]")
-    tab.select_option("#knob-process", label="flow matching")
+    tab.select_option("#control-process", label="flow matching")
     tab.wait_for_function("() => location.search.includes('process=flow')")
     tab.wait_for_function(IDLE)
-    look = "[map(), Array.from(bokeh('moving').data.x), document.getElementById('words').innerText]"
+    look = "[map(), Array.from(bokeh('moving').data.x), document.getElementById('panel').innerText]"
     tab.mouse.move(5, 5)
     tab.wait_for_timeout(500)
     numbers, picture = tab.evaluate(look), tab.locator("#plane").screenshot()
@@ -318,12 +240,12 @@ def test_tabs_at_once_do_not_disturb_one_another(browser: Any, server: tuple[str
 
     tabs = [Watched(browser) for _ in range(count)]
     for k, tab in enumerate(tabs):
-        tab.open(f"{server[0]}?{LINE.but(sampler='linear', seed=k).to_query()}", idle=False)
+        tab.open(f"{server[0]}?{LINE.replace(sampler='linear', seed=k).to_query()}", idle=False)
     for k, tab in enumerate(tabs):
         tab.tab.wait_for_function(IDLE, timeout=60_000)
         assert tab.errors == []
         assert tab.state().seed == k
-    shown = [tab.tab.inner_text("#words-number") for tab in tabs]
+    shown = [tab.tab.inner_text("#panel-number") for tab in tabs]
     assert all(re.match(r"\.\d+ ± \.\d+", text) for text in shown)
     assert len(set(shown)) > 1
     before = [tab.tab.url for tab in tabs]
@@ -332,7 +254,7 @@ def test_tabs_at_once_do_not_disturb_one_another(browser: Any, server: tuple[str
         "old => location.href !== old && document.getElementById('app').dataset.d === '2'", arg=before[0]
     )
     assert [tab.tab.url for tab in tabs[1:]] == before[1:]
-    assert [tab.tab.inner_text("#words-number") for tab in tabs[1:]] == shown[1:]
+    assert [tab.tab.inner_text("#panel-number") for tab in tabs[1:]] == shown[1:]
     assert {tab.tab.get_attribute("#app", "data-d") for tab in tabs[1:]} == {"1"}
     process = psutil.Process(server[1])
     assert process.memory_info().rss < 2e9
@@ -348,26 +270,26 @@ def csv(tab: Any, text: str) -> None:
 def test_files_are_imported_or_refused_with_a_sentence(page: Watched, server: tuple[str, int]) -> None:
     tab = page.open(server[0])
     csv(tab, "x,y,weight\n0,0,1\n10,0,3\n10,10,1\n")
-    tab.wait_for_function("() => document.getElementById('say-text').textContent.includes('3 points imported')")
+    tab.wait_for_function("() => document.getElementById('notice-text').textContent.includes('3 points imported')")
     assert page.state().weights == (1, 3, 1)
     for text, word in (
         ("0,1\n" * 400_000, "MB"),
         ("0,nan\n1,1\n", "finite"),
         ("0,1\n" * 1001, "1,001"),
-        ("hello\nworld\n", "no number"),
+        ("hello\nworld\n", "not a number"),
     ):
         csv(tab, text)
-        tab.wait_for_function("w => document.getElementById('say-text').textContent.includes(w)", arg=word)
+        tab.wait_for_function("w => document.getElementById('notice-text').textContent.includes(w)", arg=word)
         assert len(page.state().points) == 3
     rows = np.random.default_rng(3).normal(size=(1000, 2))
     csv(tab, "\n".join(f"{a:.5f},{b:.5f}" for a, b in rows))
-    tab.wait_for_function("() => document.getElementById('say-text').textContent.includes('1,000 points imported')")
+    tab.wait_for_function("() => document.getElementById('notice-text').textContent.includes('1,000 points imported')")
     tab.wait_for_function(IDLE)
     assert len(page.state().points) == 1000
-    saved(page, "thousand")
+    page.save("thousand")
     tab.fill("#point-x", "")
     tab.keyboard.press("Enter")
-    tab.wait_for_function("() => document.getElementById('say-text').textContent.includes('must be a number')")
+    tab.wait_for_function("() => document.getElementById('notice-text').textContent.includes('must be a number')")
 
 
 def test_the_copied_script_the_saved_numbers_and_the_picture_are_the_page_s(
@@ -387,12 +309,12 @@ def test_the_copied_script_the_saved_numbers_and_the_picture_are_the_page_s(
     with contextlib.redirect_stdout(io.StringIO()):
         exec(compile(script, "script", "exec"), namespace)
     assert namespace["gap"] == pytest.approx(numbers["gap_mass"]["value"], abs=1e-9)
-    places = len(tab.inner_text("#words-number").split(" ±")[0].lstrip("."))
-    assert float(tab.inner_text("#words-number").split(" ±")[0]) == pytest.approx(
+    places = len(tab.inner_text("#panel-number").split(" ±")[0].lstrip("."))
+    assert float(tab.inner_text("#panel-number").split(" ±")[0]) == pytest.approx(
         namespace["gap"], abs=0.51 * 10**-places
     )
     tab.click("#link")
-    tab.wait_for_function("() => document.getElementById('say-text').textContent.includes('clipboard')")
+    tab.wait_for_function("() => document.getElementById('notice-text').textContent.includes('clipboard')")
     assert tab.evaluate("navigator.clipboard.readText()") == tab.url
     with tab.expect_download() as download:
         tab.click("#png")
@@ -406,17 +328,15 @@ def test_the_copied_script_the_saved_numbers_and_the_picture_are_the_page_s(
 
 @pytest.mark.parametrize("patient", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_tour_goes_through_its_five_steps(page: Watched, server: tuple[str, int], patient: bool) -> None:
-    from vkernel.explore.tour import STEPS
-
     tab = page.open(server[0])
     tab.click("#tour")
-    for k, step in enumerate(STEPS):
+    for k, step in enumerate(TOUR):
         tab.wait_for_function("title => document.getElementById('guide-title').textContent === title", arg=step.title)
         tab.wait_for_function("query => location.search === query", arg="?" + step.state.to_query())
         if patient or step.state.sampler == "exact":  # who is not goes on, and the latest wins
             tab.wait_for_function(IDLE)
-            saved(page, f"tour-{k + 1}")
-        assert wide(tab) == []
+            page.save(f"tour-{k + 1}")
+        assert page.wide() == []
         tab.click("#guide-next")
     assert not tab.is_visible("#guide")
 
@@ -429,9 +349,19 @@ def test_all_is_reached_by_keyboard(page: Watched, server: tuple[str, int]) -> N
         tab.keyboard.press("Tab")
         reached.add(tab.evaluate("(document.activeElement.id || document.activeElement.dataset.layer || '') + ''"))
     wanted = {"tour", "link", "python", "png", "json", "theme", "preset", "point-x", "point-w", "point-add", "csv"}
-    wanted |= {"knob-sampler", "knob-process", "knob-eps", "knob-steps", "noise", "particles", "law", "play", "time"}
+    wanted |= {
+        "control-sampler",
+        "control-process",
+        "control-eps",
+        "control-steps",
+        "noise",
+        "particles",
+        "law",
+        "play",
+        "time",
+    }
     assert wanted <= reached
-    tab.focus("#knob-eps")
+    tab.focus("#control-eps")
     tab.keyboard.press("ArrowRight")
     tab.wait_for_function("() => location.search.includes('eps=0.003')")
     assert "sampling stops" in tab.inner_text("#tip")
@@ -442,23 +372,25 @@ def test_all_is_reached_by_keyboard(page: Watched, server: tuple[str, int]) -> N
 
 
 def test_points_move_by_arrow_keys_and_what_is_old_says_so(page: Watched, server: tuple[str, int]) -> None:
-    state = SQUARE.but(sampler="linear", layers=("variance", "arrows", "particles", "law"))
+    state = SQUARE.replace(sampler="linear", layers=("variance", "arrows", "particles", "law"))
     tab = page.open(f"{server[0]}?{state.to_query()}")
     alpha = "bokeh('plane picture').renderers.find((r) => r.glyph.type === 'Image').glyph.global_alpha.value"
-    tab.wait_for_function(f"() => map().length && document.getElementById('old').hidden && {alpha} === 1")
+    tab.wait_for_function(f"() => map().length && document.getElementById('outdated').hidden && {alpha} === 1")
     tab.focus("#plane")
     for key in ("PageDown", "ArrowUp", "ArrowUp", "Shift+ArrowLeft"):
         tab.keyboard.press(key)
-    tab.wait_for_function("() => document.getElementById('old').textContent === 'of an earlier state: V, particles'")
+    tab.wait_for_function(
+        "() => document.getElementById('outdated').textContent === 'of an earlier state: V, particles'"
+    )
     tab.wait_for_function(f"() => {alpha} < 0.5")
-    assert tab.is_visible("#laws-old")
+    assert tab.is_visible("#laws-outdated")
     tab.wait_for_function("old => location.search !== old", arg="?" + state.to_query())
     x, y = state.points[1]
     assert page.state().points[1] == pytest.approx((x - 0.2, y + 0.1))
     assert page.state().points[2:] == state.points[2:]
     tab.wait_for_function(IDLE)
-    tab.wait_for_function(f"() => document.getElementById('old').hidden && {alpha} === 1")
-    assert not tab.is_visible("#laws-old")
+    tab.wait_for_function(f"() => document.getElementById('outdated').hidden && {alpha} === 1")
+    assert not tab.is_visible("#laws-outdated")
     tab.keyboard.press("Delete")
     tab.wait_for_function("() => document.getElementById('point-name').textContent.endsWith('of 3')")
     tab.keyboard.press("Insert")
