@@ -1,14 +1,12 @@
 r"""Training sets: the points :math:`y_i` and weights :math:`w_i` that everything exact is a moment of (theory, §2).
 
 :class:`Empirical` is the law :math:`\sum_i w_i\, \delta(x - y_i)`. It reads its points by blocks of rows, so that a
-memory map is never held in memory and integers stay integers until a block is used; one pass at the door refuses what
-is not finite and measures
+memory map is never held in memory and integers stay integers until a block is used. One pass at construction checks
+that all values are finite and measures
 
 .. math:: \bar y = \sum_i w_i y_i, \qquad \mathrm{spread} = \Big(\sum_i w_i |y_i - \bar y|^2\Big)^{1/2}
 
 in float64, by merging centred moments of blocks (Chan's formula), which does not cancel.
-
-Toy sets are in :mod:`vkernel.data.toy`; files are read by :mod:`vkernel.data.loaders`.
 """
 
 from __future__ import annotations
@@ -16,42 +14,49 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from vkernel.core import rng
 from vkernel.core.errors import InputError, require
 
-__all__ = ["Empirical"]
+__all__ = ["Array", "Empirical", "Indices"]
 
+Array = Tensor | npt.ArrayLike
+Indices = Sequence[int] | np.ndarray | Tensor
 _BLOCK = 2**21  # numbers in a block of rows: 16 MB in float64
 
 
 class Empirical:
-    """The training set: ``n`` points of one shape with weights that sum to one.
+    """The training set: ``n`` points of one shape with weights that sum to one; ``data[i]`` are its values.
 
-    ``points``
-        a tensor, an array, a memory map or nested lists, ``(n, *shape)``. A vector of n numbers is n points of shape
-        ``(1,)``. Tensors and arrays are shared, not copied: do not change them afterwards. Memory maps stay on disk.
-    ``weights``
-        ``(n,)``, not negative, normalised here; zeros are allowed; ``None`` means equal weights.
-    ``scale``
-        ``None`` keeps values as they are; ``(low, high)`` maps the full range of the stored integer type (0 … 255 for
-        uint8) to ``[low, high]``. Data stored as floats have no such range, and refuse it.
-    ``name``
-        a label for reports.
+    Args:
+        points: a tensor, an array, a memory map or nested lists, ``(n, *shape)``. A vector of n numbers is n points of
+            shape ``(1,)``. Tensors and arrays are shared, not copied, and must not be changed afterwards. Memory maps
+            stay on disk.
+        weights: ``(n,)``, not negative, normalised here; zeros are allowed; ``None`` means equal weights.
+        scale: ``None`` keeps values as they are; ``(low, high)`` maps the full range of the stored integer type
+            (0 … 255 for uint8) to ``[low, high]``, and is refused for floats, which have no such range.
+        name: a label for reports.
 
-    Attributes: ``n``, ``shape``, ``d``, ``weights`` (float64), ``device``, ``dtype`` (of the values that
-    :meth:`rows` yields: float64 if stored so, the default float for integers, else float32), ``stored`` (the type in
-    storage), ``in_memory``, ``scale``, ``center`` ``(d,)`` float64, ``spread``, ``name``.
+    Attributes: ``n``, ``shape``, ``d``, ``weights`` (float64), ``device``, ``dtype`` (of the values: float64 if stored
+    so, the default float for integers, else float32), ``stored`` (the type in storage), ``in_memory``, ``scale``,
+    ``center`` ``(d,)`` float64, ``spread``, ``name``.
     """
 
-    def __init__(self, points: Any, weights: Any = None, scale: Any = None, *, name: str | None = None) -> None:
+    def __init__(
+        self,
+        points: Array,
+        weights: Array | None = None,
+        scale: tuple[float, float] | None = None,
+        *,
+        name: str | None = None,
+    ) -> None:
         self._store, self.shape = _storage(points)
         self._index: np.ndarray | None = None  # rows of a memory map that are in use, None for all
         self.n, self.d, self.name = len(self._store), math.prod(self.shape), name
@@ -59,12 +64,23 @@ class Empirical:
         self.device = self._store.device if isinstance(self._store, Tensor) else torch.device("cpu")
         self.stored = _type_name(self._store)
         self.dtype = _float_dtype(self.stored)
-        self.scale = _checked_scale(scale, self.stored)
-        self.weights = _checked_weights(weights, self.n).to(self.device)
+        self.scale = _check_scale(scale, self.stored)
+        self.weights = _check_weights(weights, self.n).to(self.device)
         self.center, self.spread = self._moments()
 
     def __len__(self) -> int:
         return self.n
+
+    def __getitem__(self, index: int | slice | Indices) -> Tensor:
+        """Return the values of one point, ``(*shape)``, or of a slice or a vector of indices, ``(k, *shape)``."""
+        if isinstance(index, int):
+            if not -self.n <= index < self.n:
+                raise IndexError(f"There is no point {index}: the set has {self.n} points.")
+            return self.take([index]).reshape(self.shape)
+        values = self.take(torch.arange(self.n)[index] if isinstance(index, slice) else index)
+        return values.reshape(len(values), *self.shape)
+
+    images = __getitem__  # until every package uses data[i]
 
     def __repr__(self) -> str:
         name = f"{self.name!r}, " if self.name else ""
@@ -75,20 +91,15 @@ class Empirical:
         )
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """The values of points ``start`` to ``stop``, flattened, ``(k, d)``; not to be written to."""
+        """Return the values of points ``start`` to ``stop``, flattened, ``(k, d)``; not to be written to."""
         return self.values(self._read(slice(start, stop)))
 
-    def take(self, indices: Any) -> Tensor:
-        """The values of the points ``indices``, flattened, ``(k, d)``, in the order asked for."""
+    def take(self, indices: Indices) -> Tensor:
+        """Return the values of the points ``indices`` in this order, flattened, ``(k, d)``."""
         return self.values(self._read(self.check_indices(indices)))
 
-    def images(self, indices: Any) -> Tensor:
-        """The values of the points ``indices``, ``(k, *shape)``."""
-        values = self.take(indices)
-        return values.reshape(len(values), *self.shape)
-
     def to(self, device: torch.device | str) -> Empirical:
-        """The same set on ``device``; a memory map stays on disk, and its blocks are sent there."""
+        """Return the same set on ``device``; a memory map stays on disk, and its blocks are sent there."""
         moved = copy.copy(self)
         moved.weights, moved.center = self.weights.to(device), self.center.to(device)
         if isinstance(self._store, Tensor):
@@ -97,15 +108,15 @@ class Empirical:
         return moved
 
     def loaded(self) -> Empirical:
-        """The same set in memory, as it is stored; what is there already is returned as it is."""
+        """Return the same set in memory, as it is stored."""
         if self.in_memory:
             return self
         held = copy.copy(self)
         held._store, held._index, held.in_memory = self._read(slice(0, self.n)), None, True
         return held
 
-    def subset(self, indices: Any) -> Empirical:
-        """The set of the points ``indices`` alone, weights in proportion; of a memory map, a view of those rows."""
+    def subset(self, indices: Indices) -> Empirical:
+        """Return the set of the points ``indices`` with weights in proportion; a memory map stays on disk."""
         indices = self.check_indices(indices)
         require(len(indices) > 0, "A subset of a training set must hold at least one point; no index was given.")
         weights = self.weights[indices.to(self.device)]
@@ -115,14 +126,14 @@ class Empirical:
         return part
 
     def merged(self) -> tuple[Empirical, Tensor]:
-        """Exact duplicates merged into weights, and the map from each index to its merged index.
+        """Return the set with exact duplicates merged into weights, and the map from each index to its merged index.
 
         The first of equal points is kept, in order; -0.0 equals 0.0. Points are found by a 64-bit hash of their values
         and then compared; should two different points share a hash, another hash is taken.
         """
         for salt in count():
             _, first, inverse = np.unique(self._hashes(salt), return_index=True, return_inverse=True)
-            if self._same(first[inverse.reshape(-1)]):
+            if self._equal(first[inverse.reshape(-1)]):
                 break
         order = np.argsort(first)
         rank = np.empty_like(order)
@@ -134,7 +145,7 @@ class Empirical:
         return self._restricted(torch.from_numpy(first[order]), weights.index_add_(0, merge, self.weights)), merge
 
     def _read(self, which: slice | Tensor) -> Tensor:
-        """Rows as stored, ``(k, d)``, on the device; a memory map is read in the order of its rows."""
+        """Return rows as stored, ``(k, d)``, on the device; a memory map is read in the order of its rows."""
         if isinstance(self._store, Tensor):
             return self._store[which.to(self._store.device) if isinstance(which, Tensor) else which]
         chosen = which.cpu().numpy() if isinstance(which, Tensor) else which
@@ -146,12 +157,12 @@ class Empirical:
             order = np.argsort(chosen, kind="stable")
             block = np.empty((len(chosen), *self._store.shape[1:]), self._store.dtype)
             block[order] = self._store[chosen[order]]
-        return _tensor(block.reshape(len(block), self.d)).to(self.device)
+        return _as_tensor(block.reshape(len(block), self.d)).to(self.device)
 
     def segment(self, start: int, stop: int, weights: Tensor) -> Empirical:
-        """The points ``start`` to ``stop`` with these weights, which are not normalised and may all be zero.
+        """Return the points ``start`` to ``stop`` with these weights, which are not normalised and may all be zero.
 
-        Of points in memory it holds a copy, of a memory map a view. It is one process's part of a sharded set.
+        Points in memory are copied, a memory map is viewed. This is one process's part of a sharded set.
         """
         part = copy.copy(self)
         part.n, part.weights = stop - start, weights.to(self.device)
@@ -171,15 +182,15 @@ class Empirical:
         return self._store if isinstance(self._store, Tensor) else None
 
     def values(self, block: Tensor) -> Tensor:
-        """The values of a block of stored numbers: floats, with ``scale`` applied."""
+        """Return the values of a block of stored numbers: floats, with ``scale`` applied."""
         if self.scale is None:
             return block.to(self.dtype)
         low, high = self.scale
         info = torch.iinfo(block.dtype)
         return block.to(self.dtype).sub(info.min).div_(info.max - info.min).mul_(high - low).add_(low)
 
-    def check_indices(self, indices: Any) -> Tensor:
-        """Return indices of points as a vector of integers; refuse others, and on the CPU those out of range."""
+    def check_indices(self, indices: Indices) -> Tensor:
+        """Return indices of points as a vector of integers; those on the CPU are checked to be in range."""
         indices = torch.as_tensor(indices)
         indices = indices.long() if indices.numel() == 0 else indices
         require(
@@ -207,12 +218,12 @@ class Empirical:
         return ((start, min(start + step, self.n)) for start in range(0, self.n, step))
 
     def _moments(self) -> tuple[Tensor, float]:
-        """Weighted mean and root mean square distance from it; refuses what is not finite."""
+        """Return the weighted mean and the root mean square distance from it, after a check that values are finite."""
         mean = torch.zeros(self.d, dtype=torch.float64, device=self.device)
         total, second = 0.0, 0.0
         for start, stop in self._blocks():
             values, weights = self.rows(start, stop), self.weights[start:stop]
-            _refuse_not_finite(values, start)
+            _check_values(values, start)
             mass = float(weights.sum())
             if mass == 0:
                 continue
@@ -232,7 +243,7 @@ class Empirical:
         blocks = (_row_hashes(self.rows(start, stop), keys) for start, stop in self._blocks())
         return torch.cat([block.cpu() for block in blocks]).numpy()
 
-    def _same(self, partner: np.ndarray) -> bool:
+    def _equal(self, partner: np.ndarray) -> bool:
         """Whether every point equals its partner."""
         others = np.flatnonzero(partner != np.arange(self.n))
         step = max(1, _BLOCK // self.d)
@@ -240,8 +251,35 @@ class Empirical:
         return all(torch.equal(self.take(i) + 0.0, self.take(partner[i]) + 0.0) for i in pairs)
 
 
-def _storage(points: Any) -> tuple[Tensor | np.memmap, tuple[int, ...]]:
-    """What holds the points, and the shape of one: a flat tensor, or a memory map as it is."""
+def _check_weights(weights: Array | None, n: int) -> Tensor:
+    """Return ``n`` weights in float64 with sum one, if they are finite, not negative and not all zero."""
+    if weights is None:
+        return torch.full((n,), 1.0 / n, dtype=torch.float64)
+    try:
+        given = weights.detach() if isinstance(weights, Tensor) else _as_tensor(np.asarray(weights))
+        require(not given.is_complex(), "Weights must be real numbers, not complex ones.")
+        w = given.double()
+    except (TypeError, ValueError) as error:
+        raise InputError(f"Weights must be {n} real numbers: {error}") from error
+    require(w.shape == (n,), f"There must be one weight for each of the {n} points; got shape {tuple(w.shape)}.")
+    bad = (~w.isfinite() | (w < 0)).nonzero()
+    require(len(bad) == 0, f"Weights must be finite and not negative; weight {int(bad[0]) if len(bad) else 0} is not.")
+    require(w.max() > 0, "Every weight is zero; at least one must not be.")
+    w = w / w.max()
+    return w / w.sum()
+
+
+def _as_tensor(array: np.ndarray) -> Tensor:
+    """Return the array as a tensor, shared where torch can; in the machine's byte order, at most 64 bits."""
+    long_double = array.dtype.kind == "f" and array.dtype.itemsize > 8
+    kind = np.dtype(np.float64) if long_double else array.dtype.newbyteorder("=")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable.*")  # nothing here writes
+        return torch.from_numpy(np.ascontiguousarray(array, dtype=kind))
+
+
+def _storage(points: Array) -> tuple[Tensor | np.memmap, tuple[int, ...]]:
+    """Return what holds the points, a flat tensor or a memory map as it is, and the shape of one point."""
     if isinstance(points, Tensor):
         require(points.layout == torch.strided, "Training points must be a dense tensor; call .to_dense() first.")
     elif not isinstance(points, np.memmap):
@@ -259,22 +297,13 @@ def _storage(points: Any) -> tuple[Tensor | np.memmap, tuple[int, ...]]:
     require(math.prod(shape) > 0, f"Training points have no coordinates: shape {tuple(points.shape)}.")
     if isinstance(points, np.memmap):
         return points, shape
-    tensor = points.detach() if isinstance(points, Tensor) else _tensor(points)
+    tensor = points.detach() if isinstance(points, Tensor) else _as_tensor(points)
     return tensor.reshape(len(points), math.prod(shape)), shape
 
 
 def _type_name(points: Tensor | np.ndarray) -> str:
-    """The name of the numbers' type, such as ``uint8``."""
+    """Return the name of the numbers' type, such as ``uint8``."""
     return points.dtype.name if isinstance(points, np.ndarray) else str(points.dtype).removeprefix("torch.")
-
-
-def _tensor(array: np.ndarray) -> Tensor:
-    """The array as a tensor, shared where torch can; in the machine's byte order, at most 64 bits."""
-    long_double = array.dtype.kind == "f" and array.dtype.itemsize > 8
-    kind = np.dtype(np.float64) if long_double else array.dtype.newbyteorder("=")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*not writable.*")  # nothing here writes
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=kind))
 
 
 def _float_dtype(stored: str) -> torch.dtype:
@@ -282,17 +311,15 @@ def _float_dtype(stored: str) -> torch.dtype:
     return torch.float64 if wide else torch.float32
 
 
-def _checked_scale(scale: Any, stored: str) -> tuple[float, float] | None:
+def _check_scale(scale: tuple[float, float] | None, stored: str) -> tuple[float, float] | None:
     if scale is None:
         return None
     try:
         low, high = (float(end) for end in scale)
     except (TypeError, ValueError):
         raise InputError(f"scale must be None or a pair (low, high) of numbers, not {scale!r}.") from None
-    require(
-        math.isfinite(low) and math.isfinite(high) and low < high,
-        f"scale must be a pair (low, high) with low < high, not ({low:g}, {high:g}).",
-    )
+    good = math.isfinite(low) and math.isfinite(high) and low < high
+    require(good, f"scale must be a pair (low, high) with low < high, not ({low:g}, {high:g}).")
     require(
         "int" in stored,
         f"scale=({low:g}, {high:g}) maps the full range of stored integers, but these points are stored as {stored}; "
@@ -301,24 +328,7 @@ def _checked_scale(scale: Any, stored: str) -> tuple[float, float] | None:
     return low, high
 
 
-def _checked_weights(weights: Any, n: int) -> Tensor:
-    if weights is None:
-        return torch.full((n,), 1.0 / n, dtype=torch.float64)
-    try:
-        given = weights.detach() if isinstance(weights, Tensor) else _tensor(np.asarray(weights))
-        require(not given.is_complex(), "Weights must be real numbers, not complex ones.")
-        w = given.double()
-    except (TypeError, ValueError) as error:
-        raise InputError(f"Weights must be {n} real numbers: {error}") from error
-    require(w.shape == (n,), f"There must be one weight for each of the {n} points; got shape {tuple(w.shape)}.")
-    bad = (~w.isfinite() | (w < 0)).nonzero()
-    require(len(bad) == 0, f"Weights must be finite and not negative; weight {int(bad[0]) if len(bad) else 0} is not.")
-    require(w.max() > 0, "Every weight is zero; at least one must not be.")
-    w = w / w.max()
-    return w / w.sum()
-
-
-def _refuse_not_finite(values: Tensor, start: int) -> None:
+def _check_values(values: Tensor, start: int) -> None:
     good = values.isfinite()
     if not good.all():
         row, column = (int(i) for i in (~good).nonzero()[0])
@@ -329,6 +339,6 @@ def _refuse_not_finite(values: Tensor, start: int) -> None:
 
 
 def _row_hashes(rows: Tensor, keys: Tensor) -> Tensor:
-    """One 64-bit hash per row: the sum, modulo 2^64, of a hash for each value and position."""
+    """Return one 64-bit hash per row: the sum, modulo 2^64, of a hash for each value and position."""
     bits = (rows + 0.0).contiguous().view(torch.int64 if rows.dtype == torch.float64 else torch.int32).long()
     return rng.hashed(keys, bits).sum(-1)

@@ -1,4 +1,4 @@
-"""Training sets from files: :func:`load` knows the format by suffix, by magic number, or by what a folder holds.
+"""Training sets from files: :func:`load` finds the format by suffix, by magic number, or by the contents of a folder.
 
 ========================================  ============================================================================
 ``.npy``                                  memory-mapped, never read whole
@@ -11,8 +11,8 @@ folder of ``Dataset.save_to_disk``        Hugging Face data sets, as ``.parquet`
 sheet, or folder of sheets                one PNG with an image in each row of pixels, as CIFAR-10 is kept here
 ========================================  ============================================================================
 
-Files may come from strangers: nothing is unpickled and no code in them runs. What cannot be read is refused with one
-sentence. Libraries other than torch and numpy are imported when a file needs them.
+Files are not trusted: nothing is unpickled and no code in them runs. What cannot be read is refused with one sentence.
+Libraries other than torch and numpy are imported when a file needs them.
 """
 
 from __future__ import annotations
@@ -34,12 +34,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vkernel.core.errors import InputError, require
 from vkernel.data.empirical import Empirical
 
 __all__ = ["load", "read_cifar_sheets"]
 
+Points = np.ndarray | Tensor
+PathLike = str | os.PathLike[str]
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 _IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM")  # plain decoders; none that runs another program
 _SHEET_NAME = re.compile(r"cifar10_batch_(\d+)\.png")
@@ -48,20 +51,21 @@ _IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
 def load(
-    path: str | os.PathLike[str], scale: Any = "auto", layout: str | None = None, key: str | None = None
+    path: PathLike,
+    scale: str | tuple[float, float] | None = "auto",
+    layout: str | None = None,
+    key: str | None = None,
 ) -> Empirical:
-    """The training set in the file or folder ``path``.
+    """Load the training set in the file or folder ``path``.
 
-    ``scale``
-        ``"auto"``: uint8 images (events with two or three axes) go to [-1, 1], all else stays as it is; ``"none"``;
-        or ``(low, high)``, also as text ``"low,high"``, for any integers.
-    ``layout``
-        ``"sheet:HxW"``: the PNG file, or each PNG of the folder, is a sheet with one H×W image in each row of pixels.
-        Files named ``cifar10_batch_*.png`` are known to be sheets of 32×32. Of a *folder* of these only the training
-        sheets are taken, those numbered below 50; a test sheet is loaded by its own path.
-    ``key``
-        which array of .npz, .safetensors or .pt; which column of .parquet, or several as ``"a,b"``; of a Hugging Face
-        folder a column, a split, or ``"split/column"`` (default: the split ``train``).
+    Args:
+        scale: ``"auto"``: uint8 images (events with two or three axes) go to [-1, 1], all else stays as it is;
+            ``"none"``; or ``(low, high)``, also as text ``"low,high"``, for any integers.
+        layout: ``"sheet:HxW"``: the PNG file, or each PNG of the folder, is a sheet with one H×W image in each row of
+            pixels. Files named ``cifar10_batch_*.png`` are known to be sheets of 32×32. Of a *folder* of these only the
+            training sheets are taken, those numbered below 50; a test sheet is loaded by its own path.
+        key: which array of .npz, .safetensors or .pt; which column of .parquet, or several as ``"a,b"``; of a Hugging
+            Face folder a column, a split, or ``"split/column"`` (default: the split ``train``).
     """
     path = Path(path).expanduser()
     require(path.exists(), f"There is no file or folder {path}.")
@@ -72,37 +76,41 @@ def load(
         raise InputError(f"{path}: {error}") from error
 
 
-def _parse_scale(scale: Any, points: Any) -> Any:
-    if isinstance(scale, str) and scale.strip().lower() == "auto":
+def _parse_scale(scale: str | tuple[float, float] | None, points: Points) -> tuple[float, float] | None:
+    if not isinstance(scale, str):
+        return scale
+    name = scale.strip().lower()
+    if name == "auto":
         return (-1.0, 1.0) if points.dtype in (np.uint8, torch.uint8) and points.ndim in (3, 4) else None
-    if scale is None or (isinstance(scale, str) and scale.strip().lower() == "none"):
+    if name == "none":
         return None
-    if isinstance(scale, str):
-        try:
-            low, high = (float(end) for end in scale.split(","))
-        except ValueError:
-            raise InputError(f"scale must be 'auto', 'none' or 'low,high', not {scale!r}.") from None
-        return low, high
-    return scale
+    try:
+        low, high = (float(end) for end in name.split(","))
+    except ValueError:
+        raise InputError(f"scale must be 'auto', 'none' or 'low,high', not {scale!r}.") from None
+    return low, high
 
 
-def _read_file(path: Path, layout: str | None, key: str | None) -> Any:
+def _read_file(path: Path, layout: str | None, key: str | None) -> Points:
     suffix = path.suffix.lower()
     require(path.is_file(), f"{path} is neither a file nor a folder.")
     require(path.stat().st_size > 0, f"{path} is an empty file.")
     if suffix in _IMAGES:
         require(key is None, f"{path} is an image; a key picks an array of a file that holds several.")
-        return _read_image_file(path, layout)
+        require(
+            layout or _SHEET_NAME.fullmatch(path.name),
+            f"{path} is one image; give the folder that holds the training images, or layout='sheet:32x32' for a "
+            "sheet with one image in each row of pixels.",
+        )
+        return _read_sheets([path], layout)
     require(layout is None, f"layout={layout!r} describes PNG files, and {path} is none.")
     if suffix in _KEYED:
         return _KEYED[suffix](path, key)
     require(key is None, f"{path} holds a single array, so key={key!r} picks nothing; leave it out.")
-    if suffix in _PLAIN:
-        return _PLAIN[suffix](path)
-    return _read_idx(path)
+    return _PLAIN.get(suffix, _read_idx)(path)
 
 
-def _read_folder(path: Path, layout: str | None, key: str | None) -> Any:
+def _read_folder(path: Path, layout: str | None, key: str | None) -> Points:
     if any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
         require(layout is None, f"layout={layout!r} describes PNG files, and {path} holds a Hugging Face data set.")
         return _read_hugging_face(path, key)
@@ -110,12 +118,12 @@ def _read_folder(path: Path, layout: str | None, key: str | None) -> Any:
     files = [f for f in path.rglob("*") if f.suffix.lower() in _IMAGES and f.is_file() and not f.name.startswith(".")]
     files.sort(key=lambda file: file.relative_to(path).as_posix())
     require(files, f"The folder {path} holds no images and no saved Hugging Face data set.")
-    sheets = [file for file in files if _SHEET_NAME.fullmatch(file.name)]
-    if layout is None and not sheets:
+    numbers = {file: int(match[1]) for file in files if (match := _SHEET_NAME.fullmatch(file.name))}
+    if layout is None and not numbers:
         return _stack(map(_decode, files, map(str, files)), files)
-    training = sorted((file for file in sheets if _sheet_number(file) < _FIRST_TEST_SHEET), key=_sheet_number)
-    require(training or not sheets, f"{path} holds test sheets alone; load the sheet by its own path.")
-    return _read_sheets(training or files, _sheet_size(layout or "sheet:32x32"))
+    training = sorted((file for file in numbers if numbers[file] < _FIRST_TEST_SHEET), key=numbers.__getitem__)
+    require(training or not numbers, f"{path} holds test sheets alone; load the sheet by its own path.")
+    return _read_sheets(training or files, layout)
 
 
 @contextlib.contextmanager
@@ -138,24 +146,24 @@ def _library(name: str, package: str, purpose: str) -> Any:
 
 
 def _choose(path: Path, names: Sequence[str], key: str | None) -> str:
-    """The array that ``key`` names, or the only one."""
+    """Return the array that ``key`` names, or the only one."""
     require(names, f"{path} holds no array.")
-    require(key is None or key in names, f"{path} holds no array {key!r}; it holds {_listed(names)}.")
-    require(key or len(names) == 1, f"{path} holds several arrays; pick one with key: {_listed(names)}.")
+    require(key is None or key in names, f"{path} holds no array {key!r}; it holds {_joined(names)}.")
+    require(key or len(names) == 1, f"{path} holds several arrays; pick one with key: {_joined(names)}.")
     return key or names[0]
 
 
-def _listed(names: Iterable[str]) -> str:
+def _joined(names: Iterable[str]) -> str:
     names = list(names)
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
-def _read_npy(path: Path) -> np.ndarray:
+def _read_npy(path: Path) -> Points:
     with _reading(path, "a .npy array"):
         return np.lib.format.open_memmap(path, mode="r")
 
 
-def _read_npz(path: Path, key: str | None) -> np.ndarray:
+def _read_npz(path: Path, key: str | None) -> Points:
     with _reading(path, "a .npz archive"):
         require(zipfile.is_zipfile(path), f"{path} cannot be read as a .npz archive: it is damaged, or another format.")
         with np.load(path, allow_pickle=False) as archive:
@@ -167,14 +175,14 @@ def _read_npz(path: Path, key: str | None) -> np.ndarray:
             return archive[_choose(path, archive.files, key)]
 
 
-def _read_safetensors(path: Path, key: str | None) -> Any:
+def _read_safetensors(path: Path, key: str | None) -> Points:
     with _reading(path, "safetensors"):
         safe = _library("safetensors", "safetensors", ".safetensors")
         with safe.safe_open(str(path), framework="pt") as file:
             return file.get_tensor(_choose(path, list(file.keys()), key))
 
 
-def _read_torch(path: Path, key: str | None) -> Any:
+def _read_torch(path: Path, key: str | None) -> Points:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -185,56 +193,44 @@ def _read_torch(path: Path, key: str | None) -> Any:
             "and are never loaded; save a tensor, or a dictionary of tensors."
         ) from error
     if isinstance(held, dict):
-        tensors = {str(name): value for name, value in held.items() if isinstance(value, torch.Tensor)}
+        tensors = {str(name): value for name, value in held.items() if isinstance(value, Tensor)}
         return tensors[_choose(path, list(tensors), key)]
-    require(
-        isinstance(held, torch.Tensor), f"{path} holds a {type(held).__name__}, not a tensor or a dictionary of them."
-    )
+    good = isinstance(held, Tensor)
+    require(good, f"{path} holds a {type(held).__name__}, not a tensor or a dictionary of them.")
     require(key is None, f"{path} holds a single tensor, so key={key!r} picks nothing; leave it out.")
     return held
 
 
-def _read_text(path: Path) -> np.ndarray:
-    separator = "\t" if path.suffix.lower() == ".tsv" else ","
-    with _reading(path, f"a table of numbers ({path.suffix.lower()})"):
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = ((n, row) for n, row in enumerate(csv.reader(file, delimiter=separator), 1) if any(row))
-            number, first = next(rows, (0, []))
-            header = number if not any(map(_is_number, first)) else 0
-            require(number and (not header or next(rows, None)), f"{path} holds no line of numbers.")
-        try:
-            return np.loadtxt(
-                path, delimiter=separator, skiprows=header, ndmin=2, comments=None, quotechar='"', encoding="utf-8-sig"
-            )
-        except ValueError:
-            _blame(path, separator, header)
-            raise
-
-
-def _blame(path: Path, separator: str, header: int) -> None:
-    """Name the first line that is no row of numbers."""
-    width = None
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        for number, row in enumerate(csv.reader(file, delimiter=separator), 1):
-            if number <= header or not any(row):
+def _read_text(path: Path) -> Points:
+    """Read one point a line; the first line that is not empty may be a header, without any number."""
+    suffix, rows, first = path.suffix.lower(), [], True
+    with _reading(path, f"a table of numbers ({suffix})"), path.open(encoding="utf-8-sig", newline="") as file:
+        for line, cells in enumerate(csv.reader(file, delimiter="\t" if suffix == ".tsv" else ","), 1):
+            numbers = [_number(cell) for cell in cells]
+            if not any(cells) or (first and all(v is None for v in numbers)):
+                first = first and not any(cells)
                 continue
-            for cell in row:
-                require(_is_number(cell), f"{path}, line {number}: {cell!r} is not a number.")
-            width = width or len(row)
-            require(len(row) == width, f"{path}, line {number}: {len(row)} numbers where lines before have {width}.")
+            first = False
+            if None in numbers:
+                raise InputError(f"{path}, line {line}: {cells[numbers.index(None)]!r} is not a number.")
+            rows.append(np.array(numbers, np.float64))
+            width = len(rows[0])
+            require(len(cells) == width, f"{path}, line {line}: {len(cells)} numbers where lines before have {width}.")
+        require(rows, f"{path} holds no line of numbers.")
+        return np.stack(rows)
 
 
-def _is_number(cell: str) -> bool:
+def _number(cell: str) -> float | None:
     try:
-        float(cell)
+        return None if "_" in cell else float(cell)
     except ValueError:
-        return False
-    return "_" not in cell
+        return None
 
 
-def _read_idx(path: Path) -> np.ndarray:
-    """An IDX file, known by its magic number: two zero bytes, a type, a number of axes; then the axes' lengths."""
-    zipped = _starts_with(path, b"\x1f\x8b")
+def _read_idx(path: Path) -> Points:
+    """Read an IDX file: a magic number (two zero bytes, a type, a number of axes), the axes' lengths, the values."""
+    with path.open("rb") as raw:
+        zipped = raw.read(2) == b"\x1f\x8b"
     with _reading(path, "an IDX file"), gzip.open(path, "rb") if zipped else path.open("rb") as file:
         head = file.read(4)
         known = len(head) == 4 and head[:2] == b"\0\0" and head[2] in _IDX_TYPES and head[3] > 0
@@ -255,18 +251,13 @@ def _read_idx(path: Path) -> np.ndarray:
     return np.memmap(path, kind, mode="r", offset=offset, shape=images)
 
 
-def _starts_with(path: Path, magic: bytes) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(magic)) == magic
-
-
-def _read_parquet(path: Path, key: str | None) -> np.ndarray:
+def _read_parquet(path: Path, key: str | None) -> Points:
     parquet = _library("pyarrow.parquet", "'vkernel[data]'", ".parquet")
     with _reading(path, "a .parquet table"):
         return _table_points(path, parquet.read_table(path), key)
 
 
-def _read_hugging_face(path: Path, key: str | None) -> np.ndarray:
+def _read_hugging_face(path: Path, key: str | None) -> Points:
     datasets = _library("datasets", "'vkernel[data]'", "a Hugging Face data set")
     with _reading(path, "a saved Hugging Face data set"):
         held = datasets.load_from_disk(str(path))
@@ -274,23 +265,23 @@ def _read_hugging_face(path: Path, key: str | None) -> np.ndarray:
             split, _, column = (key or "").partition("/")
             if split not in held:
                 split, column = "train" if "train" in held else next(iter(held), ""), key or ""
-                require(len(held) == 1 or split == "train", f"{path} has splits {_listed(held)}; pick one with key.")
+                require(len(held) == 1 or split == "train", f"{path} has splits {_joined(held)}; pick one with key.")
             held, key = held[split], column or None
         return _table_points(path, held.with_format("arrow")[:], key)
 
 
 def _table_points(path: Path, table: Any, key: str | None) -> np.ndarray:
-    """Points from an Arrow table: a column of images, else one of lists, else all columns of numbers."""
+    """Return points from an Arrow table: a column of images, else one of lists, else all columns of numbers."""
     require(len(table) > 0, f"{path} holds no rows.")
     if key is None:
         kinds = {field.name: _kind(field.type) for field in table.schema}
         images, lists, names = ([n for n in kinds if kinds[n] == k] for k in ("image", "list", "number"))
         names = images[:1] or lists[:1] or names
-        require(names, f"{path} holds no column of images or numbers; it holds {_listed(table.column_names)}.")
+        require(names, f"{path} holds no column of images or numbers; it holds {_joined(table.column_names)}.")
     else:
         names = [key] if key in table.column_names else [name.strip() for name in key.split(",")]
         missing = [name for name in names if name not in table.column_names]
-        require(not missing, f"{path} holds no column {_listed(missing)!r}; it holds {_listed(table.column_names)}.")
+        require(not missing, f"{path} holds no column {_joined(missing)!r}; it holds {_joined(table.column_names)}.")
     columns = [_column_points(path, name, table.column(name)) for name in names]
     if len(columns) == 1:
         return columns[0]
@@ -299,10 +290,10 @@ def _table_points(path: Path, table: Any, key: str | None) -> np.ndarray:
 
 
 def _kind(kind: Any) -> str:
-    """What an Arrow type holds: ``image`` (encoded bytes, or a struct with them), ``list``, ``number`` or ``other``."""
-    import pyarrow.types as t
+    """Return what an Arrow type holds: ``image`` (encoded bytes, or a struct with them), ``list``, ``number``, …"""
+    import pyarrow as pa
 
-    kind = getattr(kind, "storage_type", kind)
+    t, kind = pa.types, kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
     if t.is_binary(kind) or t.is_large_binary(kind) or (t.is_struct(kind) and kind.get_field_index("bytes") >= 0):
         return "image"
     if t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind):
@@ -335,7 +326,7 @@ def _column_points(path: Path, name: str, column: Any) -> np.ndarray:
 
 
 def _decode(file: Any, label: str) -> np.ndarray:
-    """One image, ``(C, H, W)`` uint8, C = 1 for grey and 3 for colour."""
+    """Return one image, ``(C, H, W)`` uint8, C = 1 for grey and 3 for colour."""
     images = _library("PIL.Image", "pillow", "images")
     with _reading(Path(label), "an image"), images.open(file, formats=_IMAGE_FORMATS) as image:
         mode = {"1": "L", "P": "RGB"}.get(image.mode, image.mode)
@@ -345,7 +336,7 @@ def _decode(file: Any, label: str) -> np.ndarray:
 
 
 def _stack(images: Iterable[np.ndarray], labels: Sequence[Any]) -> np.ndarray:
-    """Images of one size and mode, in one array."""
+    """Return images of one size and mode in one array."""
     stacked = np.empty(0, np.uint8)
     for i, image in enumerate(images):
         if i == 0:
@@ -362,54 +353,36 @@ def _size(image: np.ndarray) -> str:
     return f"{image.shape[2]}×{image.shape[1]} {'grey' if image.shape[0] == 1 else 'RGB'}"
 
 
-def _read_image_file(path: Path, layout: str | None) -> np.ndarray:
-    if layout is None and not _SHEET_NAME.fullmatch(path.name):
-        raise InputError(
-            f"{path} is one image; give the folder that holds the training images, or layout='sheet:32x32' for a "
-            "sheet with one image in each row of pixels."
-        )
-    return _read_sheets([path], _sheet_size(layout or "sheet:32x32"))
-
-
-def read_cifar_sheets(paths: Any) -> np.ndarray:
-    """CIFAR-10 sheets (PNG, 1024 pixels wide, one 32×32 image a row) stacked in the order given, ``(n, 3, 32, 32)``."""
+def read_cifar_sheets(paths: PathLike | Iterable[PathLike]) -> np.ndarray:
+    """Read CIFAR-10 sheets (PNG, one 32×32 image a row of pixels) in the order given, ``(n, 3, 32, 32)``."""
     paths = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     require(paths, "No sheet was given.")
-    return _read_sheets([Path(path) for path in paths], (32, 32))
+    return _read_sheets([Path(path) for path in paths], None)
 
 
-def _read_sheets(paths: Sequence[Path], size: tuple[int, int]) -> np.ndarray:
-    sheets = [_read_sheet(path, size) for path in paths]
+def _read_sheets(paths: Sequence[Path], layout: str | None) -> np.ndarray:
+    """Return the images of sheets, ``(n, C, H, W)``; the layout of CIFAR-10 unless given."""
+    match = re.fullmatch(r"sheet:(\d+)x(\d+)", (layout or "sheet:32x32").strip().lower())
+    if match is None:
+        raise InputError(f"layout must be 'sheet:HxW', such as 'sheet:32x32', not {layout!r}.")
+    height, width = int(match[1]), int(match[2])
+    sheets = []
+    for path in paths:
+        require(path.is_file(), f"There is no file {path}.")
+        pixels = _decode(path, str(path))
+        require(
+            pixels.shape[2] == height * width,
+            f"{path} is {pixels.shape[2]} pixels wide; a sheet of {height}×{width} images is {height * width}.",
+        )
+        rows = pixels.transpose(1, 0, 2)
+        sheets.append(np.ascontiguousarray(rows).reshape(len(rows), pixels.shape[0], height, width))
     modes = {sheet.shape[1] for sheet in sheets}
     require(len(modes) == 1, f"Some sheets among {paths[0]} … {paths[-1]} are grey and some are RGB.")
     return np.concatenate(sheets) if len(sheets) > 1 else sheets[0]
 
 
-def _read_sheet(path: Path, size: tuple[int, int]) -> np.ndarray:
-    require(path.is_file(), f"There is no file {path}.")
-    pixels, (height, width) = _decode(path, str(path)), size
-    require(
-        pixels.shape[2] == height * width,
-        f"{path} is {pixels.shape[2]} pixels wide; a sheet of {height}×{width} images is {height * width}.",
-    )
-    rows = pixels.transpose(1, 0, 2)
-    return np.ascontiguousarray(rows).reshape(len(rows), pixels.shape[0], height, width)
-
-
-def _sheet_number(path: Path) -> int:
-    match = _SHEET_NAME.fullmatch(path.name)
-    return int(match[1]) if match else -1
-
-
-def _sheet_size(layout: str) -> tuple[int, int]:
-    match = re.fullmatch(r"sheet:(\d+)x(\d+)", layout.strip().lower())
-    if match is None:
-        raise InputError(f"layout must be 'sheet:HxW', such as 'sheet:32x32', not {layout!r}.")
-    return int(match[1]), int(match[2])
-
-
-_PLAIN: dict[str, Callable[[Path], Any]] = {".npy": _read_npy, ".csv": _read_text, ".tsv": _read_text}
-_KEYED: dict[str, Callable[[Path, str | None], Any]] = {
+_PLAIN: dict[str, Callable[[Path], Points]] = {".npy": _read_npy, ".csv": _read_text, ".tsv": _read_text}
+_KEYED: dict[str, Callable[[Path, str | None], Points]] = {
     ".npz": _read_npz,
     ".parquet": _read_parquet,
     ".safetensors": _read_safetensors,

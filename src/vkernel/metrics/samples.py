@@ -6,16 +6,15 @@ import math
 import warnings
 from dataclasses import dataclass
 
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate
+from vkernel.data.empirical import Array
 
 __all__ = ["CHUNK", "Array", "Members", "Samples", "read", "read_pair"]
 
-Array = Tensor | npt.ArrayLike
 Members = bool | None | tuple[bool | None, bool | None]
 CHUNK = 1 << 21  # numbers in a working array: 16 MB
 
