@@ -33,6 +33,9 @@ _NAMES = {
     "FlowMatching": "process",
     "GaussianMixture": "score.mixture",
     "InputError": "core.errors",
+    "J0": "train.objectives",
+    "J1": "train.objectives",
+    "JC": "train.objectives",
     "JK": "train.objectives",
     "Process": "process",
     "Profile": "reports.profile",
@@ -55,7 +58,7 @@ _NAMES = {
     "to_v": "score.conversions",
     "to_x0": "score.conversions",
     "train_ensemble": "train.ensemble",
-    "variance_split": "train.variance",
+    "variance_split": "train.ensemble",
 }
 _MODULES = {
     "adapters": "adapters",
@@ -87,7 +90,6 @@ _MODULES = {
     "predictions": "score.conversions",
     "profiling": "reports.profile",
     "rng": "core.rng",
-    "variance": "train.variance",
 }
 
 __all__ = ["__version__", *_NAMES, *_MODULES]
@@ -144,6 +146,5 @@ if TYPE_CHECKING:
     from vkernel.score.noise import noise_fraction
     from vkernel.score.wrapped import as_score
     from vkernel.train import features, models
-    from vkernel.train.ensemble import Ensemble, load_ensemble, train_ensemble
-    from vkernel.train.objectives import JK
-    from vkernel.train.variance import variance_split
+    from vkernel.train.ensemble import Ensemble, load_ensemble, train_ensemble, variance_split
+    from vkernel.train.objectives import J0, J1, JC, JK

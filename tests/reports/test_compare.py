@@ -15,7 +15,7 @@ from vkernel.kernels import Function, Measured, Naive
 from vkernel.kernels.linear import LinearField
 from vkernel.reports.compare import _Draws, _jackknife, compare, table
 from vkernel.sample import effective_sde, semiclassical
-from vkernel.train.models.mlp import MLP
+from vkernel.train.models.architectures import MLP
 
 PROCESS = vk.VP(eps=0.01)
 DATA = vk.Empirical(torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64))

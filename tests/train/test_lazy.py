@@ -26,7 +26,7 @@ TIMES = (0.05, 0.2, 0.5)
 
 
 def train(model: Lazy, data=TRIPLE, **settings) -> vk.Ensemble:
-    return vk.train_ensemble(model, data, PROCESS, **({"draws": 16, "times": "log", "show": False} | settings))
+    return vk.train_ensemble(model, data, PROCESS, **({"draws": 16, "times": "log"} | settings))
 
 
 def kernel(model: Lazy, data=TRIPLE, **settings) -> Kernel:
@@ -60,7 +60,7 @@ def test_the_output_is_gradient_flow(data, network, target, tau):
         u = model.inputs(batch.x[m : m + 1], batch.t[m : m + 1], PROCESS)[0]
         both = torch.cat([u, model.inputs(x[None], torch.full((1, 1), 0.3, dtype=torch.float64), PROCESS)[0]])
         f = network.apply({k[5:]: a[m] for k, a in state.items() if k.startswith("init.")}, both)
-        y = model.parametrisation.wanted(batch.m, batch.x, batch.t, PROCESS)[m]
+        y = model.parametrisation.training_target(batch.m, batch.x, batch.t, PROCESS)[m]
         # df/dτ = rate (y - f(U)), as one linear system for f on U and on the new places, and a constant
         rate = network.ntk(both, u) * model.parametrisation.omega(batch.t, PROCESS)[m] / P
         flow = torch.zeros(P + len(x) + data.d, P + len(x) + data.d, dtype=torch.float64)
@@ -168,9 +168,12 @@ def by_loops(model: Lazy, data, x: Tensor, t: float, x2: Tensor, t2: float, sets
             * torch.linalg.solve(M, torch.eye(16, dtype=torch.float64) - torch.linalg.matrix_exp(-model.tau * M))
         )
         w, w2 = model.kernel.ntk(u, U) @ inner, model.kernel.ntk(v, U) @ inner
-        N = par.unit(batch.t[s], PROCESS).square()[:, None, None] * score.posterior(batch.x[s], batch.t[s]).cov.dense()
+        N = (
+            par.target_slope(batch.t[s], PROCESS).square()[:, None, None]
+            * score.posterior(batch.x[s], batch.t[s]).cov.dense()
+        )
         k0, k02, K0 = (model.kernel.prior(a, U) for a in (u, v, U))
-        y = par.wanted(batch.m[s], batch.x[s], batch.t[s], PROCESS)
+        y = par.training_target(batch.m[s], batch.x[s], batch.t[s], PROCESS)
         for n in range(len(x)):
             out["targets"][n] += B / sets * sum(w[n, i] * w2[n, i] * N[i] for i in range(16))
             part = model.kernel.prior(u[n : n + 1], v[n : n + 1])[0, 0]
@@ -319,7 +322,7 @@ def test_fields_and_samplers():
     product = values[:, :2] * values[:, 2:]
     assert ((product.mean(0) - cross).abs() <= 4.5 * product.std(0) / math.sqrt(members)).all()
     settings = {"steps": 12, "spacing": "log"}
-    samples = vk.sample.effective_sde(V, x_T, members=members, generator=2, **settings)
+    samples = vk.sample.effective_sde(V, x_T, members=members, method="euler", generator=2, **settings)
     assert samples.shape == (members, 1, 1)
     mean, cov = vk.sample.semiclassical(V, x_T, **settings)
     ratio = float(samples.var(0) / cov.dense())

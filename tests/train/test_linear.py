@@ -74,17 +74,17 @@ def test_targets_turn_into_proxy_scores_and_weights_into_one_loss(target, name, 
     proxy = vk.proxy_score(x, t, m, process)
     size = float((x.abs().max() + alpha * m.abs().max()) / S)
     torch.testing.assert_close(
-        par.score(par.wanted(m, x, t, process), x, t, process), proxy, rtol=1e-9, atol=1e-9 * size
+        par.score(par.training_target(m, x, t, process), x, t, process), proxy, rtol=1e-9, atol=1e-9 * size
     )
     torch.testing.assert_close(proxy, (alpha * m - x) / S, rtol=1e-6, atol=1e-6 * size)
 
     slope = torch.func.jvp(lambda f: par.score(f, x, t, process), (f,), (torch.ones_like(f),))[1]
-    unit = torch.func.jvp(lambda m: par.wanted(m, x, t, process), (m,), (torch.ones_like(m),))[1]
+    unit = torch.func.jvp(lambda m: par.training_target(m, x, t, process), (m,), (torch.ones_like(m),))[1]
     wide = (-1, *[1] * len(shape))
     torch.testing.assert_close(par.slope(t, process).reshape(wide).expand_as(f), slope)
-    torch.testing.assert_close(par.unit(t, process).reshape(wide).expand_as(f), unit)
+    torch.testing.assert_close(par.target_slope(t, process).reshape(wide).expand_as(f), unit)
     torch.testing.assert_close(slope * unit, torch.full_like(f, alpha / S), rtol=1e-6, atol=0)
-    for weight, lam in ((None, S), ("sigma2", S), ("one", 1.0), (lambda t: 3 * t, 3 * float(t[0]))):
+    for weight, lam in (("sigma2", S), ("one", 1.0), (lambda t: 3 * t, 3 * float(t[0]))):
         omega = Parametrisation(target, weight).omega(t, process)
         torch.testing.assert_close(omega, lam * slope.reshape(4, -1)[:, 0].square(), rtol=1e-6, atol=0)
 
@@ -105,7 +105,7 @@ def test_times_that_are_shared_broadcast():
     target=st.sampled_from(TARGETS),
     count=st.sampled_from([3, 11, 12, 13, 60]),  # F = 12
     ridge=st.sampled_from([1e-3, 0.1, 2.0]),
-    weight=st.sampled_from([None, "one"]),
+    weight=st.sampled_from(["sigma2", "one"]),
     plane=st.booleans(),
     seed=st.integers(0, 5),
 )
@@ -116,7 +116,7 @@ def test_primal_and_dual_are_least_squares_on_the_augmented_system(target, count
     model, batch = Linear(phi, target, ridge, weight), draws(count, points=points, seed=seed)
     got = model.solve(batch, PROCESS)
     alpha, S = (a[..., None] for a in levels(batch.t))
-    lam = S if weight is None else torch.ones_like(S)
+    lam = S if weight == "sigma2" else torch.ones_like(S)
     slope, wanted = {
         "score": (torch.ones_like(S), (alpha * batch.m - batch.x) / S),
         "x0": (alpha / S, batch.m),
@@ -134,9 +134,9 @@ def test_primal_and_dual_are_least_squares_on_the_augmented_system(target, count
 @pytest.mark.parametrize("points", [LINE, PLANE], ids=["line", "plane"])
 def test_the_gradient_of_the_loss_in_score_units_vanishes(target, points):
     phi = features.grid("fourier", 3, points.shape[1], process=PROCESS)
-    for weight, count in ((None, 100), (None, 5), ("one", 100), (lambda t: 1 + t.square(), 50)):
+    for weight, count in (("sigma2", 100), ("sigma2", 5), ("one", 100), (lambda t: 1 + t.square(), 50)):
         model, batch = Linear(phi, target, 0.05, weight), draws(count, points=points)
-        lam = {None: levels(batch.t)[1], "one": torch.ones_like(batch.t)}.get(weight, 1 + batch.t.square())
+        lam = {"sigma2": levels(batch.t)[1], "one": torch.ones_like(batch.t)}.get(weight, 1 + batch.t.square())
         w = model.solve(batch, PROCESS).requires_grad_()
         (slope,) = torch.autograd.grad(loss(model, w, batch, lam).sum(), w)
         assert slope.norm() < 1e-8 * (1 + loss(model, 0 * w, batch, lam).sum())
@@ -358,7 +358,7 @@ IMAGES = torch.zeros(3, 4, 4)
         (lambda: fit(Linear(GRID, weight=lambda t: torch.ones(7))), "must be like t"),
         (lambda: fit(Linear(GRID), objective="J3"), "no objective"),
         (lambda: Linear(None), "needs features"),
-        (lambda: Linear(features.grid("fourier", 0, 1, process=PROCESS)), "at least one"),
+        (lambda: Linear(features.grid("fourier", 0, 1, process=PROCESS)), "1 or more"),
         (lambda: Linear(features.random_fourier(0, 1, PROCESS)), "number of features"),
         (lambda: Linear(GRID, ridge=-0.1), "ridge must be"),
         (lambda: Linear(GRID, ridge=math.nan), "ridge must be"),

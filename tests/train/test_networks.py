@@ -14,9 +14,8 @@ import vkernel as vk
 from vkernel.core import rng
 from vkernel.core.errors import InputError
 from vkernel.train.models import network
+from vkernel.train.models.architectures import ACTIVATIONS, MLP, UNet
 from vkernel.train.models.base import time_input
-from vkernel.train.models.mlp import ACTIVATIONS, MLP
-from vkernel.train.models.unet import UNet
 from vkernel.train.objectives import J0, J1, VARIES, Training
 
 PROCESS = vk.VP(eps=0.01)
@@ -126,7 +125,7 @@ def test_the_same_as_a_plain_loop(options, target, draws):
 
 def test_an_epoch_takes_every_draw_at_most_once_and_epochs_differ():
     model, told = MLP(**SMALL | {"batch": 12, "steps": 6}), training(40)
-    seen = torch.stack([y for _, _, y, _ in model._minibatches(told, [0, 1])])  # (step, M, B, d)
+    seen = torch.stack([y for _, _, y, _ in model.minibatches(told, [0, 1])])  # (step, M, B, d)
     first, second = (seen[i : i + 3].transpose(0, 1).flatten(1, 2) for i in (0, 3))
     for member in range(2):
         assert len(first[member].unique(dim=0)) == len(second[member].unique(dim=0)) == 36
@@ -204,7 +203,7 @@ def test_full_batch_descent_goes_down_all_the_way():
     told, losses = training(60), []
     for steps in (1, 20, 40, 60, 80):
         model = MLP(16, 2, optimiser="sgd", lr=0.02, batch=None, steps=steps, dtype="float64")
-        state, (pool,) = model.fit(told, [0, 1], quiet), {id(b): b for b in model._minibatches(told, [0, 1])}.values()
+        state, (pool,) = model.fit(told, [0, 1], quiet), {id(b): b for b in model.minibatches(told, [0, 1])}.values()
         losses.append(torch.func.vmap(model.loss((2,)))(state, *pool))
     assert (torch.stack(losses).diff(dim=0) < 0).all()
 
@@ -242,7 +241,7 @@ def test_one_point_is_learnt(target, runs):
 def test_every_activation_learns(activation):
     told = training(64, J0())
     model = MLP(16, 2, activation=activation, lr=1e-2, steps=60, batch=32)
-    pool = model._pool(told, [0, 1], 64)
+    pool = model.pool(told, [0, 1], 64)
     loss = torch.func.vmap(model.loss((2,)))
     assert (loss(model.fit(told, [0, 1], quiet), *pool) < 0.5 * loss(model.initial(told, [0, 1]), *pool)).all()
 
@@ -373,7 +372,7 @@ def test_unet_starts_at_zero_and_has_half_a_million_parameters():
 def test_unet_learns():
     told = training(16, J0(), points=images(8, 8))
     model = UNet((8, 16, 16), lr=5e-3, batch=8, steps=60, ema=None)
-    pool, loss = model._pool(told, [0], 16), torch.func.vmap(model.loss((8, 8)))
+    pool, loss = model.pool(told, [0], 16), torch.func.vmap(model.loss((8, 8)))
     assert float(loss(model.fit(told, [0], quiet), *pool)) < 0.5 * float(loss(model.initial(told, [0]), *pool))
 
 
@@ -383,17 +382,17 @@ def test_unet_learns():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"steps": 0}, "steps must be a whole number ≥ 1; got 0"),
-        ({"ema": 1.0}, "ema, the decay of the average, must be between 0 and 1"),
+        ({"steps": 0}, "steps must be a whole number, 1 or more, not 0"),
+        ({"ema": 1.0}, "ema, the decay of the average, must be a number between 0 and 1"),
         ({"ema": True}, "ema"),
-        ({"activation": "step"}, "There is no activation 'step'; give one of silu"),
+        ({"activation": "step"}, "activation must be one of silu.* not 'step'"),
         ({"batch": 0}, "batch must be a whole number"),
-        ({"lr": -1.0}, "lr must be a number above 0"),
-        ({"lr": math.nan}, "lr must be a number above 0"),
+        ({"lr": -1.0}, "lr must be positive and finite"),
+        ({"lr": math.nan}, "lr must be positive and finite"),
         ({"width": 2.5}, "width must be a whole number"),
         ({"optimiser": "lion"}, "optimiser must be one of adam, sgd"),
-        ({"decay": "step"}, "decay, how lr falls"),
-        ({"dtype": "float16"}, "dtype is float32 or float64"),
+        ({"decay": "step"}, "decay of lr must be"),
+        ({"dtype": "float16"}, "dtype must be one of float32, float64"),
         ({"target": "velocity"}, "target is one of"),
     ],
 )

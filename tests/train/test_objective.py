@@ -17,14 +17,25 @@ from torch import Tensor
 import vkernel as vk
 from vkernel.core.errors import InputError
 from vkernel.train import objectives as module
-from vkernel.train.objectives import J0, J1, JK, VARIES, Training, parse
+from vkernel.train.objectives import J0, J1, JC, JK, VARIES, Training, parse
 
 PROCESS = vk.VP()
 LINE = torch.tensor([[-1.0], [-0.3], [-0.3], [0.4], [1.1]], dtype=torch.float64)  # weighed, one point twice
 PLANE = torch.tensor([[-1.0, 0.2], [0.5, 0.5], [0.5, 0.5], [0.3, -0.8], [1.2, 0.1]], dtype=torch.float64)
 W = torch.tensor([0.1, 0.3, 0.15, 0.25, 0.2], dtype=torch.float64)
 SETS = {"line": LINE, "plane": PLANE}
-GOALS = [J0(), J1(), JK(1), JK(3), JK(1, "subset"), JK(3, "subset"), JK(5, "subset"), JK(1, "efm"), JK(3, "efm")]
+GOALS = [
+    J0(),
+    J1(),
+    JK(1),
+    JK(3),
+    JK(1, "subset"),
+    JK(3, "subset"),
+    JK(5, "subset"),
+    JK(1, "efm"),
+    JK(3, "efm"),
+    JC(0.5),
+]
 NOISY = [goal for goal in GOALS if not isinstance(goal, J0)]
 names = repr
 
@@ -114,6 +125,21 @@ def test_draws_divide_the_covariance_by_K(K):
     assert J0().covariance(score, x[None], torch.tensor([t])).eq(0).all()
 
 
+@pytest.mark.parametrize("c", [0.0, 0.5, 1.0, 3.0])
+def test_c_scales_the_noise_of_the_target(c):
+    x, t, count = torch.tensor([0.1, 0.2], dtype=torch.float64), 0.2, 40000
+    m, want = targets(JC(c), PLANE, x, t, count, seed=4)
+    products = (m - want.mean)[:, :, None] * (m - want.mean)[:, None, :]
+    assert ((products.mean(0) - c**2 * want.cov).abs() <= 4 * products.std(0) / math.sqrt(count) + 1e-12).all()
+    score = vk.EmpiricalScore(vk.Empirical(PLANE, W), PROCESS)
+    got = JC(c).covariance(score, x[None], torch.tensor([t], dtype=torch.float64))
+    torch.testing.assert_close(got, c**2 * want.cov[None])
+    end = {0.0: J0(), 1.0: J1()}.get(c)
+    if end is not None:
+        one, two = (training(goal, points=PLANE, seed=4).batch([0, 1], 50) for goal in (JC(c), end))
+        torch.testing.assert_close(one.m, two.m)
+
+
 def law(goal: JK, points: Tensor, weights: Tensor, x: Tensor, t: float) -> tuple[Tensor, Tensor]:
     """Mean and covariance of a subset's or EFM's target, by all subsets or all tuples."""
     n, r = len(points), exact(points, weights, x, t).weight
@@ -167,7 +193,7 @@ def test_the_noise_falls_with_K(kind):
 def test_the_ends_of_the_dial():
     count = 300
     batches = {repr(goal): training(goal, points=PLANE, seed=4).batch([0, 1], count) for goal in GOALS}
-    for kind in JK.KINDS:
+    for kind in module.KINDS:
         assert torch.equal(batches[f"JK(1, {kind!r})"].m, batches["J1"].m)
     torch.testing.assert_close(batches["JK(5, 'subset')"].m, batches["J0"].m, rtol=1e-11, atol=1e-11)
     full = training(JK(5, "efm"), points=PLANE, seed=4).batch([0, 1], count).m
@@ -198,8 +224,8 @@ def test_a_subset_holds_the_point_that_made_x_and_fresh_others(kind, monkeypatch
     points = torch.arange(5.0, dtype=torch.float64)[:, None]
     made = training(J1(), points=points, seed=6).batch([0, 1], 4000).m.flatten().long()
     slots = []
-    plain = module._weighed
-    monkeypatch.setattr(module, "_weighed", lambda *a: slots.append(a[3]) or plain(*a))
+    plain = module._conditional_mean
+    monkeypatch.setattr(module, "_conditional_mean", lambda *a: slots.append(a[3]) or plain(*a))
     training(JK(3, kind), points=points, seed=6).batch([0, 1], 4000)
     (found,) = slots
     assert torch.equal(found[:, 0], made)
@@ -440,10 +466,13 @@ def test_names_and_specs():
         (lambda: parse(["J0"]), "no objective"),
         (lambda: parse({"kind": "JK"}), "K must be"),
         (lambda: JK(0), "K must be a whole number"),
+        (lambda: JC(math.nan), "c, the factor"),
+        (lambda: JC("much"), "c, the factor"),
+        (lambda: parse({"kind": "JC"}), "c, the factor"),
         (lambda: JK(-1), "K must be"),
         (lambda: JK(2.5), "K must be"),
         (lambda: JK(True), "K must be"),
-        (lambda: JK(2, "means"), "no kind of J_K called 'means'"),
+        (lambda: JK(2, "means"), "one of draws, subset, efm, not 'means'"),
         (lambda: training(draws=0), "draws"),
         (lambda: training(draws=-1), "draws"),
         (lambda: training(draws=1.5), "draws"),

@@ -14,8 +14,8 @@ from torch import Tensor
 import vkernel as vk
 from vkernel.core.errors import InputError
 from vkernel.kernels import Linear
+from vkernel.train.ensemble import VarianceSplit, _components
 from vkernel.train.objectives import J1, VARIES, Training
-from vkernel.train.variance import VarianceSplit, _components
 
 PROCESS = vk.VP(eps=0.05)
 POINTS = torch.tensor([[-1.0], [0.0], [1.0]], dtype=torch.float64)
@@ -23,7 +23,7 @@ X = torch.linspace(-1.5, 1.5, 16, dtype=torch.float64)[:, None]
 
 
 def split(model, members=(8, 8), x: Tensor = X, t=0.2, points: Tensor = POINTS, **options) -> VarianceSplit:
-    return vk.variance_split(model, points, PROCESS, x, t, members, **{"draws": 64, "show": False} | options)
+    return vk.variance_split(model, points, PROCESS, x, t, members, **{"draws": 64} | options)
 
 
 def linear(per_axis: int = 4, **options) -> vk.models.Linear:
@@ -50,11 +50,11 @@ def analysis_of_variance(y: np.ndarray) -> list[float]:
 @given(sizes=st.lists(st.integers(2, 4), min_size=1, max_size=4), d=st.integers(1, 3), seed=st.integers(0, 99))
 def test_components_are_those_of_the_analysis_of_variance(sizes, d, seed):
     y = np.random.default_rng(seed).standard_normal((*sizes, 2, d))
-    got = _components(torch.from_numpy(y))
+    got = _components(torch.from_numpy(y), y.ndim - 2)
     for n in range(2):
         want = sum(np.array(analysis_of_variance(y[..., n, a])) for a in range(d))
         np.testing.assert_allclose(got[:, n], want, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(_components(torch.from_numpy(3 * y + 7)), 9 * got, rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(_components(torch.from_numpy(3 * y + 7), y.ndim - 2), 9 * got, rtol=1e-9, atol=1e-10)
 
 
 def test_components_are_unbiased():
@@ -62,7 +62,7 @@ def test_components_are_unbiased():
     sizes, true, reps = (5, 4, 3), (1.0, 2.0, 0.5), 3000
     g = np.random.default_rng(0)
     y = sum(math.sqrt(v) * g.standard_normal((*sizes[: k + 1], *(1,) * (2 - k), reps, 1)) for k, v in enumerate(true))
-    got = _components(torch.from_numpy(y))
+    got = _components(torch.from_numpy(y), y.ndim - 2)
     se = got.std(1) / math.sqrt(reps)
     assert ((got.mean(1) - torch.tensor(true)).abs() <= 4 * se).all()
 
@@ -73,10 +73,10 @@ class Effects(vk.models.Model):
     randomness = ("init", "inputs", "targets")
 
     def __init__(self, variances: tuple[float, ...], count: int) -> None:
-        super().__init__("score")
-        self.variances, self.count = variances, count
+        self.target, self.weight, self.variances, self.count = "score", "sigma2", variances, count
+        super().__post_init__()
 
-    def fit(self, training, members, tell):
+    def fit(self, training, members, report):
         rows = []
         for m in members:
             parts = [
@@ -120,9 +120,9 @@ def test_a_nested_design_finds_known_components_with_honest_errors():
 class Watched(vk.models.Linear):
     """Keeps what it is fitted to."""
 
-    def fit(self, training, members, tell):
+    def fit(self, training, members, report):
         self.seen = training, list(members)
-        return super().fit(training, members, tell)
+        return super().fit(training, members, report)
 
 
 def test_streams_are_nested():
@@ -238,7 +238,7 @@ def test_the_share_of_the_targets_is_what_the_linear_kernel_says(goal):
         ({"draws": 0}, "draws"),
         ({"draws": None}, "draws"),
         ({"x": torch.zeros(3, 2)}, "event shape"),
-        ({"x": [0.0]}, "tensor"),
+        ({"x": [0.0]}, "Tensor"),
         ({"seed": 1.5}, "seed"),
         ({"t": 2.0}, "2"),
         ({"t": torch.full((3,), 0.2)}, "broadcast"),

@@ -110,7 +110,7 @@ class Lazy(Function):
             block = range(start, min(start + at_once, self.sets))
             batch = training.batch(block, self.draws)
             G, effective = self.model.smoother(batch.x, batch.t, self.process)
-            states.append(self._centre.learn(batch, G, self._centre.begin(training, block), self.process))
+            states.append(self._centre.learn(batch, G, self._centre.initial(training, block), self.process))
             smoothers.append(G)
             learned += float(effective.sum())
             if self.varies_init:
@@ -126,8 +126,8 @@ class Lazy(Function):
 
     def _noise(self, training: Training, goal: Objective, batch: Batch) -> Tensor:
         x = batch.x.reshape(-1, self.d)
-        cov = goal.covariance(training.score, x, batch.t.flatten())  # type: ignore[attr-defined]
-        unit = self.model.parametrisation.unit(batch.t, self.process).square()
+        cov = goal.covariance(training.score, x, batch.t.flatten())
+        unit = self.model.parametrisation.target_slope(batch.t, self.process).square()
         return unit[..., None, None] * cov.reshape(*batch.t.shape, self.d, self.d)
 
     def _state_validity(self, varies: bool) -> None:

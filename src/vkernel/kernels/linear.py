@@ -182,8 +182,8 @@ class _Parts:
     def noise(self, batch: Batch) -> Tensor:
         """N = Cov[y|x], ``(M, P, o, o)``."""
         x = batch.x.reshape(-1, *batch.x.shape[2:])
-        cov = self.goal.covariance(self.training.score, x, batch.t.flatten())  # type: ignore[attr-defined]
-        unit = self.model.parametrisation.unit(batch.t, self.process).square()
+        cov = self.goal.covariance(self.training.score, x, batch.t.flatten())
+        unit = self.model.parametrisation.target_slope(batch.t, self.process).square()
         return unit[..., None, None] * cov.reshape(*batch.t.shape, self.o, self.o)
 
     def outer(self, H: Tensor, N: Tensor) -> Tensor:
@@ -239,7 +239,7 @@ class _Parts:
             batch = self._batch(start, step)
             phi = model.features(batch.x, batch.t)
             omega = model.parametrisation.omega(batch.t, self.process).square()[..., None, None] / total
-            b = model.parametrisation.wanted(batch.m, batch.x, batch.t, self.process) - phi @ W
+            b = model.parametrisation.training_target(batch.m, batch.x, batch.t, self.process) - phi @ W
             misfit = misfit + self.outer(phi.mT, omega * b[..., :, None] * b[..., None, :])
             if not isinstance(self.goal, J0):
                 noise = noise + self.outer(phi.mT, omega * self.noise(batch))

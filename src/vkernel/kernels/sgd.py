@@ -100,7 +100,7 @@ class _Flow:
             batch = parts._batch(start, size)
             phi = parts.model.features(batch.x, batch.t) @ self.Q
             omega = parts.model.parametrisation.omega(batch.t, parts.process)[..., None]
-            wanted = parts.model.parametrisation.wanted(batch.m, batch.x, batch.t, parts.process)
+            wanted = parts.model.parametrisation.training_target(batch.m, batch.x, batch.t, parts.process)
             b = wanted - phi @ (self.Q.mT @ W)
             square = b[..., :, None] * b[..., None, :]
             if not isinstance(parts.goal, J0):

@@ -36,7 +36,7 @@ from vkernel.reproduce.memorise import one_thread
 from vkernel.reproduce.page import Exhibit, Finding, Picture, Run, Table, number
 from vkernel.sample import pf_ode
 from vkernel.train.ensemble import Ensemble, train_ensemble
-from vkernel.train.models.mlp import MLP
+from vkernel.train.models.architectures import MLP
 
 __all__ = ["make", "masses", "ratio", "start"]
 

@@ -27,7 +27,7 @@ from vkernel.reproduce.memorise import one_thread
 from vkernel.reproduce.page import Exhibit, Finding, Run, Table, percent
 from vkernel.reproduce.v_linear import PROCESS, TIMES, denoiser, places
 from vkernel.score.empirical import EmpiricalScore
-from vkernel.train.variance import variance_split
+from vkernel.train.ensemble import variance_split
 
 __all__ = ["jackknife", "make", "verdict"]
 

@@ -193,7 +193,7 @@ class Problem:
             kernel = models.RBF(m.length) if m.kernel == "rbf" else kinds[m.kernel](**deep)
             return models.Lazy(kernel, m.tau, m.target, init=m.init)
         how: dict[str, Any] = {"lr": m.lr, "batch": m.batch, "steps": m.steps, "decay": m.decay}
-        return models.MLP(m.width, m.depth, m.target, activation=m.activation or "silu", **how)
+        return models.MLP(m.width, m.depth, target=m.target, activation=m.activation or "silu", **how)
 
     @property
     def training(self) -> dict[str, Any]:

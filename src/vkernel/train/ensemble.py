@@ -1,44 +1,56 @@
-r"""Ensembles of trained models: their mean, covariance and cumulants, and what they sample (docs/theory.md, §7).
+r"""Ensembles of trained models, and the sources of their variance (docs/theory.md, §7).
 
-An ensemble is M trainings of one model on one data set, which differ in the randomness of training alone. From its
-members' scores follow
+An ensemble is M trainings of one model on one data set, which differ in the randomness of training alone. Its moments
+over members are those of :class:`~vkernel.sample.scores.Scores`; :mod:`vkernel.kernels` predicts them. A member depends
+on (seed, index) alone. A member whose weights are not finite has *diverged*: it stays in the ensemble and takes part in
+no mean.
 
-.. math:: s_{avg} = E_\theta\,\hat s, \qquad \mathrm{Cov}_\theta[\hat s(x,t), \hat s(x',t')], \qquad
-          \bar q(x_\epsilon) = E_\theta\,q_\theta(x_\epsilon) ,
+**Sources of variance.** Training is random in four nested ways: initialisation, inputs (t and x), the noise of their
+targets, the order of batches. By the law of total variance
 
-measured here, predicted in :mod:`vkernel.kernels`. Members depend on (seed, index) alone. A member whose weights are
-not finite has *diverged*: it is counted and reported, stays in the ensemble, and takes part in no mean.
+.. math:: \mathrm{Var}\,\hat s = \mathrm{Var}\,E[\hat s|\text{init}] + E\,\mathrm{Var}\,E[\hat s|\text{init, inputs}]
+          + E\,\mathrm{Var}\,E[\hat s|\text{init, inputs, targets}] + E\,\mathrm{Var}[\hat s|\text{all but order}] ,
+
+where each inner Var is over the next factor alone. A balanced nested design with sizes :math:`n_1, n_2, \ldots`
+measures the terms without bias: with :math:`U_l` the mean sample variance, over the l-th index, of means over all
+deeper indices, :math:`\sigma_l^2 = U_l - U_{l+1}/n_{l+1}`. Errors are jackknifed over the outermost groups. The term
+of the inputs contains the misfit, the variance that training on noiseless targets (J0) leaves.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import math
 import operator
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vkernel import process
+from vkernel.core.checks import check_shape, check_type
 from vkernel.core.errors import InputError, require
+from vkernel.core.estimate import Estimate, jackknife, leave_one_out
 from vkernel.core.files import write
 from vkernel.core.progress import Progress
 from vkernel.core.progress import progress as show_progress
 from vkernel.data.empirical import Empirical
 from vkernel.process import Process
+from vkernel.process import from_spec as process_from_spec
+from vkernel.process import spec as process_spec
 from vkernel.sample.scores import Groups, Scores
 from vkernel.score.base import Score, Time, wide_time
 from vkernel.train import models
-from vkernel.train import objectives as objective
 from vkernel.train.models.base import Model, State
-from vkernel.train.objectives import VARIES, Objective, Quantile, Training
+from vkernel.train.objectives import VARIES, Objective, Quantile, Training, parse
 from vkernel.version import __version__
 
-__all__ = ["Ensemble", "Member", "load_ensemble", "train_ensemble"]
+__all__ = ["Ensemble", "Member", "VarianceSplit", "load_ensemble", "train_ensemble", "variance_split"]
 
 
 def train_ensemble(
@@ -55,12 +67,15 @@ def train_ensemble(
     dtype: torch.dtype | None = None,
     progress: Progress = False,
 ) -> Ensemble:
-    """Train ``members`` models (a number, or the indices of some) on ``draws`` noised points each.
+    """Train several models that differ in the randomness of training alone.
 
-    ``objective`` is "J1", "J0" or ``vk.JK(K, kind)``; objectives share their inputs at equal ``seed``. ``vary`` names
-    what differs between members: "inputs", "targets", "init", "order". ``draws=None`` means fresh draws at every
-    step, for networks. ``times`` is the density of t. ``progress`` shows a bar,
-    or is a function of the label and the finished share.
+    Args:
+        members: how many, or the indices of some; a member depends on (seed, index) alone.
+        draws: the number of noised points of each member; ``None`` for fresh draws at every step of a network.
+        objective: "J1", "J0", ``vk.JC(c)`` or ``vk.JK(K, kind)``; all use the same inputs at equal ``seed``.
+        vary: what differs between members: "inputs", "targets", "init", "order".
+        times: the density of t: "uniform", "log" (in log sigma/alpha) or a quantile function u -> t.
+        progress: whether to show a bar, or a function of a label and the finished share.
     """
     require(isinstance(model, Model), f"train_ensemble needs a model such as vk.models.Linear(…), not {model!r}.")
     data = data if isinstance(data, Empirical) else Empirical(data)
@@ -71,8 +86,8 @@ def train_ensemble(
     good = len(indices) >= 1 and min(indices) >= 0 and len(set(indices)) == len(indices)
     require(good, f"members must be a number ≥ 1 or distinct indices ≥ 0; got {members!r}.")
     vary = (vary,) if isinstance(vary, str) else tuple(vary)
-    goal = _parse(objective)
-    training = Training(data, process, goal, draws, vary, seed, times, dtype or model.dtype)
+    goal = parse(objective)
+    training = Training(data, process, goal, draws, vary, seed, times, dtype or model.state_dtype)
     with show_progress(1.0, progress) as report:
         state = model.fit(training, indices, lambda share: report(f"{len(indices)} members, {goal!r}", share))
     info = {
@@ -85,16 +100,13 @@ def train_ensemble(
         "data": {"name": data.name, "n": data.n},
     }
     found = Ensemble(model, state, process, data.shape, info)
-    if len(found.diverged):
+    if found.diverged:
         warnings.warn(found.report, stacklevel=2)
     return found
 
 
-_parse = objective.parse
-
-
 class Ensemble(Scores):
-    """M trained members of one model; ``info`` records how they were trained."""
+    """M trained members of one model; ``state`` holds their weights, ``info`` records how they were trained."""
 
     shape: tuple[int, ...]
 
@@ -109,19 +121,21 @@ class Ensemble(Scores):
         self.info, self.groups = info or {}, Groups.of(None, sizes[0])
         finite = torch.stack([a.isfinite().flatten(1).all(1) for a in state.values()]).all(0)
         self.diverged: list[int] = (~finite).nonzero().flatten().tolist()
-        healthy = state if not self.diverged else {k: a[finite] for k, a in state.items()}
-        self._mean_state = {k: a.mean(0, keepdim=True) for k, a in healthy.items()} if model.linear else {}
 
     def __len__(self) -> int:
-        return len(next(iter(self.state.values())))
+        return len(self._first)
+
+    @property
+    def _first(self) -> Tensor:
+        return next(iter(self.state.values()))
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(iter(self.state.values())).dtype
+        return self._first.dtype
 
     @property
     def device(self) -> torch.device:
-        return next(iter(self.state.values())).device
+        return self._first.device
 
     @property
     def indices(self) -> Sequence[int]:
@@ -145,68 +159,53 @@ class Ensemble(Scores):
     def __call__(self, x: Tensor, t: Time) -> Tensor:
         return self.evaluate(self.state, x, t)
 
-    def evaluate(self, state: State, x: Tensor, t: Time) -> Tensor:
-        """Return the scores of a state of the model at the same points, ``(members of state, *batch, *shape)``."""
-        x, batch = self._check(x)
-        when = self._time(t, batch).reshape(1, -1)
-        wide = _accumulated(x)
-        out = self.model.score(state, wide.reshape(1, -1, *self.shape), when.to(wide.dtype), self.process)
-        return out.reshape(len(out), *batch, *self.shape).to(x.dtype)
-
     def paired(self, x: Tensor, t: Time) -> Tensor:
-        x, batch = self._check(x)
-        good = len(batch) >= 1 and batch[0] == len(self)
-        require(
-            good, f"paired needs x ({len(self)}, *batch, *shape), one set of points per member; got {tuple(x.shape)}."
-        )
+        good = isinstance(x, Tensor) and x.ndim > len(self.shape) and len(x) == len(self)
+        require(good, f"paired needs x ({len(self)}, *batch, *shape), one set of points per member.")
+        return self.evaluate(self.state, x, t, paired=True)
+
+    def evaluate(self, state: State, x: Tensor, t: Time, *, paired: bool = False, affine: bool = True) -> Tensor:
+        """Return the scores of a state at the same points, ``(members of state, *batch, *shape)``.
+
+        With ``paired``, each member has its own points, ``x (members of state, *batch, *shape)``. Without ``affine``,
+        only the part of the score that is linear in the model's output is returned.
+        """
+        x = check_shape(check_type(x, "x", Tensor), "x", self.shape)
+        x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
+        batch, rows = tuple(x.shape[: x.ndim - len(self.shape)]), len(x) if paired else 1
         own = isinstance(t, Tensor) and t.ndim >= len(batch)  # times of each member, or the same for all
-        when = self._time(t, batch if own else batch[1:]).reshape(len(self) if own else 1, -1)
-        wide = _accumulated(x)
-        out = self.model.score(self.state, wide.reshape(len(self), -1, *self.shape), when.to(wide.dtype), self.process)
-        return out.reshape(x.shape).to(x.dtype)
+        when = self.process.check(wide_time(t, self.device))
+        if when.ndim:
+            try:
+                when = when.expand(batch if own or not paired else batch[1:])
+            except RuntimeError:
+                raise InputError(f"t has shape {tuple(when.shape)}, which does not broadcast to {batch}.") from None
+        wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
+        points, when = wide.reshape(rows, -1, *self.shape), when.reshape(rows if paired and own else 1, -1).to(wide)
+        out = self.model.score(state, points, when, self.process, affine)
+        return out.reshape(x.shape if paired else (len(out), *x.shape)).to(x.dtype)
+
+    @functools.cached_property
+    def _mean_state(self) -> State:
+        return {k: a.mean(0, keepdim=True) for k, a in self.finite.state.items()}
 
     def mean(self, x: Tensor, t: Time) -> Tensor:
         """Return s_avg, the mean score of the finite members, like x."""
         if not self.model.linear:
             return super().mean(x, t)
-        require(len(self.diverged) < len(self), self.report)
         return self.evaluate(self._mean_state, x, t)[0]  # the score of the mean weights
 
     def combine(self, weights: Tensor) -> Callable[[Tensor, Time], Tensor]:
         if not self.model.linear:
             return super().combine(weights)
         mixed = {k: torch.tensordot(weights.to(a), a, dims=1) for k, a in self.state.items()}
-        count, d = len(weights), self.shape[-1]
 
         def field(x: Tensor, t: Time) -> Tensor:
-            good = isinstance(x, Tensor) and x.ndim >= 2 and len(x) == count
-            require(good, f"A field of {count} members takes x ({count}, *batch, *shape); got {tuple(x.shape)}.")
-            one = not isinstance(t, Tensor) or t.ndim == 0
-            when = self._time(t, tuple(x.shape[1:-1]) if one else tuple(x.shape[:-1])).to(x)
-            when = when.reshape(1, 1) if one else when.reshape(count, -1)
-            f = self.model.output(mixed, x.reshape(count, -1, d), when, self.process)
-            return (self.model.parametrisation.slope(when, self.process)[..., None] * f).reshape(x.shape)
+            good = isinstance(x, Tensor) and x.ndim >= 2 and len(x) == len(weights)
+            require(good, f"A field of {len(weights)} members takes x ({len(weights)}, *batch, *shape).")
+            return self.evaluate(mixed, x, t, paired=True, affine=False)
 
         return field
-
-    def _check(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        require(isinstance(x, Tensor), f"x must be a torch tensor, not {type(x).__name__}.")
-        k = len(self.shape)
-        good = x.ndim >= k and tuple(x.shape[x.ndim - k :]) == self.shape
-        require(good, f"x has shape {tuple(x.shape)}; it must end in the event shape {self.shape}.")
-        x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
-        return x, tuple(x.shape[: x.ndim - k])
-
-    def _time(self, t: Time, batch: tuple[int, ...]) -> Tensor:
-        wide = self.process.check(wide_time(t, self.device))
-        if wide.ndim == 0:
-            return wide.reshape((1,) * max(len(batch), 1))
-        try:
-            return wide.expand(batch)
-        except RuntimeError:
-            raise InputError(f"t has shape {tuple(wide.shape)}, which does not broadcast to {batch}.") from None
-
-    # Files
 
     def save(self, path: Path | str) -> Path:
         """Write ``state.safetensors`` and ``ensemble.json`` into the folder ``path``, each whole or not at all."""
@@ -217,7 +216,7 @@ class Ensemble(Scores):
         about = {
             "vkernel": __version__,
             "model": self.model.spec,
-            "process": process.spec(self.process),
+            "process": process_spec(self.process),
             "shape": list(self.shape),
             "info": self.info,
             "sha256": hashlib.sha256(content).hexdigest(),  # the two files belong together
@@ -230,18 +229,18 @@ class Member(Score):
     """One member of an ensemble, as a score."""
 
     def __init__(self, ensemble: Ensemble, index: int) -> None:
-        self.process, self.shape, self.index, self._ensemble = ensemble.process, ensemble.shape, index, ensemble
-        self._state = {k: a[index : index + 1] for k, a in ensemble.state.items()}
+        self.process, self.shape, self.index, self.ensemble = ensemble.process, ensemble.shape, index, ensemble
+        self.state = {k: a[index : index + 1] for k, a in ensemble.state.items()}
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
-        return self._ensemble.evaluate(self._state, x, t)[0]
+        return self.ensemble.evaluate(self.state, x, t)[0]
 
     def __repr__(self) -> str:
-        return f"member {self.index} of {self._ensemble!r}"
+        return f"member {self.index} of {self.ensemble!r}"
 
 
 def load_ensemble(path: Path | str, device: torch.device | str = "cpu") -> Ensemble:
-    """An ensemble that :meth:`Ensemble.save` wrote; nothing in the files is executed."""
+    """Load an ensemble that :meth:`Ensemble.save` wrote; nothing in the files is executed."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -254,9 +253,10 @@ def load_ensemble(path: Path | str, device: torch.device | str = "cpu") -> Ensem
     except ValueError as error:
         raise InputError(f"{path / 'ensemble.json'} is not JSON: {error}.") from None
     try:
-        state = {k: a.to(device) for k, a in load(raw).items()}
-        model = models.from_spec(about["model"])
-        found = Ensemble(model, state, process.from_spec(about["process"]), tuple(about["shape"]), about["info"])
+        # 0.1 called the time embedding of a U-Net's block "told"
+        state = {k.replace(".told.", ".embed."): a.to(device) for k, a in load(raw).items()}
+        model, process = models.from_spec(about["model"]), process_from_spec(about["process"])
+        found = Ensemble(model, state, process, tuple(about["shape"]), about["info"])
     except SafetensorError as error:
         raise InputError(f"{path / 'state.safetensors'} is damaged: {error}.") from None
     except InputError:
@@ -270,5 +270,83 @@ def load_ensemble(path: Path | str, device: torch.device | str = "cpu") -> Ensem
     return found
 
 
-def _accumulated(x: Tensor) -> Tensor:
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+@dataclass(frozen=True)
+class VarianceSplit:
+    """Variances of the score, summed over coordinates, by source: ``names``, outermost first.
+
+    ``variance`` and ``share`` are estimates of shape ``(names, *batch)``; ``pooled`` shares, ``(names,)``, are of the
+    variance summed over all queries. A variance can come out negative by chance where it is near zero.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    variance: Estimate[Tensor]
+    share: Estimate[Tensor]
+    pooled: Estimate[Tensor]
+
+    def __str__(self) -> str:
+        shares = zip(self.names, self.pooled.value.tolist(), self.pooled.se.tolist(), strict=True)
+        rows = [f"{name:8} {100 * value:6.1f} % ± {100 * se:.1f}" for name, value, se in shares]
+        return "\n".join(["shares of the variance of the learned score", *rows])
+
+
+def variance_split(
+    model: Model,
+    data: Empirical | Tensor,
+    process: Process,
+    x: Tensor,
+    t: Time,
+    members: Sequence[int] = (8, 8),
+    seed: int = 0,
+    *,
+    draws: int | None = None,
+    objective: str | Objective = "J1",
+    times: str | Quantile = "uniform",
+    progress: Progress = False,
+) -> VarianceSplit:
+    """Split the variance of the score at ``x (*batch, *shape)``, ``t`` into its sources.
+
+    ``members`` are the sizes of the nested design from the outermost factor that the model has (``model.randomness``)
+    inwards; factors beyond them get 2. The number of trainings is the product.
+    """
+    data = data if isinstance(data, Empirical) else Empirical(data)
+    require(isinstance(model, Model), f"variance_split needs a model such as vk.models.Linear(…), not {model!r}.")
+    x = check_shape(check_type(x, "x", Tensor), "x", data.shape)
+    process.check(wide_time(t, data.device))
+    require(isinstance(members, Sequence), f"members gives one size for each source; got {members!r}.")
+    names = tuple(n for n in model.randomness if not (n == "order" and draws is None))
+    sizes = (tuple(int(n) for n in members) + (2,) * len(names))[: len(names)]
+    require(
+        len(members) <= len(names) and min(sizes) >= 2 and sizes[0] >= 3,
+        f"members gives the sizes of {', '.join(names)}, outermost first: the first at least 3, the others at least 2; "
+        f"got {tuple(members)}.",
+    )
+    count = math.prod(sizes)
+    # a factor's stream is its index together with those outside it: nested, not crossed
+    design = {name: [m // math.prod(sizes[k + 1 :]) for m in range(count)] for k, name in enumerate(names)}
+    training = Training(data, process, parse(objective), draws, VARIES, seed, times, model.state_dtype, design)
+    with show_progress(1.0, progress) as report:
+        state = model.fit(training, range(count), lambda share: report("nested design", share))
+    ensemble = Ensemble(model, state, process, data.shape)
+    require(not ensemble.diverged, f"A nested design must be whole. {ensemble.report}")
+    values = ensemble(x, t).double().reshape(*sizes, *x.shape[: x.ndim - len(data.shape)], -1)
+    full, without = _components(values, len(sizes)), leave_one_out(lambda v: _components(v, len(sizes)), values)
+    pooled, pooled_without = (a.reshape(-1, len(names), math.prod(a.shape[2:])).sum(-1) for a in (full[None], without))
+    return VarianceSplit(
+        names,
+        sizes,
+        jackknife(full, without),
+        jackknife(full / full.sum(0), without / without.sum(1, keepdim=True)),
+        jackknife(pooled[0] / pooled.sum(), pooled_without / pooled_without.sum(1, keepdim=True)),
+    )
+
+
+def _components(values: Tensor, levels: int) -> Tensor:
+    """Return variance components ``(L, *batch)``, summed over coordinates, of ``values (n_1, …, n_L, *batch, d)``."""
+    spread = []
+    for level in range(levels):
+        means = values.mean(tuple(range(level + 1, levels))) if level + 1 < levels else values
+        u = means.var(level)
+        spread.append((u.mean(tuple(range(level))) if level else u).sum(-1))
+    outer = [u - v / n for u, v, n in zip(spread[:-1], spread[1:], values.shape[1:levels], strict=True)]
+    return torch.stack([*outer, spread[-1]])

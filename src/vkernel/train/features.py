@@ -1,11 +1,11 @@
 r"""Features of linear models: functions :math:`\phi_f(x, t)` (docs/theory.md, §6.3).
 
 A *grid* is the set of products of one-dimensional functions, one for each coordinate of x and one for t, as in the
-paper. On an axis from ``low`` to ``high``, of length L, with m functions (k counts from 1 where not said):
+paper. On an axis from ``low`` to ``high``, of length L, the m functions are
 
 ==============  =====================================================================================================
 gaussian        normal densities centred at m evenly spaced points from low to high; width half their spacing
-fourier         :math:`1,\ \cos(2\pi k x/L)\ (k \le m/2),\ \sin(2\pi k x/L)\ (k \le (m-1)/2)`, not shifted
+fourier         :math:`1,\ \cos(2\pi k x/L)\ (1 \le k \le m/2),\ \sin(2\pi k x/L)\ (1 \le k \le (m-1)/2)`
 polynomial      Legendre's :math:`P_k`, k from 0 to m - 1, of x mapped to [-1, 1]
 ==============  =====================================================================================================
 
@@ -25,14 +25,15 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
+from vkernel.core.checks import check_choice, check_number, check_positive, check_whole, is_number
 from vkernel.core.errors import InputError, require
 from vkernel.process import Process
-from vkernel.process.base import numbers
 
 __all__ = ["Axis", "Features", "Grid", "RandomFourier", "from_spec", "grid", "random_fourier"]
 
 KINDS = ("gaussian", "fourier", "polynomial")
 CHUNK = 1 << 23  # numbers of one product held at once
+LARGEST = 1 << 20  # features of a grid
 
 
 class Features(ABC):
@@ -43,16 +44,12 @@ class Features(ABC):
 
     @abstractmethod
     def __call__(self, x: Tensor, t: float | Tensor) -> Tensor:
-        """``(*batch, F)`` for ``x (*batch, dim)``; t broadcasts to the batch."""
+        """Return ``(*batch, F)`` for ``x (*batch, dim)``; t broadcasts to the batch."""
 
     def apply(self, weights: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        """``(M, N, o)``: features at ``x (M or 1, N, dim)`` and ``t (M or 1, N or 1)``, times ``weights (M, F, o)``."""
-        width = max(1, CHUNK // (self.count * len(x)))
-        parts = [
-            self(x[:, i : i + width], t if t.shape[1] == 1 else t[:, i : i + width]) @ weights
-            for i in range(0, max(1, x.shape[1]), width)
-        ]
-        return torch.cat(parts, 1)
+        """Return features at ``x (M or 1, N, dim)``, ``t (M or 1, N or 1)`` times ``weights (M, F, o)``: (M, N, o)."""
+        blocks = _blocks(x, t, max(1, CHUNK // (self.count * len(x))))
+        return torch.cat([self(*block) @ weights for block in blocks], 1)
 
     @property
     @abstractmethod
@@ -74,17 +71,15 @@ class Axis:
     high: float
 
     def __post_init__(self) -> None:
-        require(self.kind in KINDS, f"There are no {self.kind!r} features; give one of {', '.join(KINDS)}.")
-        good = isinstance(self.count, int) and not isinstance(self.count, bool) and self.count >= 1
-        require(good, f"An axis needs at least one function, a whole number; got {self.count!r}.")
-        good = all(isinstance(end, int | float) and math.isfinite(end) for end in (self.low, self.high))
-        good = good and self.low < self.high
+        check_choice(self.kind, "kind of features", KINDS)
+        check_whole(self.count, "count, the number of functions of an axis,")
+        good = is_number(self.low) and is_number(self.high) and self.low < self.high
         require(good, f"An axis runs from low to high > low, both finite; got {self.low!r} and {self.high!r}.")
         good = self.kind != "gaussian" or self.count > 1
         require(good, "Gaussian features need two or more centres: their width is half the spacing.")
 
     def __call__(self, v: Tensor) -> Tensor:
-        """``(*batch, count)`` for ``v (*batch)``."""
+        """Return ``(*batch, count)`` for ``v (*batch)``."""
         if self.kind == "gaussian":
             centres = torch.linspace(self.low, self.high, self.count, dtype=v.dtype, device=v.device)
             width = (self.high - self.low) / (self.count - 1) / 2
@@ -110,10 +105,10 @@ class Grid(Features):
         require(len(axes) >= 1, "A grid needs an axis for each coordinate of x; got none.")
         self.axes, self.time, self.dim = axes, time, len(axes)
         self.count = math.prod(a.count for a in (*axes, time))
-        require(self.count <= 1 << 20, f"This grid has {self.count:,} features; a grid is for few dimensions.")
+        require(self.count <= LARGEST, f"This grid has {self.count:,} features; a grid is for few dimensions.")
 
     def parts(self, x: Tensor, t: float | Tensor) -> list[Tensor]:
-        """The functions of every axis, those of t last."""
+        """Return the functions of every axis, those of t last."""
         self._check(x)
         when = torch.as_tensor(t, dtype=x.dtype, device=x.device)
         return [*(axis(x[..., j]) for j, axis in enumerate(self.axes)), self.time(when)]
@@ -130,24 +125,21 @@ class Grid(Features):
     def apply(self, weights: Tensor, x: Tensor, t: Tensor) -> Tensor:
         if len(x) < len(weights):  # shared inputs: the features once, for all members
             return super().apply(weights, x, t)
+        # contract one axis after the other, so that no sample ever holds all F products
         width = max(1, CHUNK // (len(x) * self.count // self.axes[0].count * weights.shape[-1]))
-        # one axis after the other: no sample ever holds all F products
-        if t.shape[1] == 1:
-            last = self.time(t.to(x.dtype))[:, 0]
+        one_time = t.shape[1] == 1
+        if one_time:
             w = weights.reshape(len(weights), -1, self.time.count, weights.shape[-1])
-            weights = (w * last[:, None, :, None]).sum(2)
+            weights = (w * self.time(t.to(x.dtype))[:, 0][:, None, :, None]).sum(2)
             width *= self.time.count
-        pieces = []
-        for i in range(0, max(1, x.shape[1]), width):
-            parts = self.parts(x[:, i : i + width], t if t.shape[1] == 1 else t[:, i : i + width])
-            if t.shape[1] == 1:
-                parts = parts[:-1]
-            first = parts[0]
+        found = []
+        for block in _blocks(x, t, width):
+            first, *rest = self.parts(*block)[: -1 if one_time else None]
             out = first @ weights.reshape(len(weights), first.shape[-1], -1)
-            for part in parts[1:]:
+            for part in rest:
                 out = torch.einsum("mnf,mnfr->mnr", part, out.unflatten(-1, (part.shape[-1], -1)))
-            pieces.append(out)
-        return torch.cat(pieces, 1)
+            found.append(out)
+        return torch.cat(found, 1)
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -169,14 +161,12 @@ def grid(
     *,
     per_time: int | None = None,
 ) -> Grid:
-    """The paper's products: ``per_axis`` functions of each coordinate, ``per_time`` (as many) of t on [eps, T]."""
-    require(isinstance(process, Process), "A grid of features needs process=…: t runs from its eps to its T.")
-    assert process is not None
-    good = isinstance(dim, int) and dim >= 1
-    require(good, f"dim must be a whole number ≥ 1; got {dim!r}.")
-    low, high = numbers("low and high", [low, high])
+    """Return the paper's products of ``per_axis`` functions of each coordinate and ``per_time`` (as many) of t."""
+    if not isinstance(process, Process):
+        raise InputError("A grid of features needs process=…: t runs from its eps to its T.")
+    axis = Axis(kind, per_axis, check_number(low, "low"), check_number(high, "high"))
     time = Axis(kind, per_axis if per_time is None else per_time, process.eps, process.T)
-    return Grid((Axis(kind, per_axis, low, high),) * dim, time)
+    return Grid((axis,) * check_whole(dim, "dim"), time)
 
 
 class RandomFourier(Features):
@@ -209,19 +199,17 @@ class RandomFourier(Features):
 def random_fourier(
     count: int, dim: int, process: Process, *, length: float = 0.5, generator: torch.Generator | int | None = 0
 ) -> RandomFourier:
-    """``count`` random cosines whose kernel is Gaussian of the given ``length``, in units of x; t runs over [-1, 1]."""
-    require(isinstance(count, int) and count >= 1, f"The number of features must be ≥ 1; got {count!r}.")
-    require(isinstance(dim, int) and dim >= 1, f"dim must be a whole number ≥ 1; got {dim!r}.")
+    """Return ``count`` random cosines whose kernel is Gaussian of the given ``length``, in units of x."""
     require(isinstance(process, Process), f"Random features need a process such as vk.VP(), not {process!r}.")
-    require(math.isfinite(length) and length > 0, f"length must be positive; got {length!r}.")
-    source = rng.as_generator(generator)
-    omega = torch.randn((count, dim + 1), generator=source, dtype=torch.float64, device=source.device) / length
-    phase = torch.rand(count, generator=source, dtype=torch.float64, device=source.device) * 2 * math.pi
+    size, source = check_whole(count, "count, the number of features,"), rng.as_generator(generator)
+    shape, length = (size, check_whole(dim, "dim") + 1), check_positive(length, "length")
+    omega = torch.randn(shape, generator=source, dtype=torch.float64, device=source.device) / length
+    phase = torch.rand(size, generator=source, dtype=torch.float64, device=source.device) * 2 * math.pi
     return RandomFourier(omega, phase, process.eps, process.T)
 
 
 def from_spec(spec: dict[str, Any]) -> Features:
-    """Features from their ``spec``."""
+    """Return the features of a ``spec``."""
     if spec.get("kind") == "grid":
         axes = tuple(Axis(*row) for row in spec["axes"])
         require(len(axes) >= 2, f"A grid has an axis for each coordinate of x and one for t; got {len(axes)}.")
@@ -230,3 +218,9 @@ def from_spec(spec: dict[str, Any]) -> Features:
         omega, phase = (torch.tensor(spec[k], dtype=torch.float64) for k in ("frequencies", "phases"))
         return RandomFourier(omega, phase, spec["eps"], spec["T"])
     raise InputError(f"There are no features of kind {spec.get('kind')!r}.")
+
+
+def _blocks(x: Tensor, t: Tensor, width: int) -> list[tuple[Tensor, Tensor]]:
+    """Split ``x (M, N, dim)`` and ``t (M, N or 1)`` into blocks of at most ``width`` points."""
+    parts = x.split(width, 1)
+    return list(zip(parts, [t] * len(parts) if t.shape[1] == 1 else t.split(width, 1), strict=True))

@@ -1,73 +1,86 @@
-r"""Objectives that differ in nothing but the noise of their target: J0, J_K, J1 (docs/theory.md, §6).
+r"""Objectives that differ only in the noise of their target: J0, J_c, J_K, J1 (docs/theory.md, §6).
 
-A model is trained on draws :math:`(x_0, t, x)`: a training point, a time, and the point noised. What it is asked to
-predict there is a *target* whose mean is always the true score, and whose noise is the dial of the theory:
+A model is trained on draws :math:`(x_0, t, x)`: a training point, a time, and the point noised. The mean of its
+*target* is always the true score; the noise of the target is the control parameter of the theory:
 
 .. math:: J_0 = E\,\lambda_t |\hat s - s|^2, \qquad J_1 = E\,\lambda_t |\hat s - \tilde s|^2, \qquad
           J_K = E\,\lambda_t \Big|\hat s - \frac1K \sum_{k=1}^K \tilde s(x, t; x_0^{(k)})\Big|^2 .
 
 Every target is the proxy score :math:`S^{-1}(\alpha \tilde m - x)` of some :math:`\tilde m` with
-:math:`E[\tilde m | x, t] = m`; so a target is said here by its :math:`\tilde m`:
+:math:`E[\tilde m | x, t] = m`; objectives are defined by this :math:`\tilde m`:
 
 =====================  ==========================================================  ================================
 objective              :math:`\tilde m`                                            :math:`\mathrm{Cov}[\tilde m|x]`
 =====================  ==========================================================  ================================
 ``J0()``               :math:`m(x, t)`                                             0
-``J1()``               :math:`x_0`, the point that made x                          :math:`\mathrm{Cov}(x_0|x,t)`
+``J1()``               :math:`x_0`, the origin of x                                :math:`\mathrm{Cov}(x_0|x,t)`
+``JC(c)``              :math:`m + c\,(x_0 - m)`; J0 at c = 0, J1 at c = 1          :math:`c^2\,\mathrm{Cov}(x_0|x,t)`
 ``JK(K)``              mean of :math:`x_0` and K - 1 further posterior draws       :math:`\mathrm{Cov}(x_0|x,t)/K`
-``JK(K, "subset")``    :math:`E[x_0|x, B]`; B holds the point that made x and      falls with K; J1 at K = 1,
+``JK(K, "subset")``    :math:`E[x_0|x, B]`; B holds the origin of x and            falls with K; J1 at K = 1,
                        K - 1 others, uniform without replacement                   J0 at K = n
 ``JK(K, "efm")``       as subset, the others iid ~ w with replacement, slots       falls with K; J1 at K = 1;
                        weighted by p(x|y) without w (Bertrand et al. 2025)         K = n is not J0
 =====================  ==========================================================  ================================
 
-B must hold the point that made x, or the target is biased, and is fresh for every draw. The number of draws is P.
+B must hold the origin of x, or the target is biased, and is fresh for every draw.
 
-:class:`Training` makes the draws of every member of an ensemble. They come from counter-based streams of (seed,
-purpose, member), so that J0 and J1 see *the same inputs*, and a member is the same in any block and on any device.
+:class:`Training` computes the draws of every member of an ensemble. They come from counter-based streams of (seed,
+purpose, member), so that all objectives use *the same inputs*, and a member is the same in any block and on any device.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
 
 from vkernel.core import rng
+from vkernel.core.checks import check_choice, check_number, check_whole, is_whole
 from vkernel.core.errors import InputError, require
 from vkernel.data.empirical import Empirical
 from vkernel.process import Process
 from vkernel.score.empirical import EmpiricalScore
 
-__all__ = ["J0", "J1", "JK", "Batch", "Objective", "Training", "parse"]
+__all__ = ["J0", "J1", "JC", "JK", "Batch", "Objective", "Training", "parse"]
 
 Quantile = Callable[[Tensor], Tensor]
 VARIES = ("inputs", "targets", "init", "order")
-CHUNK = 1 << 24  # numbers held at once while subsets are weighed
+KINDS = ("draws", "subset", "efm")
+CHUNK = 1 << 24  # numbers held at once while the weights of subsets are computed
 
 
 class Objective(ABC):
-    """How noisy the target is; ``uniforms`` is how many random numbers one target takes."""
+    """A training target whose mean is the true score.
+
+    ``uniforms`` is the number of random numbers that one target takes. ``ratio`` is
+    :math:`\\mathrm{Cov}[\\tilde m|x]/\\mathrm{Cov}(x_0|x,t)`, or ``None`` where it is not a constant.
+    """
 
     uniforms: int = 0
+    ratio: float | None = None
 
     @abstractmethod
     def target(self, score: EmpiricalScore, x: Tensor, t: Tensor, origin: Tensor, u: Tensor) -> Tensor:
-        r""":math:`\tilde m`, like ``x (N, *shape)``; ``origin (N,)`` indexes the points that made x, ``u (N, …)``."""
+        r"""Return :math:`\tilde m`, like ``x (N, *shape)``, for origins of index ``origin (N,)`` and uniforms ``u``."""
 
     def covariance(self, score: EmpiricalScore, x: Tensor, t: Tensor, *, samples: int = 256, seed: int = 0) -> Tensor:
-        r""":math:`\mathrm{Cov}[\tilde m|x]`, matrices ``(N, d, d)``; by ``samples`` targets where no form is known."""
-        require(samples >= 2, f"A covariance takes two targets or more; got samples = {samples!r}.")
+        r"""Return :math:`\mathrm{Cov}[\tilde m|x]`, ``(N, d, d)``; from ``samples`` targets where no form is known."""
+        require(samples >= 2, f"A covariance needs two targets or more; got samples = {samples!r}.")
+        if self.ratio == 0:
+            return torch.zeros((len(x), score.data.d, score.data.d), dtype=x.dtype, device=x.device)
         post = score.posterior(x, t)
+        if self.ratio is not None:
+            return post.cov.dense() * self.ratio
         key = torch.tensor(rng.key(seed, "objective/covariance"), device=x.device)
         count = torch.arange(len(x) * (1 + self.uniforms), device=x.device).reshape(len(x), -1)
         mean, total = torch.zeros_like(x).flatten(1), torch.zeros((), dtype=x.dtype, device=x.device)
-        for k in range(samples):  # Welford's running form: no cancellation, nothing kept
+        for k in range(samples):  # Welford's running form: no cancellation, nothing stored
             u = rng.uniforms(key, count + k * count.numel())
             y = self.target(score, x, t, post.indices_at(u[None, :, 0])[0], u[:, 1:]).flatten(1)
             shift = y - mean
@@ -78,70 +91,75 @@ class Objective(ABC):
     @property
     def spec(self) -> dict[str, Any]:
         """The objective in JSON, read by :func:`parse`."""
-        return {"kind": repr(self)}
+        return {"kind": type(self).__name__}
+
+    def __repr__(self) -> str:
+        return type(self).__name__
 
 
 class J0(Objective):
     """Noiseless targets: the true score itself."""
 
+    ratio = 0.0
+
     def target(self, score: EmpiricalScore, x: Tensor, t: Tensor, origin: Tensor, u: Tensor) -> Tensor:
         return score.denoise(x, t)
 
-    def covariance(self, score: EmpiricalScore, x: Tensor, t: Tensor, *, samples: int = 256, seed: int = 0) -> Tensor:
-        d = score.data.d
-        return torch.zeros((len(x), d, d), dtype=x.dtype, device=x.device)
-
-    def __repr__(self) -> str:
-        return "J0"
-
 
 class J1(Objective):
-    """Denoising score matching: the target is the proxy score of the point that made x."""
+    """Denoising score matching: the target is the proxy score of the origin of x."""
+
+    ratio = 1.0
 
     def target(self, score: EmpiricalScore, x: Tensor, t: Tensor, origin: Tensor, u: Tensor) -> Tensor:
         return _points(score.data, origin, x)
 
-    def covariance(self, score: EmpiricalScore, x: Tensor, t: Tensor, *, samples: int = 256, seed: int = 0) -> Tensor:
-        return score.posterior(x, t).cov.dense()
+
+class JC(Objective):
+    """Targets whose noise is scaled by ``c``: J0 at c = 0, J1 at c = 1, and noisier than J1 beyond."""
+
+    def __init__(self, c: float) -> None:
+        self.c = check_number(c, "c, the factor of the noise,")
+        self.ratio = self.c**2
+
+    def target(self, score: EmpiricalScore, x: Tensor, t: Tensor, origin: Tensor, u: Tensor) -> Tensor:
+        m = score.denoise(x, t)
+        return m + self.c * (_points(score.data, origin, x) - m)
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return {"kind": "JC", "c": self.c}
 
     def __repr__(self) -> str:
-        return "J1"
+        return f"JC({self.c:g})"
 
 
 class JK(Objective):
-    """Targets between J1 and J0; ``kind`` is "draws" (the default dial), "subset" or "efm"."""
-
-    KINDS = ("draws", "subset", "efm")
+    """Targets between J1 (K = 1) and J0 (large K); ``kind`` is "draws", "subset" or "efm"."""
 
     def __init__(self, K: int, kind: str = "draws") -> None:
-        good = isinstance(K, int) and not isinstance(K, bool) and K >= 1
+        good = is_whole(K) and K >= 1
         require(good, f"K must be a whole number ≥ 1; got {K!r}. The limit of many draws is J0.")
-        require(kind in self.KINDS, f"There is no kind of J_K called {kind!r}; give one of {', '.join(self.KINDS)}.")
-        self.K, self.kind, self.uniforms = K, kind, K - 1
+        self.K, self.kind, self.uniforms = K, check_choice(kind, "kind of J_K", KINDS), K - 1
+        self.ratio = 1 / K if kind == "draws" else None
 
     def target(self, score: EmpiricalScore, x: Tensor, t: Tensor, origin: Tensor, u: Tensor) -> Tensor:
         if self.kind == "draws":
             total = _points(score.data, origin, x)
             if self.K > 1:
-                drawn = score.posterior(x, t).indices_at(u.mT)
-                for index in drawn:
+                for index in score.posterior(x, t).indices_at(u.mT):
                     total = total + _points(score.data, index, x)
             return total / self.K
         n, weights = score.data.n, score.data.weights.to(x.device)
-        require(self.kind == "efm" or n >= self.K, f"A subset of {self.K} points needs as many; the data have {n}.")
         if self.kind == "efm":
-            others = torch.searchsorted(_cumulated(weights), u.contiguous()).clamp_max(n - 1)
+            others = torch.searchsorted(_cumulative(weights), u.contiguous()).clamp_max(n - 1)
+            log_w = torch.zeros_like(weights)
         else:
+            require(n >= self.K, f"A subset of {self.K} points needs as many; the data have {n}.")
             others = _without_replacement(u, n - 1)
             others = others + (others >= origin[:, None])
-        slots = torch.cat([origin[:, None], others], 1)
-        log_w = torch.zeros_like(weights) if self.kind == "efm" else weights.log()
-        return _weighed(score, x, t, slots, log_w)
-
-    def covariance(self, score: EmpiricalScore, x: Tensor, t: Tensor, *, samples: int = 256, seed: int = 0) -> Tensor:
-        if self.kind == "draws":
-            return score.posterior(x, t).cov.dense() / self.K
-        return super().covariance(score, x, t, samples=samples, seed=seed)
+            log_w = weights.log()
+        return _conditional_mean(score, x, t, torch.cat([origin[:, None], others], 1), log_w)
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -152,16 +170,20 @@ class JK(Objective):
 
 
 def parse(objective: str | Objective | dict[str, Any]) -> Objective:
-    """An objective from ``"J0"``, ``"J1"``, an :class:`Objective`, or the ``spec`` of one."""
+    """Return an objective from ``"J0"``, ``"J1"``, an :class:`Objective`, or the ``spec`` of one."""
     if isinstance(objective, Objective):
         return objective
-    if isinstance(objective, dict) and objective.get("kind") == "JK":
-        return JK(objective.get("K"), objective.get("of"))  # type: ignore[arg-type]  # refused there
-    name = objective.get("kind") if isinstance(objective, dict) else objective
-    known = {"J0": J0, "J1": J1}
-    if not isinstance(name, str) or name not in known:
-        raise InputError(f"There is no objective {objective!r}; give 'J0', 'J1' or vk.JK(K, kind).")
-    return known[name]()
+    spec = objective if isinstance(objective, dict) else {"kind": objective}
+    match spec.get("kind"):
+        case "J0":
+            return J0()
+        case "J1":
+            return J1()
+        case "JC":
+            return JC(spec.get("c"))  # type: ignore[arg-type]  # refused there
+        case "JK" if isinstance(objective, dict):
+            return JK(spec.get("K"), spec.get("of"))  # type: ignore[arg-type]
+    raise InputError(f"There is no objective {objective!r}; give 'J0', 'J1', vk.JC(c) or vk.JK(K, kind).")
 
 
 @dataclass(frozen=True)
@@ -175,14 +197,16 @@ class Batch:
 
 @dataclass(frozen=True)
 class Training:
-    """What the members of an ensemble are trained on.
+    """The random draws on which the members of an ensemble are trained.
 
-    ``vary`` names what differs between members: "inputs" (t and x), "targets" (their noise), "init", "order". Where
-    inputs and targets vary together, or neither does, the point that made x is the origin of its target; where only one
-    of them varies, the origin is drawn anew from the posterior, so that each can be held while the other moves.
-    ``times`` is the density of t: "uniform", "log" (uniform in log sigma/alpha) or a quantile function u -> t.
-    ``design``, if given, says for each of those names which stream each member uses: members that share one share that
-    randomness (see :mod:`vkernel.train.variance`).
+    Args:
+        draws: the number P of draws of each member; ``None`` for an endless sequence.
+        vary: what differs between members: "inputs" (t and x), "targets" (their noise), "init", "order". Where inputs
+            and targets vary together, or neither does, the target has the origin of x; where only one of them varies,
+            the origin is drawn from the posterior, so that each can be held fixed while the other varies.
+        times: the density of t: "uniform", "log" (uniform in log sigma/alpha) or a quantile function u -> t.
+        design: for each name of ``vary`` the stream that each member uses: members with the same stream share that
+            randomness (see :func:`vkernel.variance_split`).
     """
 
     data: Empirical
@@ -199,12 +223,11 @@ class Training:
         require(isinstance(self.process, Process), f"Training needs a process such as vk.VP(), not {self.process!r}.")
         require(isinstance(self.objective, Objective), f"Training needs an Objective, not {self.objective!r}.")
         require(self.process.base is self.process, "Ensembles are trained with isotropic noise; whiten the data first.")
-        whole = isinstance(self.draws, int) and not isinstance(self.draws, bool)
-        good = self.draws is None or (whole and self.draws >= 1)
-        require(good, f"draws, the number P of training draws, must be a whole number ≥ 1; got {self.draws!r}.")
+        if self.draws is not None:
+            check_whole(self.draws, "draws, the number P of training draws,")
         for name in self.vary:
-            require(name in VARIES, f"vary takes any of {', '.join(VARIES)}; got {name!r}.")
-        good = hasattr(self.seed, "__index__") and not isinstance(self.seed, bool)
+            check_choice(name, "an entry of vary", VARIES)
+        good = isinstance(self.seed, SupportsIndex) and not isinstance(self.seed, bool)
         require(good, f"seed must be a whole number; got {self.seed!r}.")
         good = self.dtype in (torch.float32, torch.float64)
         require(good, f"dtype, in which a model is trained, is torch.float32 or torch.float64; got {self.dtype!r}.")
@@ -212,16 +235,26 @@ class Training:
         require(good, f"times must be 'uniform', 'log' or a function u -> t; got {self.times!r}.")
         sigma = float(self.process.sigma(torch.tensor(self.process.eps, dtype=torch.float64)))
         require(sigma > 0, f"There is no noise at eps in {self.process!r}, so the score has no value there; raise eps.")
-        object.__setattr__(self, "score", EmpiricalScore(self.data, self.process))
+
+    @functools.cached_property
+    def score(self) -> EmpiricalScore:
+        """The exact score of the data."""
+        return EmpiricalScore(self.data, self.process)
+
+    def finite_draws(self, model: str) -> int:
+        """Return P; refuse an endless sequence."""
+        if self.draws is None:
+            raise InputError(f"{model} is fitted to a finite number of draws: give draws=P.")
+        return self.draws
 
     def keys(self, purpose: str, members: Sequence[int]) -> Tensor:
-        """One key per member; where the purpose does not vary, that of member 0."""
+        """Return one key per member; where the purpose does not vary, that of member 0."""
         what = purpose.partition("/")[0]
         found = [rng.key(self.seed, f"ensemble/{purpose}", self._stream(what, m)) for m in members]
         return torch.tensor(found, dtype=torch.int64, device=self.data.device)
 
     def generator(self, purpose: str, member: int) -> torch.Generator:
-        """A generator for what one member draws at once, such as its initial weights."""
+        """Return the generator of one member for draws made at once, such as initial weights."""
         return rng.stream(self.seed, f"ensemble/{purpose}", self._stream(purpose, member))
 
     def _stream(self, what: str, member: int) -> int:
@@ -230,35 +263,36 @@ class Training:
         return member if what in self.vary else 0
 
     def batch(self, members: Sequence[int], count: int, start: int = 0) -> Batch:
-        """Draws ``start`` to ``start + count`` of every member's endless sequence."""
+        """Return draws ``start`` to ``start + count`` of the endless sequence of every member."""
         index = torch.arange(start, start + count, device=self.data.device)
 
         def u(purpose: str) -> Tensor:
             return rng.uniforms(self.keys(purpose, members)[:, None], index)
 
-        origin = torch.searchsorted(_cumulated(self.data.weights), u("inputs/point")).clamp_max(self.data.n - 1)
+        origin = torch.searchsorted(_cumulative(self.data.weights), u("inputs/point")).clamp_max(self.data.n - 1)
         t = self.time(u("inputs/time"))
         shape = (len(members), count, *self.data.shape)
-        places = torch.arange(self.data.d, device=index.device) + self.data.d * index[:, None]
-        z = rng.normals(self.keys("inputs/noise", members)[:, None, None], places)
+        counter = torch.arange(self.data.d, device=index.device) + self.data.d * index[:, None]
+        z = rng.normals(self.keys("inputs/noise", members)[:, None, None], counter)
         clean = self.data.take(origin.flatten()).double().reshape(z.shape)
         x = (self.process.alpha(t)[..., None] * clean + self.process.sigma(t)[..., None] * z).reshape(shape)
-        rows, when = x.reshape(-1, *self.data.shape), t.flatten()
+        flat_x, flat_t = x.reshape(-1, *self.data.shape), t.flatten()
         if self.design is not None or ("inputs" in self.vary) != ("targets" in self.vary):
-            origin = self.score.posterior(rows, when).indices_at(u("targets/origin").reshape(1, -1))  # type: ignore[attr-defined]
+            origin = self.score.posterior(flat_x, flat_t).indices_at(u("targets/origin").reshape(1, -1))
         k = self.objective.uniforms
-        numbers = k * index[:, None] + torch.arange(k, device=index.device)
-        more = rng.uniforms(self.keys("targets/noise", members)[:, None, None], numbers).reshape(len(rows), k)
-        m = self.objective.target(self.score, rows, when, origin.flatten(), more)  # type: ignore[attr-defined]
+        counter = k * index[:, None] + torch.arange(k, device=index.device)
+        more = rng.uniforms(self.keys("targets/noise", members)[:, None, None], counter).reshape(len(flat_x), k)
+        m = self.objective.target(self.score, flat_x, flat_t, origin.flatten(), more)
         return Batch(x.to(self.dtype), t.to(self.dtype), m.reshape(shape).to(self.dtype))
 
     def time(self, u: Tensor) -> Tensor:
-        """Times of the density's quantiles u."""
+        """Return the times at the quantiles u."""
         low, high = self.process.eps, self.process.T
         if self.times == "uniform":
             return (low + (high - low) * u).clamp(low, high)
         if self.times == "log":
-            least, most = (math.log(r) for r in self.process._ratios())
+            ends = torch.tensor([low, high], dtype=torch.float64)
+            least, most = map(math.log, (self.process.sigma(ends) / self.process.alpha(ends)).tolist())
             return self.process.time((least + (most - least) * u).exp())
         assert callable(self.times)
         t = self.process.check(self.times(u))
@@ -270,13 +304,13 @@ def _points(data: Empirical, index: Tensor, like: Tensor) -> Tensor:
     return data.take(index).to(like.device, like.dtype).reshape(like.shape)
 
 
-def _cumulated(weights: Tensor) -> Tensor:
+def _cumulative(weights: Tensor) -> Tensor:
     total = weights.double().cumsum(0)
     return total / total[-1]
 
 
 def _without_replacement(u: Tensor, n: int) -> Tensor:
-    """For each row of ``u (N, k)`` a uniform set of k of the numbers 0 … n - 1, by Floyd's algorithm."""
+    """Return for each row of ``u (N, k)`` a uniform set of k of the numbers 0 … n - 1, by Floyd's algorithm."""
     k = u.shape[1]
     chosen = torch.full(u.shape, -1, dtype=torch.long, device=u.device)
     for j in range(k):
@@ -286,8 +320,8 @@ def _without_replacement(u: Tensor, n: int) -> Tensor:
     return chosen
 
 
-def _weighed(score: EmpiricalScore, x: Tensor, t: Tensor, slots: Tensor, log_w: Tensor) -> Tensor:
-    """The mean of the points in the slots, weighed by w p(x|y) among themselves."""
+def _conditional_mean(score: EmpiricalScore, x: Tensor, t: Tensor, slots: Tensor, log_w: Tensor) -> Tensor:
+    """Return the mean of the points with indices ``slots (N, K)``, each weighted by w p(x|y)."""
     data, process = score.data, score.process
     out, t = torch.empty_like(x), t.double().expand(len(x))
     for rows in torch.arange(len(x), device=x.device).split(max(1, CHUNK // (slots.shape[1] * data.d))):

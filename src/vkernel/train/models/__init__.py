@@ -1,7 +1,7 @@
-"""Models that can be trained as ensembles: linear, lazy (kernels of wide networks), MLP and U-Net (docs/theory.md, §6).
+"""Models that can be trained as ensembles: linear, lazy (infinitely wide networks), MLP and U-Net (theory, §6).
 
-Each is a ``Model``: it holds no weights, is fitted for many members at once, and predicts the
-score, the denoised point or the noise.
+Each is a :class:`Model`: it holds no weights, is fitted for many members at once, and predicts the score, the denoised
+point or the noise.
 """
 
 from __future__ import annotations
@@ -10,24 +10,20 @@ from typing import Any
 
 from vkernel.core.errors import InputError
 from vkernel.train import features
-from vkernel.train.models.base import Model
-from vkernel.train.models.lazy import Lazy
+from vkernel.train.models.architectures import MLP, UNet
+from vkernel.train.models.base import Model, Parametrisation
+from vkernel.train.models.lazy import NNGP, NTK, RBF, Lazy, kernel_from_spec
 from vkernel.train.models.linear import Linear
-from vkernel.train.models.mlp import MLP
-from vkernel.train.models.ntk import NNGP, NTK, RBF
-from vkernel.train.models.ntk import from_spec as kernel_from_spec
-from vkernel.train.models.parametrisation import Parametrisation
-from vkernel.train.models.unet import UNet
 
 __all__ = ["MLP", "NNGP", "NTK", "RBF", "Lazy", "Linear", "Model", "Parametrisation", "UNet", "from_spec"]
 
 
 def from_spec(spec: dict[str, Any]) -> Model:
-    """A model from its ``spec``; a weighting function is not kept, and σ² stands in its place."""
+    """Return the model of a ``spec``; a weighting function is not kept, and σ² replaces it."""
     given = dict(spec)
     kind = given.pop("kind", None)
     if given.get("weight") == "function":
-        given["weight"] = None
+        given["weight"] = "sigma2"
     if kind == "linear":
         return Linear(features.from_spec(given.pop("features")), **given)
     if kind == "lazy":

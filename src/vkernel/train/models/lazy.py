@@ -1,66 +1,332 @@
 r"""Infinitely wide networks: lazy training in closed form (docs/theory.md, §6.5).
 
-A network so wide that training hardly moves its weights is linear in them. Full-batch gradient flow on the loss
-:math:`\frac1{2P} \sum_i \omega_i |f(u_i) - y_i|^2`, from the function :math:`f_0` of the initial weights, then obeys
-:math:`\dot f(u) = \frac1P K(u,U)\, \Omega\, (y - f(U))` with the tangent kernel K. Its solution at time :math:`\tau` is
+**The network.** :math:`L` hidden layers (``depth``) in the tangent parametrisation (Jacot et al. 2018), on
+:math:`u \in R^p`, with all :math:`W, b \sim N(0, 1)` and ``weight_var, bias_var`` = :math:`\sigma_w^2, \sigma_b^2`:
+
+.. math:: h^1 = \frac{\sigma_w}{\sqrt p} W^0 u + \sigma_b b^0, \qquad
+          h^{l+1} = \frac{\sigma_w}{\sqrt n} W^l \varphi(h^l) + \sigma_b b^l, \qquad f(u) = h^{L+1}(u) .
+
+For width :math:`n \to \infty` the outputs are independent Gaussian fields of covariance :math:`K_0 = \Sigma^{L+1}`
+(``prior``), and training moves them with the tangent kernel
+:math:`K = \sum_\theta \partial_\theta f\, \partial_\theta f'` (``ntk``; Lee et al. 2019):
+
+.. math:: \Sigma^1 = \sigma_w^2\, u \cdot v / p + \sigma_b^2, \qquad
+          \Sigma^{l+1} = \sigma_w^2\, E[\varphi(a)\varphi(b)] + \sigma_b^2, \\
+          \Theta^1 = \Sigma^1, \qquad \Theta^{l+1} = \Sigma^{l+1} + \sigma_w^2\, \Theta^l\, E[\varphi'(a)\varphi'(b)],
+
+with :math:`(a, b)` Gaussian of variances :math:`q, q'` and covariance :math:`s`, all from :math:`\Sigma^l`.
+:class:`NTK` trains all layers, :math:`K = \Theta^{L+1}`. :class:`NNGP` trains the readout alone, :math:`K = K_0`. With
+:math:`s = \sqrt{qq'} \cos\theta` and :math:`\det = qq' - s^2`:
+
+* relu (Cho & Saul 2009): :math:`E[\varphi\varphi] = (\sqrt\det + (\pi - \theta) s)/2\pi`,
+  :math:`E[\varphi'\varphi'] = (\pi - \theta)/2\pi`;
+* erf (Williams 1997), with :math:`e = (1 + 2q)(1 + 2q') - 4s^2 = 1 + 2q + 2q' + 4\det`:
+  :math:`E[\varphi\varphi] = (2/\pi) \arctan(2s/\sqrt e)`, :math:`E[\varphi'\varphi'] = (4/\pi)/\sqrt e`.
+
+Near coincident points an arccosine would lose half of the digits, so the layers propagate not :math:`s` but the *gap*
+:math:`g = q + q' - 2s`, the mean square of :math:`a - b`. It starts as :math:`\sigma_w^2 |u - v|^2/p`, does not depend
+on the biases, and is exactly 0 at :math:`u = v`. Then
+
+.. math:: d = g - (\sqrt q - \sqrt{q'})^2 = 4 \sqrt{qq'} \sin^2(\theta/2), \qquad s = \sqrt{qq'} - d/2, \qquad
+          \det = d\,(4\sqrt{qq'} - d)/4,
+
+and one relu layer maps :math:`g \to (\sigma_w^2/2)\,(g - (2/\pi)(\sqrt\det - \theta s))`. The tangent kernel of relu
+has a kink :math:`\propto -|u - v|` at :math:`u = v`: a derivative taken there is the mean of the two one-sided ones.
+
+**Training.** Full-batch gradient flow on :math:`\frac1{2P} \sum_i \omega_i |f(u_i) - y_i|^2`, from the function
+:math:`f_0` of the initial weights, obeys :math:`\dot f(u) = \frac1P K(u,U)\, \Omega\, (y - f(U))`. At time :math:`\tau`
 
 .. math:: f(u) = f_0(u) + K(u,U)\, a, \qquad a = G\, (y - f_0(U)), \qquad
           G = \frac1P\, \Omega^{1/2} g(A)\, \Omega^{1/2}, \\
           A = \frac1P\, \Omega^{1/2} K(U,U)\, \Omega^{1/2} = Q \rho Q^T, \qquad
           g(\rho) = \frac{1 - e^{-\tau\rho}}{\rho}, \quad g(0) = \tau .
 
-:math:`G` is the *smoother*. At :math:`\tau = \infty`, where this is kernel regression without a ridge,
-:math:`g = 1/\rho`, and 0 where :math:`\rho` is rounding (training never moves what the kernel does not see). Inputs
-are :math:`u = (x, \text{time})`, the time being ``time_input``. The number of directions that
-have been learned is :math:`F_{\mathrm{eff}}(\tau) = \sum_k (1 - e^{-\rho_k\tau})`.
+:math:`G` is the *smoother*. At :math:`\tau = \infty`, kernel regression without a ridge, :math:`g = 1/\rho`, and 0
+where :math:`\rho` is rounding. Inputs are :math:`u = (x, \text{time\_input}(t))`. The number of learned directions is
+:math:`F_{\mathrm{eff}}(\tau) = \sum_k (1 - e^{-\rho_k\tau})`.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vkernel.core.errors import require
+from vkernel.core import rng
+from vkernel.core.checks import check_choice, check_number, check_positive, check_whole
+from vkernel.core.errors import InputError, require
 from vkernel.process import Process
-from vkernel.train.models.base import Model, State, Tell, time_input
-from vkernel.train.models.ntk import NetworkKernel
-from vkernel.train.models.parametrisation import Weight
+from vkernel.train.models.base import Model, Report, State, Weight, time_input
 from vkernel.train.objectives import Batch, Training
 
-__all__ = ["Lazy"]
+__all__ = ["NNGP", "NTK", "RBF", "Lazy", "NetworkKernel", "kernel_from_spec"]
+
+Generator = torch.Generator | int
+Moments = tuple[Tensor, Tensor, Tensor, Tensor]  # E[φ(a)²], E[φ(b)²], E[(φ(a) - φ(b))²] and E[φ'(a)φ'(b)]
 
 CHUNK = 1 << 21  # pairs of points whose kernel is computed at once
+DIRECT = 32  # up to this p, squared distances are sums of squared differences; above it they come from one product
 INIT = "init."  # prefix of the tensors of f0 in a state
 
 
+class NetworkKernel(ABC):
+    """The tangent kernel K and the initial covariance K0 of a wide network, and random functions of that covariance."""
+
+    @abstractmethod
+    def ntk(self, u: Tensor, v: Tensor) -> Tensor:
+        """Return K for all pairs of ``u (*b, N, p)`` and ``v (*b, N', p)``: ``(*b, N, N')``."""
+
+    @abstractmethod
+    def prior(self, u: Tensor, v: Tensor) -> Tensor:
+        """Return K0 for all pairs of ``u (*b, N, p)`` and ``v (*b, N', p)``: ``(*b, N, N')``."""
+
+    @abstractmethod
+    def draw(self, p: int, outputs: int, generator: Generator, dtype: torch.dtype = torch.float64) -> State:
+        """Draw one member's random function R^p → R^outputs, of mean 0 and covariance K0 ⊗ 1, as named tensors."""
+
+    @abstractmethod
+    def apply(self, state: State, u: Tensor) -> Tensor:
+        """Evaluate drawn functions at ``u (M or 1, N, p)``: ``(M, N, outputs)``; one member takes ``u (*b, N, p)``."""
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The kernel in JSON, read by :func:`kernel_from_spec`."""
+        return {"kind": type(self).__name__.lower()} | vars(self)  # all attributes are settings
+
+
+class _Pairs(NamedTuple):
+    """The 2×2 covariance of ``(a, b)`` for all pairs: variances ``q (*b, N, 1)``, ``q2 (*b, 1, N')``, gap, s, det."""
+
+    q: Tensor
+    q2: Tensor
+    gap: Tensor
+    s: Tensor
+    det: Tensor
+
+
+def _root(x: Tensor) -> Tensor:
+    """Return √x, with derivative 0 instead of infinity at 0."""
+    positive = x > 0
+    return torch.where(positive, torch.where(positive, x, 1.0).sqrt(), 0.0)
+
+
+def _pairs(q: Tensor, q2: Tensor, gap: Tensor) -> _Pairs:
+    root, root2 = _root(q), _root(q2)
+    r = root * root2
+    d = torch.minimum((gap - (root - root2).square()).clamp_min(0), 4 * r)
+    return _Pairs(q, q2, gap, r - d / 2, d * (4 * r - d) / 4)
+
+
+def _relu(c: _Pairs) -> Moments:
+    sine = _root(c.det)
+    angle = torch.atan2(sine, torch.where((c.s == 0) & (sine == 0), 1.0, c.s))  # a zero vector has no angle: take 0
+    gap = (c.gap - (2 / math.pi) * (sine - angle * c.s)) / 2
+    return c.q / 2, c.q2 / 2, gap.clamp_min(0), (math.pi - angle) / (2 * math.pi)
+
+
+def _erf(c: _Pairs) -> Moments:
+    root = (1 + 2 * (c.q + c.q2) + 4 * c.det).sqrt()  # in this order u and v may be exchanged, bit for bit
+    one, two = (torch.atan2(2 * q, (1 + 4 * q).sqrt()) for q in (c.q, c.q2))
+    gap = one + two - 2 * torch.atan2(2 * c.s, root)
+    return one * 2 / math.pi, two * 2 / math.pi, gap.clamp_min(0) * 2 / math.pi, 4 / (math.pi * root)
+
+
+class _Activation(NamedTuple):
+    function: Callable[[Tensor], Tensor]
+    moments: Callable[[_Pairs], Moments]
+    weight_var: float
+
+
+# relu: 2 preserves the variance from layer to layer (half of the units are 0); erf: 1, its slope at 0 is 1.13.
+ACTIVATIONS = {"relu": _Activation(torch.relu, _relu, 2.0), "erf": _Activation(torch.erf, _erf, 1.0)}
+
+
+@dataclass(eq=False)
+class NTK(NetworkKernel):
+    """A wide network of which all layers are trained; every layer has a bias, the readout too."""
+
+    depth: int = 2
+    activation: str = "relu"
+    weight_var: float = None  # type: ignore[assignment]  # None: 2 for relu, 1 for erf
+    bias_var: float = 0.1
+    init_width: int = 512
+
+    def __post_init__(self) -> None:
+        check_whole(self.depth, "depth, the number of hidden layers,")
+        check_choice(self.activation, "activation", ACTIVATIONS)
+        default = ACTIVATIONS[self.activation].weight_var
+        self.weight_var = check_positive(default if self.weight_var is None else self.weight_var, "weight_var")
+        self.bias_var = check_number(self.bias_var, "bias_var", 0)
+        check_whole(self.init_width, "init_width")
+
+    def _recursion(self, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Return :math:`\Sigma^{L+1}` and :math:`\Theta^{L+1}`."""
+        _check_pair(u, v)
+        w, b = self.weight_var, self.bias_var
+        q, q2 = (w * x.square().mean(-1) + b for x in (u, v))
+        c = _pairs(q[..., :, None], q2[..., None, :], (w / u.shape[-1]) * _square_distance(u, v))
+        theta = c.s
+        for _ in range(self.depth):
+            q, q2, gap, slope = ACTIVATIONS[self.activation].moments(c)
+            c = _pairs(w * q + b, w * q2 + b, w * gap)
+            theta = c.s + w * theta * slope
+        return c.s, theta
+
+    def ntk(self, u: Tensor, v: Tensor) -> Tensor:
+        return self._recursion(u, v)[1]
+
+    def prior(self, u: Tensor, v: Tensor) -> Tensor:
+        return self._recursion(u, v)[0]
+
+    def draw(self, p: int, outputs: int, generator: Generator, dtype: torch.dtype = torch.float64) -> State:
+        sizes = [check_whole(p, "p"), *[self.init_width] * self.depth, check_whole(outputs, "outputs")]
+        g, state = rng.as_generator(generator), {}
+        for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
+            state[f"W{layer}"] = _normal((fan_out, fan_in), g, dtype)
+            state[f"b{layer}"] = _normal((fan_out,), g, dtype)
+        return state
+
+    def apply(self, state: State, u: Tensor) -> Tensor:
+        _check_state(state, [f"{kind}{layer}" for layer in range(self.depth + 1) for kind in "Wb"], u)
+        h = u
+        for layer in range(self.depth + 1):
+            x = ACTIVATIONS[self.activation].function(h) if layer else u
+            W, b = state[f"W{layer}"].to(u), state[f"b{layer}"].to(u)
+            h = math.sqrt(self.weight_var / x.shape[-1]) * x @ W.mT + math.sqrt(self.bias_var) * b[..., None, :]
+        return h
+
+
+class NNGP(NTK):
+    """A wide network of which the readout alone, weights and bias, is trained: K = K0."""
+
+    def ntk(self, u: Tensor, v: Tensor) -> Tensor:
+        return self.prior(u, v)
+
+
+class RBF(NetworkKernel):
+    r""":math:`K = \mathrm{variance}\, e^{-|u - v|^2/2\ell^2}`; K0 = K, or 0 without ``prior`` (training starts from 0).
+
+    A draw reads out n = ``init_width`` random Fourier features (Rahimi & Recht 2007), all weights standard normal:
+    :math:`f = \sqrt{\mathrm{variance}/n} \sum_j a_j \cos(\omega_j \cdot u/\ell) + b_j \sin(\omega_j \cdot u/\ell)`.
+    Its covariance is K exactly; its law is Gaussian as n grows.
+    """
+
+    def __init__(self, length: float = 0.5, variance: float = 1.0, prior: bool = True, init_width: int = 512) -> None:
+        require(isinstance(prior, bool), f"prior must be True (K0 = K) or False (K0 = 0); got {prior!r}.")
+        self.length, self.variance = check_positive(length, "length"), check_positive(variance, "variance")
+        self.random_start, self.init_width = prior, check_whole(init_width, "init_width")
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        numbers = {"length": self.length, "variance": self.variance, "init_width": self.init_width}
+        return {"kind": "rbf", "prior": self.random_start} | numbers
+
+    def ntk(self, u: Tensor, v: Tensor) -> Tensor:
+        _check_pair(u, v)
+        return self.variance * torch.exp(-_square_distance(u, v) / (2 * self.length**2))
+
+    def prior(self, u: Tensor, v: Tensor) -> Tensor:
+        return self.ntk(u, v) * float(self.random_start)
+
+    def draw(self, p: int, outputs: int, generator: Generator, dtype: torch.dtype = torch.float64) -> State:
+        g, size = rng.as_generator(generator), (check_whole(outputs, "outputs"), self.init_width)
+        omega = _normal((self.init_width, check_whole(p, "p")), g, dtype)
+        a, b = (_normal(size, g, dtype) * float(self.random_start) for _ in range(2))
+        return {"omega": omega, "a": a, "b": b}
+
+    def apply(self, state: State, u: Tensor) -> Tensor:
+        _check_state(state, ["omega", "a", "b"], u)
+        omega, a, b = (state[name].to(u) for name in ("omega", "a", "b"))
+        phase = u @ omega.mT / self.length
+        return math.sqrt(self.variance / omega.shape[-2]) * (phase.cos() @ a.mT + phase.sin() @ b.mT)
+
+    def __repr__(self) -> str:
+        return f"RBF(length={self.length}, variance={self.variance}, prior={self.random_start})"
+
+
+def kernel_from_spec(spec: dict[str, Any]) -> NetworkKernel:
+    """Return the kernel that a ``spec`` describes."""
+    kinds: dict[str, Callable[..., NetworkKernel]] = {"ntk": NTK, "nngp": NNGP, "rbf": RBF}
+    good = isinstance(spec, dict) and spec.get("kind") in list(kinds)
+    require(good, f"A kernel's spec is a dict whose kind is one of {', '.join(kinds)}; got {spec!r:.200}.")
+    try:
+        return kinds[spec["kind"]](**{name: value for name, value in spec.items() if name != "kind"})
+    except TypeError:
+        raise InputError(f"The spec of a kernel of kind {spec['kind']} has unknown entries: {spec!r:.200}.") from None
+
+
+def _square_distance(u: Tensor, v: Tensor) -> Tensor:
+    """Return |u - v|² for all pairs; by differences where that is cheap, as they are exactly 0 at coincident points."""
+    if u.shape[-1] <= DIRECT:
+        features = zip(u[..., :, None, :].unbind(-1), v[..., None, :, :].unbind(-1), strict=True)
+        return sum(((a - b).square() for a, b in features), u.new_zeros(()))  # no (N, N', p) in memory
+    a, b = u.double(), v.double()  # here nearby points cancel, to 1e-16 of |u|²
+    squares = a.square().sum(-1)[..., :, None] + b.square().sum(-1)[..., None, :]
+    return (squares - 2 * a @ b.mT).clamp_min(0).to(u.dtype)
+
+
+def _normal(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """Draw standard normals in float64, so that every precision represents the same function."""
+    return rng.randn(shape, generator, generator.device, torch.float64).to(dtype)
+
+
+def _check_pair(u: Tensor, v: Tensor) -> None:
+    for name, x in (("u", u), ("v", v)):
+        good = isinstance(x, Tensor) and x.dtype in (torch.float32, torch.float64) and x.ndim >= 2 and x.shape[-1]
+        require(good, f"{name} must be a tensor (*batch, N, p) in float32 or float64.")
+        require(bool(x.isfinite().all()), f"{name} holds NaN or infinite values.")
+    one, two = (f"p = {x.shape[-1]} in {x.dtype} on {x.device}" for x in (u, v))
+    require(one == two, f"u and v must agree; u has {one}, v has {two}.")
+    try:
+        torch.broadcast_shapes(u.shape[:-2], v.shape[:-2])
+    except RuntimeError:
+        raise InputError(f"The batches of u {tuple(u.shape)} and v {tuple(v.shape)} do not broadcast.") from None
+
+
+def _check_state(state: State, names: list[str], u: Tensor) -> None:
+    """Refuse the state of another kernel, and ``u`` of another length; values are not checked, for speed."""
+    good = isinstance(state, dict) and sorted(state) == sorted(names)
+    require(good, f"The state must be a dict of {', '.join(names)}, as draw makes it.")
+    *members, _, p = state[names[0]].shape
+    require(u.shape[-1] == p, f"The function was drawn on vectors of length {p}; u has {u.shape[-1]}.")
+    good = not members or (u.ndim == 3 and (u.shape[0] in (1, *members) or members == [1]))
+    require(good, f"The state holds {members} members; u must be (members or 1, N, p), not {tuple(u.shape)}.")
+
+
+@dataclass(eq=False)
 class Lazy(Model):
     """The wide network of ``kernel``, trained by gradient flow for time ``tau``; from f0 = 0 where not ``init``."""
 
-    def __init__(
-        self,
-        kernel: NetworkKernel,
-        tau: float = math.inf,
-        target: str = "x0",
-        weight: str | Weight | None = None,
-        init: bool = True,
-    ) -> None:
-        super().__init__(target, weight)
-        self.randomness = ("init", "inputs", "targets") if init else ("inputs", "targets")
-        good = isinstance(kernel, NetworkKernel)
-        require(good, f"A lazy model needs the kernel of a network such as vk.models.NTK(), not {kernel!r}.")
-        good = isinstance(tau, int | float) and not isinstance(tau, bool) and tau >= 0
-        require(good, f"tau, the time of training, must be a number ≥ 0 (infinity is allowed); got {tau!r}.")
-        require(isinstance(init, bool), f"init must be True (f0 is random) or False (f0 = 0); got {init!r}.")
-        self.kernel, self.tau, self.init = kernel, float(tau), init
+    kernel: NetworkKernel
+    tau: float = math.inf
+    target: str = "x0"
+    weight: Weight = "sigma2"
+    init: bool = True
 
-    def fit(self, training: Training, members: Sequence[int], tell: Tell) -> State:
-        P, d = training.draws, training.data.d
-        require(P is not None, "A lazy model is fitted to a finite number of draws: give draws=P.")
-        assert P is not None
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        good = isinstance(self.kernel, NetworkKernel)
+        require(good, f"A lazy model needs the kernel of a network such as vk.models.NTK(), not {self.kernel!r}.")
+        good = isinstance(self.tau, int | float) and not isinstance(self.tau, bool) and self.tau >= 0
+        require(good, f"tau, the time of training, must be a number ≥ 0 (infinity is allowed); got {self.tau!r}.")
+        require(isinstance(self.init, bool), f"init must be True (f0 is random) or False (f0 = 0); got {self.init!r}.")
+
+    @property
+    def randomness(self) -> tuple[str, ...]:
+        return ("init", "inputs", "targets") if self.init else ("inputs", "targets")
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return super().spec | {"kernel": self.kernel.spec, "tau": self.tau if math.isfinite(self.tau) else "inf"}
+
+    def fit(self, training: Training, members: Sequence[int], report: Report) -> State:
+        P, d = training.finite_draws("A lazy model"), training.data.d
         shared = "inputs" not in training.vary
         at_once = max(1, CHUNK // (P * (d if shared else P)))
         G: Tensor | None = None
@@ -70,19 +336,20 @@ class Lazy(Model):
             if G is None or not shared:
                 some = slice(1 if shared else None)
                 G, _ = self.smoother(batch.x[some], batch.t[some], training.process)
-            found.append(self.learn(batch, G, self.begin(training, block), training.process))
-            tell(len(block) / len(members))
-        state = {name: torch.cat([s[name] for s in found]) if len(found) > 1 else found[0][name] for name in found[0]}
+            found.append(self.learn(batch, G, self.initial(training, block), training.process))
+            report(len(block) / len(members))
+        # one block is not copied: an f0 that all members share stays one tensor in memory
+        state = {name: torch.cat([s[name] for s in found]) for name in found[0]} if len(found) > 1 else found[0]
         return {name: a.to(training.dtype) for name, a in state.items()}
 
     def inputs(self, x: Tensor, t: Tensor, process: Process) -> Tensor:
-        """u ``(M, N, d + 1)`` for ``x (M or 1, N, *shape)`` and ``t (M or 1, N or 1)``."""
+        """Return u ``(M, N, d + 1)`` for ``x (M or 1, N, *shape)`` and ``t (M or 1, N or 1)``."""
         batch = torch.broadcast_shapes(x.shape[:2], t.shape)
         flat = x.flatten(2).expand(*batch, -1)
         return torch.cat([flat, time_input(t, process).to(x.dtype).expand(batch)[..., None]], -1)
 
     def smoother(self, x: Tensor, t: Tensor, process: Process) -> tuple[Tensor, Tensor]:
-        """G ``(M, P, P)`` and F_eff ``(M,)`` for inputs ``x (M, P, *shape)`` and ``t (M, P)``, in float64."""
+        """Return G ``(M, P, P)`` and F_eff ``(M,)`` for inputs ``x (M, P, *shape)`` and ``t (M, P)``, in float64."""
         u, wide = self.inputs(x.double(), t.double(), process), t.double()
         root = (self.parametrisation.omega(wide, process) / t.shape[-1]).sqrt()
         rho, Q = torch.linalg.eigh(root[..., :, None] * self.kernel.ntk(u, u) * root[..., None, :])
@@ -91,32 +358,30 @@ class Lazy(Model):
         return half * g[..., None, :] @ half.mT, learned.sum(-1)
 
     def _filter(self, rho: Tensor) -> tuple[Tensor, Tensor]:
-        """1 - exp(-τρ) and g(ρ)."""
-        rounding = rho.shape[-1] * torch.finfo(rho.dtype).eps * rho.amax(-1, keepdim=True)
+        """Return 1 - exp(-τρ) and g(ρ)."""
         if math.isinf(self.tau):
-            seen = rho > rounding
+            seen = rho > rho.shape[-1] * torch.finfo(rho.dtype).eps * rho.amax(-1, keepdim=True)
             return seen.to(rho), torch.where(seen, 1 / torch.where(seen, rho, 1.0), 0.0)
-        positive = rho > 0  # A is semidefinite: what is not positive is rounding
+        positive = rho > 0  # A is semidefinite: eigenvalues that are not positive are rounding
         learned = -torch.expm1(-self.tau * rho.clamp_min(0))
         return learned, torch.where(positive, learned / torch.where(positive, rho, 1.0), self.tau)
 
-    def begin(self, training: Training, members: Sequence[int]) -> State:
-        """The tensors of the members' f0, each named with a prefix; none where f0 = 0."""
+    def initial(self, training: Training, members: Sequence[int]) -> State:
+        """Return the tensors of the members' f0, their names prefixed by ``INIT``; none where f0 = 0."""
         if not self.init:
             return {}
-        d, varies = training.data.d, "init" in training.vary
-        which = members if varies else members[:1]
+        d, which = training.data.d, members if "init" in training.vary else members[:1]
         drawn = [self.kernel.draw(d + 1, d, training.generator("init", m), training.dtype) for m in which]
         stacked = {name: torch.stack([one[name] for one in drawn]).to(training.data.device) for name in drawn[0]}
         return {INIT + name: a.expand(len(members), *a.shape[1:]) for name, a in stacked.items()}
 
-    def learn(self, batch: Batch, G: Tensor, begin: State, process: Process) -> State:
-        """The state that a smoother ``G (M or 1, P, P)`` gives the draws of a batch, from f0 of ``begin``."""
+    def learn(self, batch: Batch, G: Tensor, initial: State, process: Process) -> State:
+        """Return the state after training on a batch with the smoother ``G (M or 1, P, P)``, from f0 of ``initial``."""
         u = self.inputs(batch.x.double(), batch.t.double(), process)
-        y = self.parametrisation.wanted(batch.m, batch.x, batch.t, process).double().flatten(2)
-        if begin:  # f0 at the inputs: a state of no draws
-            y = y - self._function({"inputs": u[:, :0], "coefficients": y[:, :0], **begin}, u)
-        return {"inputs": u, "coefficients": G @ y, **begin}
+        y = self.parametrisation.training_target(batch.m, batch.x, batch.t, process).double().flatten(2)
+        if initial:  # f0 at the inputs: a state of no draws
+            y = y - self._function({"inputs": u[:, :0], "coefficients": y[:, :0], **initial}, u)
+        return {"inputs": u, "coefficients": G @ y, **initial}
 
     def output(self, state: State, x: Tensor, t: Tensor, process: Process) -> Tensor:
         kind = torch.promote_types(x.dtype, state["inputs"].dtype)
@@ -124,50 +389,39 @@ class Lazy(Model):
         return f.to(x.dtype).reshape(*f.shape[:2], *x.shape[2:])
 
     def _function(self, state: State, u: Tensor) -> Tensor:
-        """f ``(M, N, o)`` at ``u (M or 1, N, p)``, by blocks of members and of places."""
-        a = state["coefficients"].to(u)
-        rest = {name: v.to(u) for name, v in state.items() if name != "coefficients"}
-        if len(u) == 1:  # where members have inputs or f0 in common, they are computed once
-            begin = {name: v for name, v in rest.items() if name.startswith(INIT)}
-            rest = _merged({"inputs": rest["inputs"]}) | _merged(begin)
-        cost = max([1, *(v.shape[-2] if name == "inputs" else v.shape[-1] for name, v in rest.items())])
+        """Return f ``(M, N, o)`` at ``u (M or 1, N, p)``, by blocks of members and of points."""
+        a, U = state["coefficients"].to(u), {"inputs": state["inputs"].to(u)}
+        initial = {name.removeprefix(INIT): v.to(u) for name, v in state.items() if name.startswith(INIT)}
+        if len(u) == 1:  # inputs or f0 that all members share are evaluated once
+            U, initial = _merged(U), _merged(initial)
+        cost = max([1, U["inputs"].shape[-2], *(v.shape[-1] for v in initial.values())])
         members = max(len(a), len(u))
         height = min(members, max(1, CHUNK // cost))
-        width = max(1, CHUNK // (height * cost))
         rows = []
         for i in range(0, members, height):
-            some = {name: _rows(v, i, height) for name, v in rest.items()}
-            places = _rows(u, i, height).split(width, 1)
-            rows.append(torch.cat([self._block(some, _rows(a, i, height), v) for v in places], 1))
+            inputs, weights = _rows(U["inputs"], i, height), _rows(a, i, height)
+            f0 = {name: _rows(v, i, height) for name, v in initial.items()}
+            blocks = []
+            for v in _rows(u, i, height).split(max(1, CHUNK // (height * cost)), 1):
+                f = _product(self.kernel.ntk(v, inputs), weights)
+                blocks.append(f + self.kernel.apply(f0, v) if f0 else f)
+            rows.append(torch.cat(blocks, 1))
         return torch.cat(rows)
-
-    def _block(self, rest: State, a: Tensor, u: Tensor) -> Tensor:
-        begin = {name.removeprefix(INIT): v for name, v in rest.items() if name.startswith(INIT)}
-        f = _times(self.kernel.ntk(u, rest["inputs"]), a)
-        return f + self.kernel.apply(begin, u) if begin else f
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        tau = self.tau if math.isfinite(self.tau) else "inf"
-        return {"kind": "lazy", "kernel": self.kernel.spec(), "tau": tau, "init": self.init, **self._common()}
-
-    def __repr__(self) -> str:
-        return f"Lazy({self.kernel!r}, tau={self.tau:g}, target={self.target!r}, init={self.init})"
 
 
 def _rows(a: Tensor, start: int, count: int) -> Tensor:
-    """The block of members of a tensor that may hold one for all of them."""
+    """Return a block of members of a tensor that may hold one entry for all of them."""
     return a if len(a) == 1 else a[start : start + count]
 
 
 def _merged(tensors: State) -> State:
-    """One member in place of all, where all are equal."""
+    """Return one member instead of all where all are equal."""
     equal = all(len(a) > 0 and bool((a == a[:1]).all()) for a in tensors.values())
     return {name: a[:1] for name, a in tensors.items()} if equal else tensors
 
 
-def _times(k: Tensor, a: Tensor) -> Tensor:
-    """k a for ``k (M or 1, N, P)`` and ``a (M or 1, P, o)``, without copies of a k that members share."""
+def _product(k: Tensor, a: Tensor) -> Tensor:
+    """Return k a for ``k (M or 1, N, P)`` and ``a (M or 1, P, o)``, without copies of a k that members share."""
     if len(k) > 1 or len(a) == 1:
         return k @ a
     M, P, o = a.shape

@@ -4,16 +4,17 @@ r"""Linear models: weighted least squares in closed form (docs/theory.md, §6.4)
           \Big[\frac1P \sum_i \omega_i\, \phi_i \phi_i^T + \gamma\Big]^{-1},
 
 with the ridge :math:`\gamma` added to the *mean* Gram matrix. With :math:`A = \sqrt{\omega/P}\,\phi` (P × F) and
-:math:`Y = \sqrt{\omega/P}\, y` this is :math:`W^T = (A^T A + \gamma)^{-1} A^T Y = A^T (A A^T + \gamma)^{-1} Y`: the
-smaller of the two systems is solved, for many members at once. A depends on the inputs of the draws alone: members that
-differ in nothing but their targets share one factorisation, and their :math:`Y` stand side by side.
+:math:`Y = \sqrt{\omega/P}\, y` this is :math:`W^T = (A^T A + \gamma)^{-1} A^T Y = A^T (A A^T + \gamma)^{-1} Y`. The
+smaller of the two systems is solved, for many members at once. A depends on the inputs alone, so members that differ
+only in their targets share one factorisation, and their :math:`Y` are concatenated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,8 +22,7 @@ from torch import Tensor
 from vkernel.core.errors import require
 from vkernel.process import Process
 from vkernel.train.features import Features
-from vkernel.train.models.base import Model, State, Tell
-from vkernel.train.models.parametrisation import Weight
+from vkernel.train.models.base import Model, Report, State, Weight
 from vkernel.train.objectives import Batch, Training
 
 __all__ = ["Linear", "factor"]
@@ -30,39 +30,42 @@ __all__ = ["Linear", "factor"]
 CHUNK = {"cpu": 1 << 19, "cuda": 1 << 24}  # numbers of A and Y held at once: 4 MB stay in the caches of a CPU
 
 
+@dataclass(eq=False)
 class Linear(Model):
-    """Ridge regression on ``features``; ``target`` is what f is, "score", "x0" or "noise"."""
+    """Ridge regression of ``target`` ("score", "x0" or "noise") on ``features``."""
 
-    linear = True
+    features: Features
+    target: str = "score"
+    ridge: float = 0.1
+    weight: Weight = "sigma2"
+    linear: ClassVar[bool] = True
 
-    def __init__(
-        self, features: Features, target: str = "score", ridge: float = 0.1, weight: str | Weight | None = None
-    ) -> None:
-        super().__init__(target, weight)
-        require(isinstance(features, Features), f"A linear model needs features, not {features!r}.")
-        good = isinstance(ridge, int | float) and 0 <= ridge < float("inf")
-        require(good, f"ridge must be a number ≥ 0; got {ridge!r}.")
-        self.features, self.ridge = features, float(ridge)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(isinstance(self.features, Features), f"A linear model needs features, not {self.features!r}.")
+        good = isinstance(self.ridge, int | float) and 0 <= self.ridge < float("inf")
+        require(good, f"ridge must be a number ≥ 0; got {self.ridge!r}.")
 
-    def fit(self, training: Training, members: Sequence[int], tell: Tell) -> State:
-        P = training.draws
-        require(P is not None, "A linear model is fitted to a finite number of draws: give draws=P.")
-        assert P is not None
-        require(training.data.shape == (self.features.dim,), self._wrong_shape(training.data.shape))
+    def fit(self, training: Training, members: Sequence[int], report: Report) -> State:
+        P, shape = training.finite_draws("A linear model"), training.data.shape
+        require(
+            shape == (self.features.dim,),
+            f"The features take vectors of {self.features.dim} numbers, but an event of the data has shape {shape}.",
+        )
         found = []
         for block, sharing in self._blocks(training, members, P):
             found.append(self.solve(training.batch(block, P), training.process, sharing))
-            tell(len(block) / len(members))
+            report(len(block) / len(members))
         return {"weights": torch.cat(found)}
 
     def _blocks(self, training: Training, members: Sequence[int], P: int) -> Iterator[tuple[Sequence[int], int]]:
-        """Members to fit at once, and how many of them in a row share their inputs; a row too long is cut."""
+        """Yield members to fit at once, and how many consecutive ones share inputs; long runs are cut."""
         room = max(1, CHUNK.get(training.data.device.type, CHUNK["cpu"]) // P)
-        rows = [len(list(row)) for _, row in groupby(training.keys("inputs", members).tolist())]
-        sharing = rows[0] if len(set(rows)) == 1 else 1
+        runs = [len(list(run)) for _, run in groupby(training.keys("inputs", members).tolist())]
+        sharing = runs[0] if len(set(runs)) == 1 else 1
         if sharing * training.data.d > room:
             size = max(1, room // training.data.d)
-            cuts = [k for row in range(0, len(members), sharing) for k in range(row, row + sharing, size)]
+            cuts = [k for run in range(0, len(members), sharing) for k in range(run, run + sharing, size)]
         else:
             size = sharing * max(1, room // (self.features.count + sharing * training.data.d))
             cuts = list(range(0, len(members), size))
@@ -70,7 +73,7 @@ class Linear(Model):
             yield members[start:stop], min(sharing, stop - start)
 
     def solve(self, batch: Batch, process: Process, sharing: int = 1) -> Tensor:
-        """The weights ``(M, F, o)`` that fit a batch of draws, of which ``sharing`` in a row have the same inputs."""
+        """Return the weights ``(M, F, o)`` that fit a batch, of which ``sharing`` consecutive members share inputs."""
         A, Y = self.system(batch, process, sharing)
         P, F = A.shape[-2:]
         if F <= P:
@@ -82,9 +85,9 @@ class Linear(Model):
         return W.unflatten(-1, (sharing, -1)).movedim(2, 1).flatten(0, 1)
 
     def system(self, batch: Batch, process: Process, sharing: int = 1) -> tuple[Tensor, Tensor]:
-        """A ``(M/sharing, P, F)``, Y ``(M/sharing, P, sharing·o)``: features and targets, weighed by sqrt(ω/P)."""
+        """Return A ``(M/sharing, P, F)`` and Y ``(M/sharing, P, sharing·o)``."""
         root = (self.parametrisation.omega(batch.t, process) / batch.t.shape[-1]).sqrt()[..., None]
-        Y = root * self.parametrisation.wanted(batch.m, batch.x, batch.t, process)
+        Y = root * self.parametrisation.training_target(batch.m, batch.x, batch.t, process)
         Y = Y.unflatten(0, (-1, sharing)).movedim(1, 2).flatten(2)
         return root[::sharing] * self.features(batch.x[::sharing], batch.t[::sharing]), Y
 
@@ -93,17 +96,11 @@ class Linear(Model):
 
     @property
     def spec(self) -> dict[str, Any]:
-        return {"kind": "linear", "features": self.features.spec, "ridge": self.ridge, **self._common()}
-
-    def _wrong_shape(self, shape: tuple[int, ...]) -> str:
-        return f"The features take vectors of {self.features.dim} numbers, but an event of the data has shape {shape}."
-
-    def __repr__(self) -> str:
-        return f"Linear({self.features!r}, target={self.target!r}, ridge={self.ridge:g})"
+        return super().spec | {"features": self.features.spec}
 
 
 def factor(gram: Tensor, ridge: float, F: int, P: int) -> Tensor:
-    """Cholesky's factor of Gram matrices with the ridge added; refused where they are singular."""
+    """Return Cholesky's factor of Gram matrices with the ridge added; refuse singular ones."""
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     root, info = torch.linalg.cholesky_ex(gram + ridge * eye)
     pivots = root.diagonal(dim1=-2, dim2=-1)

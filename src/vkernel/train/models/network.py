@@ -1,29 +1,34 @@
 r"""Networks: gradient descent on draws, all members of an ensemble at once (docs/theory.md, §6.6).
 
-A member has parameters :math:`\theta`, and its output is a plain function of them, :math:`f_\theta(z, e)`, of
+A member has parameters :math:`\theta`, and its output :math:`f_\theta(z, e)` is a function of
 
 .. math:: z = x / \sqrt{\alpha_t^2 s^2 + \sigma_t^2}, \qquad
           e = \big(u,\; \sin \pi k u,\; \cos \pi k u\big)_{k = 1 \dots K}, \qquad u = \text{time\_input}(t) \in [-1, 1],
 
 where :math:`s` (``spread``) is the size of a coordinate of the data and :math:`K` is ``time_features``. One step of
-training takes :math:`B` draws and goes down the gradient of
+training takes :math:`B` draws and descends the gradient of
 
 .. math:: L(\theta) = \frac1{2B} \sum_i \omega_{t_i} \big|f_\theta(z_i, e_i) - y_i\big|^2,
 
 a sum over coordinates and half a mean over draws, so that SGD, which has no momentum here, is a time
 :math:`\tau = \text{lr} \times \text{steps}` of the theory's gradient flow. The gradients of all members are one call of
-``vmap(grad(L))``; the step of the optimiser acts on each number alone, so stacking the members changes nothing, and a
-member that diverges becomes inf or nan by itself.
+``vmap(grad(L))``. Optimisers act on each number separately, so stacking members changes nothing, and a member that
+diverges becomes inf or nan without affecting the others.
 
-**Which draws.** With a finite number P of draws, an epoch takes them in the order of random numbers that belong to
-(member, epoch, draw), ``batch`` at a time, and leaves out the last P mod ``batch`` of that order; ``batch=None`` takes
-all P in every step. Without P every step takes the next ``batch`` draws of an endless sequence.
+**Draws.** With a finite number P of draws, an epoch takes them in the order of random numbers that belong to (member,
+epoch, draw), ``batch`` at a time, and omits the last P mod ``batch`` of that order; ``batch=None`` takes all P in every
+step. Without P every step takes the next ``batch`` draws of an endless sequence.
 
 **Averaging.** ``ema`` :math:`= \gamma` returns :math:`\sum_j \gamma^{k-j} \theta_j / \sum_j \gamma^{k-j}` over
 the steps :math:`j = 1 \dots k`: bias-corrected, so the initial parameters have no part in it.
 
-**Initial parameters** come from the generator of ("init", member), are drawn in float64, and then rounded: matrices and
-filters from :math:`N(0, 2/\text{fan-in})`, biases 0, unless the kind of network says otherwise.
+**Initial parameters** come from the generator of ("init", member) in float64 and are then rounded: matrices and filters
+from :math:`N(0, 2/\text{fan-in})`, biases 0, unless the architecture overrides ``fill``.
+
+**On a GPU** one step of a small network is some hundred operations, each shorter than its launch. With ``chunk=1`` and
+Adam a step is therefore captured as a CUDA graph and replayed (:class:`_Graph`): convolutions do not become faster by
+stacking members, so the gradient of each member has its own stream inside the graph, and the GPU runs as many side by
+side as fit; one fused step of the optimiser follows. The numbers equal those of the plain loop up to rounding.
 """
 
 from __future__ import annotations
@@ -32,94 +37,107 @@ import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from vkernel.core import rng
+from vkernel.core.checks import check_choice, check_positive, check_share, check_whole
 from vkernel.core.covariance import over_event
 from vkernel.core.errors import require
 from vkernel.process import Process
-from vkernel.train.models.base import Model, State, Tell, time_input
-from vkernel.train.models.graphs import MEMBERS, Recorded
-from vkernel.train.models.parametrisation import Weight
+from vkernel.train.models.base import Model, Report, State, Weight, time_input
 from vkernel.train.objectives import Training
 
-__all__ = ["Network"]
+__all__ = ["Network", "Shape"]
 
 Shape = tuple[int, ...]
 Draws = tuple[Tensor, ...]  # z, e, y and ω, each (M, B, …)
+Loss = Callable[[State, Tensor, Tensor, Tensor, Tensor], Tensor]
+Step = Callable[[Draws, float], None]
 
-DRAWN = {"cpu": 1 << 20, "cuda": 1 << 24}  # numbers of x made at once, in float64
+DRAWN = {"cpu": 1 << 20, "cuda": 1 << 24}  # numbers of x drawn at once, in float64
 HELD = 1 << 25  # numbers of one layer held at once by `output`
+STREAMS = 16  # members side by side in a CUDA graph
 OPTIMISERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-COMMON = ("lr", "batch", "steps", "ema", "optimiser", "decay", "time_features", "spread", "chunk")
 
 
+@dataclass(eq=False, kw_only=True)
 class Network(Model):
-    """An ``nn.Module`` of (z, e) trained for all members at once; final kinds are MLP and UNet."""
+    """An ``nn.Module`` of (z, e) trained for all members at once; final kinds are MLP and UNet.
 
-    def __init__(
-        self,
-        target: str,
-        weight: str | Weight | None,
-        *,
-        lr: float,
-        batch: int | None,
-        steps: int,
-        ema: float | None,
-        optimiser: str,
-        decay: str | None,
-        time_features: int,
-        spread: float,
-        dtype: str | torch.dtype,
-        chunk: int | None,
-        bf16: bool = False,
-    ) -> None:
-        super().__init__(target, weight)
-        for name, value in (("lr", lr), ("spread", spread)):
-            require(_number(value) and value > 0, f"{name} must be a number above 0; got {value!r}.")
-        for name, count in (("batch", batch), ("chunk", chunk)):
-            require(count is None or whole(count, 1), f"{name} must be a whole number ≥ 1, or None; got {count!r}.")
-        require(whole(steps, 1), f"steps must be a whole number ≥ 1; got {steps!r}.")
-        require(whole(time_features, 0), f"time_features must be a whole number ≥ 0; got {time_features!r}.")
-        good = ema is None or (_number(ema) and 0 < ema < 1)
-        require(good, f"ema, the decay of the average, must be between 0 and 1, or None for no average; got {ema!r}.")
-        require(optimiser in OPTIMISERS, f"optimiser must be one of {', '.join(OPTIMISERS)}; got {optimiser!r}.")
-        require(decay in (None, "cosine"), f"decay, how lr falls, must be 'cosine' or None (constant); got {decay!r}.")
-        named = str(dtype).removeprefix("torch.")
-        require(named in DTYPES, f"A network's dtype is float32 or float64; got {dtype!r}.")
-        require(
-            not bf16 or named == "float32", f"bf16=True rounds float32 numbers, so dtype must be float32; got {named}."
-        )
-        self.lr, self.batch, self.steps, self.ema, self.dtype = float(lr), batch, steps, ema, DTYPES[named]
-        self.optimiser, self.decay, self.chunk, self.bf16 = optimiser, decay, chunk, bool(bf16)
-        self.time_features, self.spread = time_features, float(spread)
-        self.randomness = ("init", "inputs", "targets", "order")[: 3 if batch is None else 4]
-        self._built: dict[Shape, nn.Module] = {}
+    Args:
+        target: what f predicts, "noise", "x0" or "score"; ``weight`` is λ of the loss.
+        lr: the learning rate; ``decay="cosine"`` lowers it to 0, ``None`` leaves it constant.
+        batch: draws per step; ``None`` takes all of a finite number of draws.
+        ema: decay of the average of the parameters, or ``None`` for the last ones.
+        optimiser: "adam" or "sgd".
+        chunk: members trained at once; ``None`` trains all, 1 one after another (on a GPU: as a CUDA graph).
+        bf16: run convolutions and products in bfloat16 (``torch.autocast``); parameters, gradients, the optimiser and
+            the loss stay in ``dtype``.
+    """
+
+    target: str = "noise"
+    weight: Weight = "sigma2"
+    lr: float = 1e-3
+    batch: int | None = 64
+    steps: int = 2000
+    ema: float | None = None
+    optimiser: str = "adam"
+    decay: str | None = None
+    time_features: int = 4
+    spread: float = 1.0
+    dtype: str | torch.dtype = "float32"
+    chunk: int | None = None
+    bf16: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.lr, self.spread = check_positive(self.lr, "lr"), check_positive(self.spread, "spread")
+        for name, count in (("batch", self.batch), ("chunk", self.chunk)):
+            if count is not None:
+                check_whole(count, name)
+        check_whole(self.steps, "steps")
+        check_whole(self.time_features, "time_features", 0)
+        if self.ema is not None:
+            check_share(self.ema, "ema, the decay of the average,")
+        check_choice(self.optimiser, "optimiser", OPTIMISERS)
+        require(self.decay in (None, "cosine"), f"decay of lr must be 'cosine' or None (constant); got {self.decay!r}.")
+        self.dtype = check_choice(str(self.dtype).removeprefix("torch."), "dtype", DTYPES)
+        good = not self.bf16 or self.dtype == "float32"
+        require(good, f"bf16=True rounds float32 numbers, so dtype must be float32; got {self.dtype}.")
+        self._modules: dict[Shape, nn.Module] = {}
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        return DTYPES[str(self.dtype)]
+
+    @property
+    def randomness(self) -> tuple[str, ...]:
+        return ("init", "inputs", "targets", "order")[: 3 if self.batch is None else 4]
 
     @abstractmethod
     def module(self, shape: Shape) -> nn.Module:
-        """The architecture for events of ``shape``: ``forward(z (N, *shape), e (N, 1 + 2K))`` is like z."""
+        """Return the architecture for events of ``shape``: ``forward(z (N, *shape), e (N, 1 + 2K))`` is like z."""
 
     @abstractmethod
-    def held(self, shape: Shape) -> int:
-        """How many numbers the largest layer holds for one input."""
+    def largest(self, shape: Shape) -> int:
+        """Return how many numbers the largest layer holds for one input."""
 
     def fill(self, name: str, p: Tensor, generator: torch.Generator) -> None:
         """Draw the initial values of the parameter ``name`` into ``p``."""
         if p.ndim > 1:
             nn.init.kaiming_normal_(p, nonlinearity="relu", generator=generator)
         else:
-            nn.init.constant_(p, float(name.endswith("weight")))  # what multiplies is 1, what is added is 0
+            nn.init.constant_(p, float(name.endswith("weight")))  # scales of normalisations are 1, biases 0
 
     def initial(self, training: Training, members: Sequence[int]) -> State:
-        """The parameters of ``members`` before any step."""
-        shapes = {name: p.shape for name, p in self._template(training.data.shape).named_parameters()}
-        out = {name: torch.empty(len(members), *shape, dtype=self.dtype) for name, shape in shapes.items()}
+        """Return the parameters of ``members`` before any step."""
+        shapes = {name: p.shape for name, p in self._module(training.data.shape).named_parameters()}
+        out = {name: torch.empty(len(members), *shape, dtype=self.state_dtype) for name, shape in shapes.items()}
         for row, member in enumerate(members):
             generator = training.generator("init", member)
             for name, shape in shapes.items():
@@ -128,10 +146,14 @@ class Network(Model):
                 out[name][row] = drawn
         return {name: p.to(training.data.device) for name, p in out.items()}
 
-    def fit(self, training: Training, members: Sequence[int], tell: Tell) -> State:
-        self._check(training)
-        blocks = _blocks(members, MEMBERS if self._recorded(training) else self.chunk)
-        found = [self._train(training, some, tell, len(some) / len(members)) for some in blocks]
+    def fit(self, training: Training, members: Sequence[int], report: Report) -> State:
+        P, B = training.draws, self.batch
+        good = P is not None or B is not None
+        require(good, "batch=None takes all draws in every step, and there is no end of them: give draws=P, or batch.")
+        good = P is None or B is None or B <= P
+        require(good, f"A batch of {B} draws needs as many, but draws={P}; give a smaller batch, or None for all.")
+        blocks = _blocks(members, STREAMS if self._captured(training) else self.chunk)
+        found = [self._train(training, some, report, len(some) / len(members)) for some in blocks]
         return {name: torch.cat([state[name] for state in found]) for name in found[0]}
 
     def output(self, state: State, x: Tensor, t: Tensor, process: Process) -> Tensor:
@@ -140,52 +162,54 @@ class Network(Model):
         z, e = (a.to(like).expand(M, N, *a.shape[2:]) for a in self.inputs(x, t, process))
         f, found = vmap(self.function(shape)), []
         for some in _blocks(range(M), self.chunk):
-            members, piece = slice(some[0], some[-1] + 1), max(1, HELD // (len(some) * self.held(shape)))
+            members, width = slice(some[0], some[-1] + 1), max(1, HELD // (len(some) * self.largest(shape)))
             part = {name: p[members] for name, p in state.items()}
             with self._precision(like.device):
-                pieces = zip(z[members].split(piece, 1), e[members].split(piece, 1), strict=True)
-                found.append(torch.cat([f(part, *each).to(like.dtype) for each in pieces], 1))
+                parts = zip(z[members].split(width, 1), e[members].split(width, 1), strict=True)
+                found.append(torch.cat([f(part, *each).to(like.dtype) for each in parts], 1))
         return torch.cat(found).to(x)
 
     def inputs(self, x: Tensor, t: Tensor, process: Process) -> tuple[Tensor, Tensor]:
-        """z and e, for ``x (M, N, *shape)`` and ``t (M, N)``."""
+        """Return z and e for ``x (M, N, *shape)`` and ``t (M, N)``."""
         size = (process.alpha(t).square() * self.spread**2 + process.S(t)).sqrt()
         u = time_input(t, process)[..., None]
         angle = math.pi * torch.arange(1, self.time_features + 1, dtype=u.dtype, device=u.device) * u
         return x / over_event(size, tuple(x.shape[2:])), torch.cat([u, angle.sin(), angle.cos()], -1)
 
     def function(self, shape: Shape) -> Callable[[State, Tensor, Tensor], Tensor]:
-        """The output of one member: ``f(parameters, z (N, *shape), e)``."""
-        module = self._template(shape)
+        """Return the output of one member, ``f(parameters, z (N, *shape), e)``."""
+        module = self._module(shape)
         return lambda parameters, z, e: functional_call(module, parameters, (z, e))
 
-    def loss(self, shape: Shape) -> Callable[..., Tensor]:
-        """L of one member: ``L(parameters, z, e, y, ω)``."""
+    def loss(self, shape: Shape) -> Loss:
+        """Return L of one member, ``L(parameters, z, e, y, ω)``."""
         f = self.function(shape)
 
         def loss(parameters: State, z: Tensor, e: Tensor, y: Tensor, omega: Tensor) -> Tensor:
-            off = f(parameters, z, e).to(y.dtype) - y
-            return (omega * off.square().flatten(1).sum(1)).mean() / 2
+            residual = f(parameters, z, e).to(y.dtype) - y
+            return (omega * residual.square().flatten(1).sum(1)).mean() / 2
 
         return loss
 
-    def _train(self, training: Training, members: Sequence[int], tell: Tell, share: float) -> State:
+    # Training
+
+    def _train(self, training: Training, members: Sequence[int], report: Report, share: float) -> State:
         state = self.initial(training, members)
-        step = (self._replayed if self._recorded(training) else self._stepped)(training, state)
+        step = (self._graph_step if self._captured(training) else self._plain_step)(training, state)
         parameters = list(state.values())
         average = [p.clone() for p in parameters] if self.ema else []
-        every, told = max(1, self.steps // 100), 0
-        for k, draws in enumerate(self._minibatches(training, members), 1):
-            step(draws, self._rate(k))
+        every, reported = max(1, self.steps // 100), 0
+        for k, draws in enumerate(self.minibatches(training, members), 1):
+            step(draws, self.lr * ((1 + math.cos(math.pi * (k - 1) / self.steps)) / 2 if self.decay else 1.0))
             if self.ema:
                 torch._foreach_lerp_(average, parameters, (1 - self.ema) / (1 - self.ema**k))
             if k % every == 0 or k == self.steps:
-                tell(share * (k - told) / self.steps)
-                told = k
+                report(share * (k - reported) / self.steps)
+                reported = k
         return dict(zip(state, average or [p.detach() for p in parameters], strict=True))
 
-    def _stepped(self, training: Training, state: State) -> Callable[[Draws, float], None]:
-        """One step of all members, which moves ``state``: their gradients at once."""
+    def _plain_step(self, training: Training, state: State) -> Step:
+        """Return a step of all members, which changes ``state`` in place: their gradients at once."""
         optimiser = OPTIMISERS[self.optimiser](list(state.values()), lr=self.lr, fused=True)
         gradient = vmap(grad(self.loss(training.data.shape)))
 
@@ -199,49 +223,39 @@ class Network(Model):
 
         return step
 
-    def _recorded(self, training: Training) -> bool:
-        """Whether steps are replayed from a graph: one by one, on a GPU, by an optimiser that can be recorded."""
+    def _captured(self, training: Training) -> bool:
+        """Return whether steps are replayed from a CUDA graph."""
         return training.data.device.type == "cuda" and self.chunk == 1 and self.optimiser == "adam"
 
-    def _replayed(self, training: Training, state: State) -> Callable[[Draws, float], None]:
-        """The same, member beside member, replayed from a graph."""
-        lr = torch.tensor(self.lr, device=training.data.device)
-        optimiser = torch.optim.Adam(list(state.values()), lr=lr, fused=True, capturable=True)
-        plain, held = self.loss(training.data.shape), list[Recorded]()
+    def _graph_step(self, training: Training, state: State) -> Step:
+        """Return the same step, replayed from a CUDA graph."""
+        plain, graphs = self.loss(training.data.shape), list[_Graph]()
 
-        def loss(*given: Any) -> Tensor:
+        def loss(parameters: State, *draws: Tensor) -> Tensor:
             with self._precision(training.data.device):
-                return plain(*given)
+                return plain(parameters, *draws)
 
-        def step(draws: Draws, rate: float) -> None:
-            if not held:  # the first draws tell the shapes of all
-                held.append(Recorded(loss, state, optimiser, draws, lr))
-            held[0](draws, rate)
+        def step(draws: Draws, lr: float) -> None:
+            if not graphs:  # the shapes of the first draws are those of all
+                graphs.append(_Graph(loss, state, draws, self.lr))
+            graphs[0](draws, lr)
 
         return step
 
-    def _rate(self, k: int) -> float:
-        """The learning rate of step k = 1, 2, …"""
-        return self.lr * ((1 + math.cos(math.pi * (k - 1) / self.steps)) / 2 if self.decay else 1.0)
-
-    def _minibatches(self, training: Training, members: Sequence[int]) -> Iterator[Draws]:
-        """The draws of every step."""
-        if training.draws is None:
-            return self._fresh(training, members)
-        pool = self._pool(training, members, training.draws)
-        return itertools.repeat(pool, self.steps) if self.batch is None else self._epochs(training, members, pool)
-
-    def _fresh(self, training: Training, members: Sequence[int]) -> Iterator[Draws]:
-        B = self.batch or 1
-        at_once = max(1, _drawn(training) // (len(members) * B * training.data.d))
-        for first in range(0, self.steps, at_once):
-            count = min(at_once, self.steps - first)
-            drawn = self._draws(training, members, first * B, count * B)
-            for k in range(count):
-                yield tuple(a[:, k * B : (k + 1) * B] for a in drawn)
-
-    def _epochs(self, training: Training, members: Sequence[int], pool: Draws) -> Iterator[Draws]:
-        P, B = pool[0].shape[1], self.batch or 1
+    def minibatches(self, training: Training, members: Sequence[int]) -> Iterator[Draws]:
+        """Yield the draws of every step."""
+        P, B = training.draws, self.batch or 1
+        if P is None:
+            at_once = max(1, self._room(training, members) // B)
+            for first in range(0, self.steps, at_once):
+                count = min(at_once, self.steps - first)
+                drawn = self._draws(training, members, first * B, count * B)
+                yield from (tuple(a[:, k * B : (k + 1) * B] for a in drawn) for k in range(count))
+            return
+        pool = self.pool(training, members, P)
+        if self.batch is None:
+            yield from itertools.repeat(pool, self.steps)
+            return
         keys = training.keys("order", members)[:, None]
         rows, counter = torch.arange(len(members), device=keys.device)[:, None], torch.arange(P, device=keys.device)
         for epoch in range(math.ceil(self.steps / (P // B))):
@@ -250,57 +264,84 @@ class Network(Model):
                 chosen = order[:, k * B : (k + 1) * B]
                 yield tuple(a[rows, chosen] for a in pool)
 
-    def _pool(self, training: Training, members: Sequence[int], P: int) -> Draws:
-        """All P draws, made a piece at a time, and kept."""
-        piece = max(1, _drawn(training) // (len(members) * training.data.d))
-        made = [self._draws(training, members, first, min(piece, P - first)) for first in range(0, P, piece)]
-        return tuple(torch.cat(parts, 1) for parts in zip(*made, strict=True))
+    def pool(self, training: Training, members: Sequence[int], P: int) -> Draws:
+        """Return the first P draws of every member, computed in blocks."""
+        size = self._room(training, members)
+        parts = [self._draws(training, members, first, min(size, P - first)) for first in range(0, P, size)]
+        return tuple(torch.cat(a, 1) for a in zip(*parts, strict=True))
+
+    def _room(self, training: Training, members: Sequence[int]) -> int:
+        """Return the number of draws of each member that are computed at once."""
+        return max(1, DRAWN.get(training.data.device.type, DRAWN["cpu"]) // (len(members) * training.data.d))
 
     def _draws(self, training: Training, members: Sequence[int], start: int, count: int) -> Draws:
         drawn, process = training.batch(members, count, start), training.process
-        y = self.parametrisation.wanted(drawn.m, drawn.x, drawn.t, process)
+        y = self.parametrisation.training_target(drawn.m, drawn.x, drawn.t, process)
         omega = self.parametrisation.omega(drawn.t, process)
-        return tuple(a.to(self.dtype) for a in (*self.inputs(drawn.x, drawn.t, process), y, omega))
+        return tuple(a.to(self.state_dtype) for a in (*self.inputs(drawn.x, drawn.t, process), y, omega))
 
-    def _check(self, training: Training) -> None:
-        P, B = training.draws, self.batch
-        good = P is not None or B is not None
-        require(good, "batch=None takes all draws in every step, and there is no end of them: give draws=P, or batch.")
-        good = P is None or B is None or B <= P
-        require(good, f"A batch of {B} draws needs as many, but draws={P}; give a smaller batch, or None for all.")
-
-    def _template(self, shape: Shape) -> nn.Module:
-        """The architecture without any numbers in it: parameters are always given from outside."""
-        if shape not in self._built:
+    def _module(self, shape: Shape) -> nn.Module:
+        """Return the architecture on the meta device: parameters are always passed in."""
+        if shape not in self._modules:
             with torch.device("meta"):
-                self._built[shape] = self.module(shape)
-        return self._built[shape]
+                self._modules[shape] = self.module(shape)
+        return self._modules[shape]
 
     def _precision(self, device: torch.device) -> torch.autocast:
         return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.bf16, cache_enabled=False)
-
-    def _common(self) -> dict[str, Any]:
-        shared = {name: getattr(self, name) for name in COMMON}
-        return {**super()._common(), **shared, "dtype": str(self.dtype).removeprefix("torch.")}
-
-    def __repr__(self) -> str:
-        told = ", ".join(f"{name}={value!r}" for name, value in self.spec.items() if name != "kind")
-        return f"{type(self).__name__}({told})"
-
-
-def _drawn(training: Training) -> int:
-    return DRAWN.get(training.data.device.type, DRAWN["cpu"])
-
-
-def whole(value: Any, least: int) -> bool:
-    """Whether ``value`` is a whole number that is not less than ``least``."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _blocks(members: Sequence[int], size: int | None) -> list[Sequence[int]]:
     size = size or len(members)
     return [members[i : i + size] for i in range(0, len(members), size)]
+
+
+class _Graph:
+    """One step of Adam for all members as a CUDA graph; ``graph(draws, lr)`` changes ``state`` in place.
+
+    ``loss(parameters, *draws)`` is that of one member; draws have the member as their first axis. The graph reads what
+    changes between steps, draws and learning rate, from fixed memory, into which each call copies them. Capturing needs
+    a few steps that really run; parameters and the optimiser's memory are restored after them.
+    """
+
+    def __init__(self, loss: Callable[..., Tensor], state: State, draws: Draws, lr: float) -> None:
+        self.loss, self.state, self.draws = loss, state, [torch.empty_like(a).copy_(a) for a in draws]
+        self.lr = torch.tensor(lr, device=self.draws[0].device)
+        self.optimiser = torch.optim.Adam(list(state.values()), lr=self.lr, fused=True, capturable=True)
+        self.streams = [torch.cuda.Stream() for _ in range(len(self.draws[0]))]
+        before = {name: p.detach().clone() for name, p in state.items()}
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(3):
+                self._step()
+        torch.cuda.current_stream().wait_stream(aside)
+        with torch.no_grad():
+            for name, p in state.items():
+                p.copy_(before[name])
+            for memory in self.optimiser.state.values():
+                for value in memory.values():
+                    value.zero_()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):  # capturing runs nothing: the state is as before the first step
+            self._step()
+
+    def __call__(self, draws: Draws, lr: float) -> None:
+        for held, drawn in zip(self.draws, draws, strict=True):
+            held.copy_(drawn)
+        self.lr.fill_(lr)
+        self.graph.replay()
+
+    def _step(self) -> None:
+        main, slopes = torch.cuda.current_stream(), []
+        for m, stream in enumerate(self.streams):
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                own = {name: p.detach()[m].requires_grad_() for name, p in self.state.items()}
+                loss = self.loss(own, *(a[m] for a in self.draws))
+                slopes.append(torch.autograd.grad(loss, list(own.values())))  # torch.func has no fused backward
+        for stream in self.streams:
+            main.wait_stream(stream)
+        for p, *slope in zip(self.state.values(), *slopes, strict=True):
+            p.grad = torch.stack(slope)
+        self.optimiser.step()
