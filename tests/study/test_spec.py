@@ -28,7 +28,7 @@ def test_more_keys_that_are_not_there() -> None:
     refused(SMALL | {"grid": {"objective.K": {"values": [1], "nope": 2}}}, "grid.objective.K.nope", "labels")
     refused(with_(process={"nope": 1}), "process", "nope")
     refused(with_(process={"kind": "nope"}), "process", "nope", "vp")
-    said = refused({"title": "t"}, "members", "more")
+    said = refused({"title": "t", "data": {"even": 2}}, "members", "more")
     assert "required" in said
 
 
@@ -148,7 +148,7 @@ def test_files_that_are_no_study(tmp_path: Path) -> None:
     refused(bad, "bad.toml", "not TOML", "line 1")
     bad.write_bytes(b"\xff\xfe\x00")
     refused(bad, "not TOML")
-    bad.write_text('title = "t"\nmembers = 3')
+    bad.write_text('title = "t"\nmembers = 3\ndata.even = 2')
     refused(bad, "bad.toml", "block")
 
 

@@ -82,7 +82,7 @@ class Panel:
         """Set the y axis so that it holds every curve, up to a factor ten below the least value."""
         every = np.concatenate([array(curve).reshape(3, -1) for curve in self.curves.values()], 1)
         if "y" not in self.log:
-            ax.set_ylim(min(0.0, np.nanmin(every[0])), self.top)
+            ax.set_ylim(np.fmin.reduce(every[0], initial=0.0), self.top)  # a curve may be all NaN
         elif (every[0] > 0).any():
             least = every[0][every[0] > 0].min()
             low, high = max(float(np.nanmin(every[1])), least / 10) / 1.5, float(np.nanmax(every)) * 1.5

@@ -75,7 +75,8 @@ MODEL_KEYS = {
     "lazy": {"kind", "target", "kernel", "activation", "depth", "tau", "init", "init_width", "length"},
     "mlp": {"kind", "target", "activation", "depth", "width", "lr", "batch", "steps", "decay"},
 }
-WITHOUT_MODEL = ("exact", "naive", "resampled")
+WITHOUT_MODEL, IN_THEORY = ("exact", "naive", "resampled"), ("field", "semiclassical")  # laws of sampler.law
+ODES = ("members", "mean", "field", "exact")
 
 
 class Table(BaseModel):
@@ -286,18 +287,27 @@ class Factor(Table):
         return [v if isinstance(v, str) else json.dumps(v, default=str) for v in given]
 
 
-class Condition(Table):
-    """One cell of the grid: the index along each factor, and the tables with their values in place."""
+class Tables(Table):
+    """The seven tables that describe one condition."""
+
+    data: Data
+    process: ProcessTable = ProcessTable()
+    model: Model = Model()
+    training: TrainingTable = TrainingTable()
+    objective: ObjectiveTable = ObjectiveTable()
+    sampler: Sampler = Sampler()
+    measure: Measure = Measure()
+
+
+TABLES = tuple(Tables.model_fields)
+
+
+class Condition(Tables):
+    """One cell of the grid: the index along each factor, its labels, and the tables with their values in place."""
 
     index: tuple[int, ...]
     labels: dict[str, str | float]
-    data: Data
     process: Annotated[ProcessTable, AfterValidator(ProcessTable.with_eps)]
-    model: Model
-    training: TrainingTable
-    objective: ObjectiveTable
-    sampler: Sampler
-    measure: Measure
 
     def __str__(self) -> str:
         return _labelled(self.labels) or "the one condition"
@@ -305,7 +315,7 @@ class Condition(Table):
     __repr__ = __str__
 
 
-class Spec(Table):
+class Spec(Tables):
     """A whole study."""
 
     title: str
@@ -315,13 +325,6 @@ class Spec(Table):
     block: int = Field(ge=1)
     threads: int = Field(1, ge=1)
     device: Literal["cpu", "cuda", "auto"] = "cpu"
-    data: Data
-    process: ProcessTable = ProcessTable()
-    model: Model = Model()
-    training: TrainingTable = TrainingTable()
-    objective: ObjectiveTable = ObjectiveTable()
-    sampler: Sampler = Sampler()
-    measure: Measure = Measure()
     grid: list[Factor] = []
     figure: Figure | None = None
     finding: Finding | None = None
@@ -358,17 +361,6 @@ class Spec(Table):
     def to_json(self) -> str:
         """Return the whole study as one line; two studies are the same if their lines are."""
         return json.dumps(self.model_dump(), sort_keys=True)
-
-
-TABLES: dict[str, type[BaseModel]] = {
-    "data": Data,
-    "process": ProcessTable,
-    "model": Model,
-    "training": TrainingTable,
-    "objective": ObjectiveTable,
-    "sampler": Sampler,
-    "measure": Measure,
-}
 
 
 def read(source: str | Path | Mapping[str, object] | Spec, *, large: bool = False) -> Spec:
@@ -437,17 +429,15 @@ def _build(tables: dict[str, Any], name: str) -> Spec:
 
 def _check_factors(spec: Spec) -> None:
     """Refuse factors, regions, figures and findings that do not fit together."""
-    dims = [f.dim for f in spec.grid]
+    dims, fields, regions = [f.dim for f in spec.grid], [f.field for f in spec.grid], set(spec.measure.regions)
     require(len(set(dims)) == len(dims), f"two factors have the same name, {dims}; give them a name.")
-    taken = (TAKEN | set(spec.measure.regions)) & set(dims)
-    require(not taken, f"grid: the store itself has a {', '.join(taken)}; give the factor another name.")
-    taken = TAKEN & set(spec.measure.regions)
-    require(not taken, f"measure.regions: the store itself has a {', '.join(taken)}; give the region another name.")
-    for name in (*dims, *spec.measure.regions):
-        good = name and not (name.startswith((".", "__")) or set(name) & set("/\\"))
-        require(good, f"grid and regions: nothing can be called {name!r}; give it a plain name.")
-    fields = [f.field for f in spec.grid]
     require(len(set(fields)) == len(fields), f"grid: a field is varied twice, {fields}; keep one of them.")
+    for what, names, taken in (("grid", set(dims), TAKEN | regions), ("measure.regions", regions, TAKEN)):
+        twice = ", ".join(names & taken)
+        require(not twice, f"{what}: the store itself has a {twice}; give it another name.")
+        for name in names:
+            good = name and not name.startswith((".", "__")) and not set(name) & set("/\\")
+            require(good, f"{what}: {name!r} cannot be a name; give it a plain name.")
     for factor in spec.grid:
         head, _, rest = factor.field.partition(".")
         require(head in TABLES, f"grid: there is no field {factor.field!r}; fields begin with {', '.join(TABLES)}.")
@@ -465,40 +455,36 @@ def _check_factors(spec: Spec) -> None:
 
 def _check_model_keys(spec: Spec, conditions: list[Condition]) -> None:
     """Refuse keys that no model of the study has."""
-    kinds = sorted({c.model.kind for c in conditions})
-    known = set().union(*(MODEL_KEYS[kind] for kind in kinds))
     given = {k for k, v in spec.model if v != Model.model_fields[k].default}
     given |= {f.field.removeprefix("model.") for f in spec.grid if f.field.startswith("model.")}
-    tables = [(given, known, kinds)]
+    tables = [(given, {c.model.kind for c in conditions})]
     for values in (f.values for f in spec.grid if f.field == "model"):
-        tables += [(set(v), MODEL_KEYS[k], [k]) for v in values for k in [v.get("kind", "linear")]]
-    for keys, allowed, names in tables:
-        unused = ", ".join(f"model.{key}" for key in sorted(keys - allowed))
-        require(
-            not unused,
-            f"{unused}: no model of kind {' or '.join(names)} has this key, which vkernel 0.1 ignored. Remove it.",
-        )
+        tables += [(set(v), {v.get("kind", "linear")}) for v in values]
+    for keys, kinds in tables:
+        unused = ", ".join(f"model.{key}" for key in sorted(keys.difference(*(MODEL_KEYS[kind] for kind in kinds))))
+        kind = " or ".join(sorted(kinds))
+        require(not unused, f"{unused}: no model of kind {kind} has this key, which vkernel 0.1 ignored. Remove it.")
 
 
 def _check_condition(c: Condition) -> None:
     """Refuse tables that contradict each other."""
-    linear, law, measure = c.model.kind == "linear", c.sampler.law, c.measure
-    require(c.training.F_over_P is None or linear, "training.F_over_P is for linear models; give training.draws.")
-    given = c.training.F_over_P is not None or c.training.draws is not None
-    good = given or c.model.kind == "mlp" or law in WITHOUT_MODEL
-    require(good, "training: give draws, the number P of noised points, or F_over_P.")
-    good = law not in ("field", "semiclassical") or linear
-    require(good, f"sampler.law {law!r} needs the V-kernel of a linear model.")
-    good = law not in ("naive", "resampled") or c.sampler.kappa is not None
-    require(good, f"sampler.law {law!r} needs sampler.kappa, the strength of its noise in the unit of t.")
-    good = c.sampler.lookup is None or law in ("members", "mean", "field", "exact")
-    require(good, f"sampler.lookup is for probability-flow ODEs; sampler.law is {law!r}.")
-    good = bool(measure.times) == bool(measure.places)
-    require(good, "measure: scores are kept at places and times; give both, or neither.")
-    good = c.sampler.samples > 0 or measure.places > 0
-    require(good, "sampler.samples = 0 keeps scores alone; give measure.places and measure.times.")
-    good = measure.keep <= c.sampler.samples
-    require(good, f"measure.keep: {measure.keep} samples cannot be kept of {c.sampler.samples} (sampler.samples).")
+    t, s, m, linear = c.training, c.sampler, c.measure, c.model.kind == "linear"
+    drawn = t.draws is not None or t.F_over_P is not None or c.model.kind == "mlp" or s.law in WITHOUT_MODEL
+    noisy = s.law in ("naive", "resampled")
+    for good, sentence in (
+        (t.F_over_P is None or linear, "training.F_over_P is for linear models; give training.draws."),
+        (drawn, "training: give draws, the number P of noised points, or F_over_P."),
+        (linear or s.law not in IN_THEORY, f"sampler.law {s.law!r} needs the V-kernel of a linear model."),
+        (
+            s.kappa is not None or not noisy,
+            f"sampler.law {s.law!r} needs sampler.kappa, its strength in the unit of t.",
+        ),
+        (s.lookup is None or s.law in ODES, f"sampler.lookup is for probability-flow ODEs; sampler.law is {s.law!r}."),
+        (bool(m.times) == bool(m.places), "measure: scores are kept at places and times; give both, or neither."),
+        (s.samples or m.places, "sampler.samples = 0 keeps scores only; give measure.places and measure.times."),
+        (m.keep <= s.samples, f"measure.keep: {m.keep} samples cannot be kept of {s.samples} (sampler.samples)."),
+    ):
+        require(good, sentence)
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -520,10 +506,9 @@ def _sentence(error: ValidationError, grid: Any = None) -> str:
     key = ".".join(str(part) for part in at if "[" not in str(part))  # not the names of pydantic's unions
     message = first["msg"].removeprefix("Value error, ").rstrip(".")
     if first["type"] == "extra_forbidden":
-        tables = TABLES | {"grid": Factor, "figure": Figure, "finding": Finding}
-        table = tables.get(str(at[0]), Spec) if len(at) > 1 else Spec
-        if at[1:2] == ["regions"]:
-            table = Region
+        known: dict[str, Any] = {"grid": Factor, "figure": Figure, "finding": Finding}
+        known |= {name: field.annotation for name, field in Tables.model_fields.items()}
+        table = Region if "regions" in at else Lookup if "lookup" in at else known[str(at[0])] if len(at) > 1 else Spec
         message = f"there is no such key; there are {', '.join(table.model_fields)}"
     elif first["type"] == "model_type":
         message = f"it must be a table, [{key}]"
