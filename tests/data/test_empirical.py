@@ -1,4 +1,4 @@
-"""Training sets, populations and toy sets against numpy, autograd and Monte Carlo."""
+"""Training sets against numpy: values, weights, duplicates, devices, refusals."""
 
 from __future__ import annotations
 
@@ -15,19 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vkernel.core.errors import InputError
-from vkernel.data import TOYS, Empirical, digits, toy
+from vkernel.data import Empirical
 from vkernel.data import empirical as module
-from vkernel.score.mixture import GaussianMixture
-
-
-class FigureOne:
-    """The process of the paper's first figure, as a duck."""
-
-    def alpha(self, t):
-        return torch.sqrt(1 - torch.as_tensor(t))
-
-    def S(self, t):
-        return torch.as_tensor(t)
 
 
 def memory_map(tmp_path: Path, array: np.ndarray) -> np.memmap:
@@ -41,9 +30,6 @@ def numbers(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:
 
 
 DTYPES = ["uint8", "int8", "uint16", "int64", "float16", "float32", "float64", ">f4", ">i2", "longdouble"]
-
-
-# --- values --------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)
@@ -61,7 +47,7 @@ def test_rows_take_and_images_are_the_points(tmp_path_factory, event, n, dtype, 
     assert torch.equal(data.rows(0, n), expected)
     assert torch.equal(data.rows(1, n - 1), expected[1 : n - 1])
     assert torch.equal(data.take(indices), expected[indices])
-    assert torch.equal(data.images(indices), expected[indices].reshape(7, *shape))
+    assert torch.equal(data[indices], expected[indices].reshape(7, *shape))
     part = data.subset(indices).subset([6, 0, 0])
     assert torch.equal(part.rows(0, 3), expected[indices[[6, 0, 0]]])
     assert part.in_memory is not mapped
@@ -114,7 +100,7 @@ def test_memory_maps_are_read_by_blocks(tmp_path):
     assert not data.in_memory
     assert not some.in_memory
     torch.testing.assert_close(data.center[0].item(), -1 + 2 / 20_000, rtol=0, atol=1e-12)
-    assert some.images([999]).min() == 1
+    assert some[[999]].min() == 1
 
 
 def test_no_read_is_larger_than_a_block(tmp_path, monkeypatch):
@@ -134,9 +120,6 @@ def test_no_read_is_larger_than_a_block(tmp_path, monkeypatch):
     np.testing.assert_allclose(data.center, array.reshape(50, -1).mean(0), atol=1e-6)
     data.merged()
     assert max(reads) <= 64
-
-
-# --- weights and moments -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -184,9 +167,6 @@ def test_subset_renormalises_and_measures_anew():
     np.testing.assert_allclose(part.weights, [1 / 3, 2 / 3])
     assert part.center.item() == pytest.approx(11 / 3)
     assert (data.n, data.center.item()) == (3, 2.75)
-
-
-# --- duplicates ----------------------------------------------------------------------------------------------------
 
 
 def brute_force_merge(array: np.ndarray, weights: np.ndarray) -> tuple[list[int], list[int], list[float]]:
@@ -248,9 +228,6 @@ def test_many_distinct_points_of_few_values_do_not_merge():
     assert torch.equal(inverse, torch.arange(2**14))
 
 
-# --- devices and printing ------------------------------------------------------------------------------------------
-
-
 def test_to_moves_and_leaves_the_original():
     data = Empirical([0.0, 1.0])
     moved = data.to("meta")
@@ -289,8 +266,6 @@ def test_the_module_imports_torch_and_numpy_alone():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
-
-# --- refusals ------------------------------------------------------------------------------------------------------
 
 BAD_POINTS = {
     "empty": (np.zeros((0, 3)), "empty"),
@@ -372,122 +347,6 @@ def test_subsets_without_weight_are_refused():
         Empirical([0.0, 1.0], [0, 1]).subset([0])
 
 
-# --- populations ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def mixture() -> GaussianMixture:
-    means = torch.tensor([[[0.0, 1.0]], [[2.0, -1.0]], [[-1.0, -1.0]]])
-    return GaussianMixture(means, weights=[1, 2, 3], variance=[0.1, 0.5, 0.0])
-
-
-def test_population_score_is_the_gradient_of_logp(mixture):
-    x = torch.randn(5, 4, 1, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    t = torch.tensor([0.05, 0.2, 0.5, 0.9], dtype=torch.float64)
-    logp = mixture.logp(x, t, FigureOne())
-    (gradient,) = torch.autograd.grad(logp.sum(), x)
-    assert logp.shape == (5, 4)
-    torch.testing.assert_close(mixture.score(FigureOne())(x, t), gradient, rtol=1e-10, atol=1e-10)
-
-
-def test_population_score_and_posterior_mean_obey_tweedie(mixture):
-    x = torch.randn(6, 1, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    for t in (0.1, 0.6):
-        s, m = mixture.score(FigureOne())(x, t), mixture.posterior_mean(x, t, FigureOne())
-        torch.testing.assert_close(s, (math.sqrt(1 - t) * m - x) / t, rtol=1e-10, atol=1e-10)
-
-
-def test_posterior_mean_agrees_with_monte_carlo(mixture):
-    x0 = mixture.sample(200_000, generator=0).double()
-    assert x0.shape == (200_000, 1, 2)
-    for t in (0.3, 0.8):
-        alpha = math.sqrt(1 - t)
-        for x in (torch.tensor([[0.5, -0.5]]), torch.tensor([[-0.4, 0.2]])):
-            logits = -((x - alpha * x0) ** 2).sum((-1, -2)) / (2 * t)
-            r = logits.softmax(0)
-            mean = torch.einsum("n,nij->ij", r, x0)
-            error = torch.einsum("n,nij->ij", r**2, (x0 - mean) ** 2).sqrt()
-            exact = mixture.posterior_mean(x.double(), t, FigureOne())
-            assert ((mean - exact).abs() < 5 * error).all()
-            logp = (logits.logsumexp(0) - math.log(len(x0)) - math.log(2 * math.pi * t)).item()
-            assert mixture.logp(x.double(), t, FigureOne()).item() == pytest.approx(logp, abs=0.02)
-
-
-def test_population_samples_have_the_moments_of_the_mixture(mixture):
-    x0 = mixture.sample(100_000, generator=3).double().reshape(-1, 2)
-    w, mu, v = mixture.weights, mixture.means, mixture.variance
-    mean = w @ mu
-    variance = w @ (v[:, None] + (mu - mean) ** 2)
-    assert ((x0.mean(0) - mean).abs() < 5 * (variance / 1e5).sqrt()).all()
-    torch.testing.assert_close(x0.var(0), variance, rtol=0.03, atol=0)
-    assert torch.equal(mixture.sample(5, generator=7), mixture.sample(5, generator=7))
-
-
-def test_population_without_variance_is_the_empirical_posterior():
-    population = GaussianMixture([-1.0, 1.0], [1, 3], variance=0.0)
-    x, t = torch.linspace(-2, 2, 9, dtype=torch.float64)[:, None], 0.2
-    alpha = math.sqrt(1 - t)
-    expected = torch.tanh(alpha * x / t + 0.5 * math.log(3))
-    torch.testing.assert_close(population.posterior_mean(x, t, FigureOne()), expected)
-
-
-def test_population_results_have_the_type_of_x(mixture):
-    for dtype in (torch.float16, torch.float32, torch.float64):
-        x = torch.zeros(3, 1, 2, dtype=dtype)
-        assert mixture.score(FigureOne())(x, 0.5).dtype == mixture.logp(x, 0.5, FigureOne()).dtype == dtype
-    assert mixture.score(FigureOne())(torch.zeros(1, 2, dtype=torch.long), 0.5).dtype == torch.float32
-
-
-def test_population_refusals(mixture):
-    with pytest.raises(InputError, match=r"must end in the shape \(1, 2\)"):
-        mixture.logp(torch.zeros(3, 2, 2), 0.5, FigureOne())
-    with pytest.raises(InputError, match="one for each of 2 components"):
-        GaussianMixture([0.0, 1.0], variance=[1.0, 1.0, 1.0])
-    with pytest.raises(InputError, match="not negative"):
-        GaussianMixture([0.0, 1.0], variance=-1.0)
-
-
-# --- toy sets ------------------------------------------------------------------------------------------------------
-
-
-def test_toy_sets_are_the_papers():
-    assert {name: (toy(name).n, toy(name).shape) for name in TOYS if name != "digits"} == {
-        **dict.fromkeys(["hexagon", "line", "L", "random"], (6, (2,))),
-        **{"triple": (3, (1,)), "pair": (2, (1,)), "square": (4, (2,))},
-    }
-    hexagon = toy("hexagon").rows(0, 6)
-    np.testing.assert_allclose(hexagon[1], [0.5, math.sqrt(3) / 2], atol=1e-15)
-    np.testing.assert_allclose(hexagon.norm(dim=1), np.ones(6), atol=1e-15)
-    np.testing.assert_allclose((hexagon - hexagon.roll(1, 0)).norm(dim=1), np.ones(6), atol=1e-15)
-    np.testing.assert_allclose(toy("line").rows(0, 6), np.linspace([-1, -1], [1, 1], 6))
-    assert toy("L").rows(3, 5).tolist() == [[0.0, -1.0], [0.5, -1.0]]
-    assert toy("random").rows(1, 3).tolist() == [[-0.9, 1.0], [-0.3, 0.2]]
-    assert toy("triple").rows(0, 3).tolist() == [[-1.0], [0.0], [1.0]]
-    assert toy("pair").rows(0, 2).tolist() == [[-1.0], [1.0]]
-    np.testing.assert_allclose(toy("square", rotation=45).rows(0, 1)[0], [math.sqrt(0.5)] * 2, atol=1e-15)
-
-
-def test_toy_refuses_unknown_names_and_needless_rotation():
-    with pytest.raises(InputError, match="hexagon, line, L"):
-        toy("circle")
-    with pytest.raises(InputError, match="alone"):
-        toy("line", rotation=5)
-
-
-def test_digits_are_scaled_to_one():
-    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-    data = digits()
-    values = data.rows(0, data.n)
-    assert (data.n, data.shape, data.dtype) == (1797, (1, 8, 8), torch.float32)
-    assert (values.min(), values.max()) == (-1, 1)
-
-
-def test_digits_without_scikit_learn_say_so(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(InputError, match="scikit-learn"):
-        digits()
-
-
 def test_a_memory_map_is_read_into_memory(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(48, dtype=np.uint8).reshape(8, 2, 3))
     mapped = Empirical(np.load(tmp_path / "a.npy", mmap_mode="r"), weights=[1, 2, 3, 4, 5, 6, 7, 8], scale=(-1, 1))
@@ -499,3 +358,20 @@ def test_a_memory_map_is_read_into_memory(tmp_path: Path) -> None:
         assert torch.equal(held.weights, part.weights)
         assert (held.shape, held.scale, held.stored, held.spread) == (part.shape, part.scale, part.stored, part.spread)
         assert torch.equal(held.subset([1]).images([0]), part.images([1]))
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_indexing_returns_images(tmp_path, mapped):
+    array = numbers((6, 2, 3), "float32")
+    data = Empirical(memory_map(tmp_path, array) if mapped else array)
+    assert torch.equal(data[2], torch.from_numpy(array[2]))
+    assert torch.equal(data[-1], torch.from_numpy(array[5]))
+    assert torch.equal(data[1:4], torch.from_numpy(array[1:4]))
+    assert torch.equal(data[::-2], torch.from_numpy(array[::-2].copy()))
+    assert torch.equal(data[[3, 3, 0]], torch.from_numpy(array[[3, 3, 0]]))
+    assert torch.equal(data[torch.tensor([1])], torch.from_numpy(array[[1]]))
+    assert torch.equal(torch.stack(list(data)), torch.from_numpy(array))
+    with pytest.raises(IndexError, match="There is no point 6: the set has 6 points"):
+        data[6]
+    with pytest.raises(InputError, match="no point"):
+        data[[6]]
