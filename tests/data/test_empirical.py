@@ -357,7 +357,7 @@ def test_a_memory_map_is_read_into_memory(tmp_path: Path) -> None:
         assert torch.equal(held.rows(0, held.n), part.rows(0, part.n))
         assert torch.equal(held.weights, part.weights)
         assert (held.shape, held.scale, held.stored, held.spread) == (part.shape, part.scale, part.stored, part.spread)
-        assert torch.equal(held.subset([1]).images([0]), part.images([1]))
+        assert torch.equal(held.subset([1])[0], part[1])
 
 
 @pytest.mark.parametrize("mapped", [False, True])

@@ -77,7 +77,7 @@ class Empirical:
             if not -self.n <= index < self.n:
                 raise IndexError(f"There is no point {index}: the set has {self.n} points.")
             return self.take([index]).reshape(self.shape)
-        values = self.take(torch.arange(self.n)[index] if isinstance(index, slice) else index)
+        values = self.take(range(*index.indices(self.n)) if isinstance(index, slice) else index)
         return values.reshape(len(values), *self.shape)
 
     images = __getitem__  # until every package uses data[i]
