@@ -18,9 +18,9 @@ first stage that is accurate for it:
    spread), together :math:`\epsilon^2 = \eta^2 + \nu^2 + R^2`, all independent, and a floor :math:`f` that nothing
    averages out (:mod:`~vkernel.posterior.gpu.calibration`), the error of the mean is :math:`\sqrt{\epsilon^2 /
    n_\mathrm{eff} + f^2}`: this stage is taken where that is below ``TOLERANCE``.
-3. **full**: otherwise points heavier than :math:`(\mathrm{tol}^2 - f^2) / \epsilon^2` are taken out and evaluated in
-   float64, all others are as before, and the two parts are merged. If this is for many queries of which few points
-   count, both residuals of the data are used, for that leaves the fewest heavy points.
+3. **full**: otherwise both residuals of the data are used. If that is accurate for all queries, stage 2 is taken with
+   them; else points heavier than :math:`(\mathrm{tol}^2 - f^2) / \epsilon^2` are taken out and evaluated in float64,
+   all others are as before, and the two parts are merged.
 4. What has too many heavy points, or a large :math:`\delta`, takes the reference path: float32 and float64 products.
 
 Stage 1 is proven; 2 and 3 rest on an estimate, which is measured on these data when the engine is made. Where at most
@@ -71,7 +71,6 @@ BALANCE = 190.0  # fp16 operations in the time that one byte is read
 NARROW = 32  # below this dimension the reference path, in float64, is as fast
 FAR = 1e30  # logits beyond this are left to float64
 OUTSIDE = 1e15  # |x - αc| / σ beyond which float64 cannot distinguish points
-CROWD = 16  # one query in so many, of which few points count, is enough for both residuals
 FEWEST = 16  # queries of the smallest batch that continues by itself
 SIZES = 6  # sizes of batches whose graphs are kept
 
@@ -93,8 +92,8 @@ class Screened:
 class Sparse:
     """The moments of stage 1, and which queries go on to which stage, ``(B,)``.
 
-    ``numbers`` counts the queries that are invalid, those of each stage, and those of the third of which few points
-    count.
+    ``numbers`` counts the queries that are invalid, those of each stage, and those of the third that have heavy points
+    even with both residuals of the data.
     """
 
     seen: Screened
@@ -250,7 +249,7 @@ class GPUPath:
         """The moments of all queries; whether some query is NaN or too far away. ``take`` takes a step."""
         size = len(queries)
         sparse: Sparse = take("sparse", lambda: self.sparse(queries))  # type: ignore[assignment,arg-type,return-value]
-        invalid, light, full, others, fine = sparse.numbers.tolist()
+        invalid, light, full, others, heavy = sparse.numbers.tolist()
         out = sparse.moments
         if invalid or light + full + others == 0:
             return out, bool(invalid)
@@ -258,8 +257,12 @@ class GPUPath:
         if size > fp16.SMALL and light + full <= size // 2:
             rest = sparse.light | sparse.full
         elif full:
-            low = self.fp16.low is not None and CROWD * fine >= size
-            out, again = take(f"full, {low}", lambda: self._dense(queries, sparse, True, low))  # type: ignore
+            low = self.fp16.low is not None  # both residuals leave the fewest heavy points, often none
+            if low and not heavy:
+                every = replace(sparse, light=sparse.light | sparse.full)
+                out, _ = take("light, low", lambda: self._dense(queries, every, False, True))  # type: ignore
+            else:
+                out, again = take("full", lambda: self._dense(queries, sparse, True, low))  # type: ignore
         elif light:
             out, _ = take("light", lambda: self._dense(queries, sparse, False, False))  # type: ignore
         for mask, evaluate in ((again, self.dense.moments), (rest, self._apart)):
@@ -304,11 +307,13 @@ class GPUPath:
         moments = Moments(*self.steps.mean(self.fp16.stored, seen.count, seen.index, exact))
         long = seen.count > seen.index.shape[1]
         many = long & (seen.left.delta < CLOSE) if self.fp16.complete else torch.zeros_like(long)
-        loss = self.loss(len(queries), False)
-        light = many & (self.error(seen, False, loss) <= self.allowed(seen, loss) * seen.ess)
+        light, averaged = (
+            many & (self.error(seen, low, loss) <= self.allowed(seen, loss) * seen.ess)
+            for low, loss in ((low, self.loss(len(queries), low)) for low in (False, True))
+        )
         invalid = ~(seen.left.norm < OUTSIDE * queries.var.sqrt())
         full = many ^ light
-        numbers = torch.stack([invalid, light, full, long ^ many, full & (seen.ess < SOME)]).sum(1)
+        numbers = torch.stack([invalid, light, full, long ^ many, full & ~averaged]).sum(1)
         return Sparse(seen, moments, light, full, long ^ many, numbers)
 
     def weights(self, queries: Queries, covariance: bool) -> Generator[Weights, None, Tensor]:
@@ -338,7 +343,8 @@ class GPUPath:
         fine, coarse = (max(tolerance**2 - loss.floor**2, TINY) for tolerance in (FINE, TOLERANCE))
         if loss.floor < 2 * FINE:  # if the floor is the error, single points should not add to it
             fine = max(fine, FINE**2 / 4)
-        return torch.where(seen.ess < SOME, fine, coarse)
+        # float64: the smallest allowance is zero in float32, and its logarithm would not be finite
+        return torch.where(seen.ess < SOME, *(torch.full_like(seen.left.norm, v) for v in (fine, coarse)))
 
     def error(self, seen: Screened, low: bool, loss: Loss) -> Tensor:
         """The mean square ε² of the error of one point's part in a mean, relative to it, ``(B,)``."""
