@@ -66,6 +66,8 @@ def test_more_keys_that_are_not_there() -> None:
         ({"training": {"F_over_P": 1.0}, "model": {"kind": "lazy"}}, ["training.F_over_P", "linear", "draws"]),
         ({"sampler": {"law": "field"}, "model": {"kind": "lazy"}}, ["sampler.law", "linear"]),
         ({"objective": {"K": 3, "of": "subset"}}, ["objective.K", "3", "2"]),
+        ({"objective": {"K": 3, "c": 2.0}}, ["objective", "K or c, not both"]),
+        ({"objective": {"c": math.inf}}, ["objective.c", "finite"]),
     ],
 )
 def test_wrong_values(given: dict[str, Any], words: list[str]) -> None:

@@ -82,6 +82,15 @@ def test_the_numbers_of_a_block_by_a_second_route(K: float) -> None:
         assert np.allclose(got["score"][:, k], trained(places, t)[..., 0])
 
 
+def test_the_factor_of_the_noise() -> None:
+    """c = 0 is J0 and c = 1 is J1."""
+    spec = with_(measure={"times": [0.1], "places": 3}, sampler={"samples": 0})
+    for c, K in ((0.0, inf), (1.0, 1)):
+        one, other = (block(spec | {"objective": o})["score"] for o in ({"c": c}, {"K": K}))
+        assert np.allclose(one, other, rtol=1e-9)
+    assert not np.allclose(one, block(spec | {"objective": {"c": 3.0}})["score"], rtol=0.1)
+
+
 def test_two_dimensions_by_a_second_route() -> None:
     spec = PLANE | {"measure": {"bins": 6, "limit": 1.2}, "sampler": {"samples": 64, "steps": 10}}
     found = read(spec)
@@ -267,6 +276,7 @@ def test_the_noise_of_the_naive_estimator(law: str) -> None:
     euler = block(with_sampler(spec, law="exact", kappa=None, method="euler"))["sample"]
     assert np.allclose(still, euler, atol=1e-6)
     refused(with_(sampler={"law": law}), "sampler.law", "needs sampler.kappa")
+    refused(with_(sampler={"kappa": 0.1}), "sampler.kappa", "remove it")
 
 
 def test_the_mean_score_of_trained_models() -> None:

@@ -10,7 +10,8 @@ r"""The study file: TOML, or a dictionary of the same form, which is checked bef
                   ``tau``, ``init``, ``init_width``, ``length``) or mlp (``width``, ``depth``, ``activation``, ``lr``,
                   ``batch``, ``steps``, ``decay``); ``target``
 ``[training]``    ``draws`` P or ``F_over_P`` (linear models), ``times``, ``vary``
-``[objective]``   ``K`` targets averaged: 1 is J1, inf is J0; ``of`` draws, subset or efm
+``[objective]``   ``K`` targets averaged: 1 is J1, inf is J0; ``of`` draws, subset or efm; or ``c``, the factor of the
+                  noise of J1's target
 ``[sampler]``     ``law`` (below), ``samples`` of each member (0: only scores are kept), ``steps``, ``method``,
                   ``spacing``; ``sets``, ``kappa``, ``lookup`` (below)
 ``[measure]``     what is kept of each member: ``gap``, ``away``, ``bins``, ``limit``, ``regions`` (below); scores at
@@ -76,7 +77,7 @@ MODEL_KEYS = {
     "mlp": {"kind", "target", "activation", "depth", "width", "lr", "batch", "steps", "decay"},
 }
 WITHOUT_MODEL, IN_THEORY = ("exact", "naive", "resampled"), ("field", "semiclassical")  # laws of sampler.law
-ODES = ("members", "mean", "field", "exact")
+NOISY, ODES = ("naive", "resampled"), ("members", "mean", "field", "exact")
 
 
 class Table(BaseModel):
@@ -166,15 +167,18 @@ class TrainingTable(Table):
 
 
 class ObjectiveTable(Table):
-    """The number of targets that are averaged: 1 is J1, inf is J0."""
+    """The number of targets that are averaged (1 is J1, inf is J0), or the factor of their noise."""
 
     K: float = 1.0
     of: Literal["draws", "subset", "efm"] = "draws"
+    c: float | None = Field(None, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _check_whole(self) -> ObjectiveTable:
         if not (math.inf == self.K or (self.K >= 1 and int(self.K) == self.K)):
             raise ValueError(f"K must be a whole number ≥ 1, or inf for J0; got {self.K!r}")
+        if self.c is not None and self.K != 1:
+            raise ValueError("give K or c, not both")
         return self
 
 
@@ -417,7 +421,7 @@ def _build(tables: dict[str, Any], name: str) -> Spec:
         spec = Spec(**tables)
         _check_factors(spec)
         conditions = list(spec.conditions())
-        _check_model_keys(spec, conditions)
+        _check_keys(spec, conditions)
         for condition in conditions:
             _check_condition(condition)
     except ValidationError as error:
@@ -453,8 +457,12 @@ def _check_factors(spec: Spec) -> None:
         require(dim in dims, f"there is no factor {dim!r}; there are {', '.join(dims) or 'none'}.")
 
 
-def _check_model_keys(spec: Spec, conditions: list[Condition]) -> None:
-    """Refuse keys that no model of the study has."""
+def _check_keys(spec: Spec, conditions: list[Condition]) -> None:
+    """Refuse keys that no model, or no law, of the study has."""
+    unused = all(c.sampler.law not in NOISY for c in conditions) and any(
+        c.sampler.kappa is not None for c in conditions
+    )
+    require(not unused, "sampler.kappa is for the laws naive and resampled; remove it.")
     given = {k for k, v in spec.model if v != Model.model_fields[k].default}
     given |= {f.field.removeprefix("model.") for f in spec.grid if f.field.startswith("model.")}
     tables = [(given, {c.model.kind for c in conditions})]
@@ -470,13 +478,12 @@ def _check_condition(c: Condition) -> None:
     """Refuse tables that contradict each other."""
     t, s, m, linear = c.training, c.sampler, c.measure, c.model.kind == "linear"
     drawn = t.draws is not None or t.F_over_P is not None or c.model.kind == "mlp" or s.law in WITHOUT_MODEL
-    noisy = s.law in ("naive", "resampled")
     for good, sentence in (
         (t.F_over_P is None or linear, "training.F_over_P is for linear models; give training.draws."),
         (drawn, "training: give draws, the number P of noised points, or F_over_P."),
         (linear or s.law not in IN_THEORY, f"sampler.law {s.law!r} needs the V-kernel of a linear model."),
         (
-            s.kappa is not None or not noisy,
+            s.kappa is not None or s.law not in NOISY,
             f"sampler.law {s.law!r} needs sampler.kappa, its strength in the unit of t.",
         ),
         (s.lookup is None or s.law in ODES, f"sampler.lookup is for probability-flow ODEs; sampler.law is {s.law!r}."),

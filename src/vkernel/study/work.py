@@ -49,7 +49,7 @@ from vkernel.study.spec import WITHOUT_MODEL, Condition, Lookup, Region, Spec
 from vkernel.train import features, models
 from vkernel.train.ensemble import Ensemble, train_ensemble
 from vkernel.train.models.base import Model
-from vkernel.train.objectives import J0, JK
+from vkernel.train.objectives import J0, JC, JK
 
 __all__ = ["Problem", "Quantity", "compute", "datasets", "fingerprint", "layout", "make_data", "prepare"]
 
@@ -202,7 +202,7 @@ class Problem:
         if table.F_over_P is not None:
             assert isinstance(self.model, models.Linear)
             draws = max(1, round(self.model.features.count / table.F_over_P))
-        objective = J0() if math.inf == o.K else JK(int(o.K), o.of)
+        objective = JC(o.c) if o.c is not None else J0() if math.inf == o.K else JK(int(o.K), o.of)
         return {"draws": draws, "objective": objective, "vary": table.vary, "times": table.times}
 
     @property
