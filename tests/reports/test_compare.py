@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,11 +13,15 @@ import torch
 import vkernel as vk
 from vkernel import plots
 from vkernel.core.errors import InputError
+from vkernel.core.estimate import jackknife_se
 from vkernel.kernels import Function, Measured, Naive
 from vkernel.kernels.linear import LinearField
-from vkernel.reports.compare import _Draws, _jackknife, compare, table
+from vkernel.reports.compare import _left_out, compare
+from vkernel.reports.compare_laws import draw_laws
+from vkernel.reports.compare_text import table
 from vkernel.sample import effective_sde, semiclassical
-from vkernel.train.models.architectures import MLP
+from vkernel.sample.scores import Groups
+from vkernel.train.models.mlp import MLP
 
 PROCESS = vk.VP(eps=0.01)
 DATA = vk.Empirical(torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64))
@@ -29,15 +35,15 @@ SMALL = {"samples": 60, "steps": 15, "bins": 20}
 def truth(dim: int = 1, scale: float = 0.05, model: vk.models.Linear = MODEL) -> LinearField:
     """A kernel whose ensemble can be drawn: Gaussian weights around the fit of a trained model."""
     data = DATA if dim == 1 else vk.Empirical(torch.tensor([[-1.0, 0.0], [1.0, 0.5]], dtype=torch.float64))
-    mean = vk.train_ensemble(model, data, PROCESS, members=1, draws=20_000, show=False).state["weights"][0]
+    mean = vk.train_ensemble(model, data, PROCESS, members=1, draws=20_000, progress=False).state["weights"][0]
     size = mean.numel()
     return LinearField(model, PROCESS, scale**2 * torch.eye(size, dtype=torch.float64), mean)
 
 
 def drawn(V: LinearField, members: int, seed: int = 0, factor: float = 1.0) -> vk.Ensemble:
     z = torch.randn(members, len(V.root), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    weights = V.mean + math.sqrt(factor) * (z @ V.root).reshape(members, *V.mean.shape)
-    return vk.Ensemble(V.model, {"weights": weights}, PROCESS, (V.mean.shape[-1],))
+    weights = V.mean_weights + math.sqrt(factor) * (z @ V.root).reshape(members, *V.mean_weights.shape)
+    return vk.Ensemble(V.model, {"weights": weights}, PROCESS, (V.mean_weights.shape[-1],))
 
 
 EXACT = truth()
@@ -105,12 +111,24 @@ def test_the_bulk_is_where_the_noised_data_are():
     assert bool(compare(ENSEMBLE, EXACT, x, 0.02, laws=False).bulk.all())
 
 
-def test_the_closed_form_is_the_jackknife():
-    s = torch.randn(7, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    q = (s - s.mean(0)).square().sum(-1)
-    left = torch.stack([torch.cat([s[:k], s[k + 1 :]]).var(0).sum() for k in range(7)])
-    expected = (6 / 7 * (left - left.mean()).square().sum()).sqrt()
-    torch.testing.assert_close(_jackknife(q), expected)
+@pytest.mark.parametrize("names", [None, list("aabbbcdd")])
+def test_left_out_values_are_those_without_each_unit(names):
+    """The closed form for independent members, and the loop over groups, against the definition."""
+    s = torch.randn(8, 2, 3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    groups, target = Groups.of(names, 8), torch.ones(2, 3, 4, dtype=torch.float64)
+    found = _left_out(s, groups, target)
+    assert found.shape == (groups.units, 2 + 1 + 2, 3)
+    for value, kept in zip(found, groups.without(), strict=True):
+        rest, design = s[kept], groups.keep(kept)
+        torch.testing.assert_close(value[:2], design.factors(rest).square().sum((0, -1)))
+        distance = (rest.mean(0) - target).square().sum(-1) - design.of_mean(rest).sum(-1)
+        torch.testing.assert_close(value[3:], distance)
+        if names is None:
+            torch.testing.assert_close(value[:2], rest.var(0).sum(-1))
+    left = torch.stack([torch.cat([s[:k], s[k + 1 :]]).var(0).sum(-1) for k in range(8)])
+    if names is None:
+        expected = (7 / 8 * (left - left.mean(0)).square().sum(0)).sqrt()
+        torch.testing.assert_close(jackknife_se(found)[:2], expected)
 
 
 def test_the_error_of_the_pooled_ratio_is_the_spread_of_ensembles():
@@ -128,30 +146,27 @@ def test_a_kernel_wrong_by_two_is_called_wrong_by_two():
     assert "tv_field" not in ds
 
 
-def test_laws_are_those_of_the_samplers():
-    sets = _Draws(ENSEMBLE[:5], EXACT, 6, 4, 0, steps=10, method="euler", spacing=None)
-    source = vk.rng.stream(0, "compare/fields")
+@pytest.mark.parametrize(("method", "spacing"), [("euler", "uniform"), ("exponential", "log")])
+def test_laws_are_those_of_the_samplers(method, spacing):
     few = ENSEMBLE[:5]
+    x_T, source = few.start(6, 0), vk.rng.stream(0, "compare/fields")
+    laws = draw_laws(few, EXACT, 6, 4, 0, 10, method, spacing)
     with pytest.warns(vk.kernels.ValidityWarning):
         closure = Measured(few)
-    args = {"steps": 10, "members": 4, "generator": source}
-    torch.testing.assert_close(
-        sets.laws["closure"], effective_sde(few.mean, closure, PROCESS, sets.x_T, **args), rtol=1e-8, atol=1e-8
-    )
-    torch.testing.assert_close(
-        sets.laws["field"], effective_sde(few.mean, EXACT, PROCESS, sets.x_T, **args), rtol=1e-8, atol=1e-8
-    )
-    mean, factors = sets._around(EXACT)
-    expected, cov = semiclassical(few.mean, EXACT, PROCESS, sets.x_T, steps=10)
-    torch.testing.assert_close(mean, expected)
-    torch.testing.assert_close(factors.square().sum((0, 2)), cov.trace())
+    args = {"mean": few.mean_score, "steps": 10, "spacing": spacing}
+    for name, V in (("closure", closure), ("field", EXACT)):
+        expected = effective_sde(V, x_T, members=4, method=method, generator=source, **args)
+        torch.testing.assert_close(laws[name], expected, rtol=1e-8, atol=1e-8)
+    mean, cov = semiclassical(EXACT, x_T, **args)
+    z = vk.rng.randn((4, *cov.factors.shape[:2]), source, mean.device, torch.float64)
+    torch.testing.assert_close(laws["semiclassical"], mean + (z[..., None] * cov.factors).sum(1))
 
 
 def test_a_trained_ensemble_agrees_with_the_linear_kernel():
     features = vk.features.grid("gaussian", 3, 1, -1.5, 1.5, PROCESS)
     model = vk.models.Linear(features, "x0", 0.1)
     P = 20 * features.count
-    ens = vk.train_ensemble(model, DATA, PROCESS, members=200, draws=P, show=False)
+    ens = vk.train_ensemble(model, DATA, PROCESS, members=200, draws=P, progress=False)
     V = vk.kernels.Linear(model, DATA, PROCESS, draws=P, sets=128)
     ds = compare(ens, V, X, T, score=SCORE, **SMALL)
     assert float(ds.relative_error) < max(0.15, 3 * float(ds.relative_error_se))
@@ -224,7 +239,7 @@ class Wild(LinearField):
 
 @pytest.mark.parametrize("lost", [2, 30])
 def test_fields_that_diverge_are_left_out_and_counted(lost):
-    wild = Wild(MODEL, PROCESS, EXACT.root @ EXACT.root, EXACT.mean)
+    wild = Wild(MODEL, PROCESS, EXACT.root @ EXACT.root, EXACT.mean_weights)
     wild.lost = lost
     ds = compare(ENSEMBLE[:30], wild, X, T, **SMALL)
     assert (int(ds.lost_field), int(ds.lost_closure)) == (lost, 0)
@@ -255,7 +270,7 @@ def test_a_kernel_without_factors_gets_a_field_for_every_start():
 
 def test_networks_can_be_compared_with_their_own_covariance():
     net = MLP(width=8, depth=1, steps=20, batch=16)
-    ens = vk.train_ensemble(net, DATA, PROCESS, members=24, show=False)
+    ens = vk.train_ensemble(net, DATA, PROCESS, members=24, progress=False)
     ds = compare(ens, Measured(ens), X, [0.2], samples=10, steps=5, bins=8)
     np.testing.assert_allclose(ds.ratio, 1, rtol=1e-5)
     assert float(ds.tv_field) == float(ds.tv_closure)
@@ -293,7 +308,7 @@ def test_bad_input_is_refused_in_a_sentence(change, sentence):
 
 
 def test_another_process_is_refused():
-    other = LinearField(MODEL, vk.VPSong(eps=0.01), torch.eye(FEATURES.count).double(), EXACT.mean)
+    other = LinearField(MODEL, vk.VPSong(eps=0.01), torch.eye(FEATURES.count).double(), EXACT.mean_weights)
     with pytest.raises(InputError, match="process"):
         compare(ENSEMBLE, other, X, T)
 
@@ -312,3 +327,55 @@ def test_the_figure_has_axes_that_say_what_they_are(exact, dark):
 
 def test_the_package_gives_the_function():
     assert vk.compare is compare
+
+
+# --- checkpoints, groups, theories of the mean ------------------------------------------------------------------------
+
+
+def test_checkpoints_give_the_numbers_of_the_ensemble():
+    few = ENSEMBLE[:8]
+    nets = vk.Checkpoints([few[m] for m in range(8)])
+    one, two = (compare(s, EXACT, X, T, **SMALL) for s in (few, nets))
+    np.testing.assert_allclose(one.measured, two.measured, rtol=1e-5)  # checkpoints are in float32
+    np.testing.assert_allclose(one.ratio_pooled_se, two.ratio_pooled_se, rtol=1e-4)
+    assert math.isfinite(float(two.tv_closure))
+
+
+def test_groups_of_checkpoints_are_the_units_of_the_error():
+    names = list("aabbccdd")
+    nets = vk.Checkpoints([ENSEMBLE[m] for m in range(8)], groups=names)
+    ds = compare(nets, EXACT, X, [0.2], laws=False)
+    np.testing.assert_allclose(ds.measured[0], nets.cov(X.float(), 0.2).trace(), rtol=1e-4)
+    left = [vk.Checkpoints([ENSEMBLE[m] for m in k], groups=[names[m] for m in k]) for k in nets.groups.without()]
+    values = np.array([float((n.cov(X, 0.2).trace() / EXACT.cov(X, 0.2).trace().sum()).sum()) for n in left])
+    expected = math.sqrt(3 / 4 * ((values - values.mean()) ** 2).sum())
+    assert float(ds.ratio_pooled_se) == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_score_is_compared_with_the_mean_of_the_members():
+    ds = compare(ENSEMBLE, EXACT.mean, X, T, score=SCORE, **SMALL)
+    assert abs(float(ds.mean_error_pooled)) < 4 * float(ds.mean_error_pooled_se)
+    assert "ratio" not in ds
+    assert "the mean score differs from the theory by" in ds.attrs["summary"]
+    assert ds.attrs["table"].splitlines()[0].split()[-1] == "floor"
+    wrong = compare(ENSEMBLE, SCORE, X, T, score=SCORE, **SMALL)
+    s, theory = ENSEMBLE(X, 0.2), SCORE(X, 0.2)
+    inside = torch.as_tensor(wrong.bulk.sel(t=0.2).values)
+    distance = ((s.mean(0) - theory).square() - s.var(0) / len(s)).sum(-1)[inside].sum()
+    expected = float(distance / theory.square().sum(-1)[inside].sum())
+    assert float(wrong.mean_error_by_time.sel(t=0.2)) == pytest.approx(expected)
+    assert float(wrong.tv_theory) > float(ds.tv_theory)
+    for name in wrong.data_vars:
+        assert wrong[name].attrs["long_name"], name
+
+
+def test_the_table_needs_no_matplotlib():
+    code = (
+        "import sys, torch, vkernel as vk\n"
+        "p = vk.VP(eps=0.01)\n"
+        "s = vk.Checkpoints([vk.as_score(lambda x, t, k=k: -k * x, p, (1,)) for k in (1.0, 1.1, 1.2, 1.3, 1.4)])\n"
+        "ds = vk.compare(s, vk.kernels.Measured(s), torch.ones(2, 1), 0.5, laws=False)\n"
+        "assert 'members' in ds.attrs['table']\n"
+        "assert 'matplotlib' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)

@@ -196,7 +196,7 @@ def comparison(ds: xarray.Dataset) -> Figure:
     The panels are the variance of the score and its ratio to the prediction, the cumulants over members, and the
     densities of the laws. Up to four conditions and four times are shown; error bars are one standard error.
     """
-    require("predicted" in ds and "measured" in ds, "comparison draws what vkernel.compare returns.")
+    require("predicted" in ds and "measured" in ds, "comparison draws what vkernel.compare returns for a V-kernel.")
     several, line = "condition" in ds.dims, ds.sizes["axis"] == 1
     conditions = _few(ds.sizes["condition"]) if several else [0]
     panels = (_variance, _ratio_along) if line else (_ratio,)

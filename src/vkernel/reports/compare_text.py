@@ -29,6 +29,9 @@ ABOUT = {
     "cross_predicted": ("tr Cov of the score between t1 and t2 by V", VARIANCE),
     "mean_measured": ("mean score over members", SCORE),
     "mean_predicted": ("mean score that the theory predicts", SCORE),
+    "distance": ("squared distance of the mean score from the theory, unbiased", VARIANCE),
+    "mean_error_by_time": ("distance / squared norm of the theory's score, pooled over the bulk", "1"),
+    "mean_error_pooled": ("distance / squared norm, pooled over the bulk and averaged over times", "1"),
     "skewness": ("skewness of the score over members", "1"),
     "kurtosis": ("excess kurtosis of the score over members", "1"),
     "skewed_share": ("share of the bulk with |skewness| > 2 se", "1"),
@@ -37,6 +40,7 @@ ABOUT = {
     "tv_field": ("total variation, ensemble against Gaussian field of V", "1"),
     "tv_closure": ("total variation, ensemble against Gaussian field of its own covariance", "1"),
     "tv_semiclassical": ("total variation, ensemble against semiclassical law of V", "1"),
+    "tv_theory": ("total variation, ensemble against the theory's probability flow", "1"),
     "tv_floor": ("total variation that finite numbers of members alone give", "1"),
     "members": ("finite members", "1"),
     "valid": ("whether the kernel's assumptions hold, as it declares", ""),
@@ -74,8 +78,24 @@ def _quantity(ds: xarray.Dataset) -> str:
 
 
 def summary(ds: xarray.Dataset) -> str:
-    """Return one sentence: whether V and the Gaussian closure agree with the ensemble, and what was left out."""
-    return "; ".join([*_variance(ds), *(_closure(ds) if "tv_closure" in ds else []), *_warnings(ds)]) + "."
+    """Return one sentence: whether theory and Gaussian closure agree with the ensemble, and what was left out."""
+    parts = _variance(ds) if "ratio" in ds else _mean(ds)
+    return "; ".join([*parts, *(_closure(ds) if "tv_closure" in ds else []), *_warnings(ds)]) + "."
+
+
+def _mean(ds: xarray.Dataset) -> list[str]:
+    """State how far the mean score is from the theory, and the distance between the laws."""
+    out = []
+    for label, one in _conditions(ds):
+        where = f"at {_quantity(ds)} = {label} " if label else ""
+        error, se = (100 * float(one[f"mean_error_pooled{end}"]) for end in ("", "_se"))
+        law = (
+            f", and its law by TV {float(one.tv_theory):.2f} (floor {float(one.tv_floor):.2f})"
+            if "tv_theory" in one
+            else ""
+        )
+        out.append(f"{where}the mean score differs from the theory by {error:.2g} ± {se:.1g} % of its square{law}")
+    return out
 
 
 def _variance(ds: xarray.Dataset) -> list[str]:
@@ -133,9 +153,9 @@ def _warnings(ds: xarray.Dataset) -> list[str]:
     out = []
     for label, one in _conditions(ds):
         where = f" at {_quantity(ds)} = {label}" if label else ""
-        if not bool(one.valid):
+        if "valid" in one and not bool(one.valid):
             out.append(f"the kernel declares itself invalid{where} ({str(one.why.item()).rstrip('.')})")
-        lost = {n: int(one[f"lost_{n}"]) for n in ("ensemble", "field", "closure") if f"lost_{n}" in one}
+        lost = {n: int(one[f"lost_{n}"]) for n in ("ensemble", "field", "closure", "theory") if f"lost_{n}" in one}
         counted = ", ".join(f"{count} of the {n}" for n, count in lost.items() if count)
         if counted:
             out.append(f"left out because they diverged{where}: {counted}")
@@ -144,20 +164,27 @@ def _warnings(ds: xarray.Dataset) -> list[str]:
 
 def table(ds: xarray.Dataset) -> str:
     """Return the numbers in aligned columns: a row for each condition, then one for each time."""
-    by = _quantity(ds)
-    laws = [f"tv_{n}" for n in ("field", "closure", "semiclassical", "floor")] if "tv_closure" in ds else []
-    head = ["members", "measured/predicted", "median", "5–95 % of places", "skewed", "kurtotic"]
-    rows = [[by] * bool(by) + head + [f"TV {n.removeprefix('tv_')}" for n in laws]]
-    for label, one in _conditions(ds):
-        numbers = [str(int(one.members)), f"{float(one.ratio_pooled):.3f} ± {float(one.ratio_pooled_se):.3f}"]
-        numbers += [f"{float(one.ratio_median):.3f}", f"{float(one.ratio_low):.2f}–{float(one.ratio_high):.2f}"]
-        numbers += [f"{100 * float(one[n]):.0f} %" for n in ("skewed_share", "kurtotic_share")]
-        rows.append([label] * bool(by) + numbers + [f"{float(one[n]):.3f}" for n in laws])
-    each = [["t", *(f"{by} = {label}" if label else "measured/predicted" for label, _ in _conditions(ds))]]
+    by, conditions = _quantity(ds), list(_conditions(ds))
+    name, head = ("ratio", "measured/predicted") if "ratio" in ds else ("mean_error", "error of the mean")
+    rows: list[list[str]] = []
+    for label, one in conditions:
+        row = {by: label, "members": str(int(one.members)), head: _cell(one, f"{name}_pooled")}
+        if "ratio" in ds:
+            row["median"] = f"{float(one.ratio_median):.3f}"
+            row["5–95 % of places"] = f"{float(one.ratio_low):.2f}–{float(one.ratio_high):.2f}"
+        row |= {n: f"{100 * float(one[f'{n}_share']):.0f} %" for n in ("skewed", "kurtotic")}
+        laws = [n for n in ("field", "closure", "semiclassical", "theory", "floor") if f"tv_{n}" in ds]
+        row |= {f"TV {n}": f"{float(one[f'tv_{n}']):.3f}" for n in laws}
+        columns = list(row)[not by :]
+        rows += [columns] * (not rows) + [[row[c] for c in columns]]
+    each = [["t", *(f"{by} = {label}" if label else head for label, _ in conditions)]]
     for k, t in enumerate(ds.t.values):
-        cells = [one.isel(t=k) for _, one in _conditions(ds)]
-        each.append([f"{t:.3g}", *(f"{float(c.ratio_by_time):.3f} ± {float(c.ratio_by_time_se):.3f}" for c in cells)])
+        each.append([f"{t:.3g}", *(_cell(one.isel(t=k), f"{name}_by_time") for _, one in conditions)])
     return f"{_aligned(rows)}\n\n{_aligned(each)}"
+
+
+def _cell(one: xarray.Dataset, name: str) -> str:
+    return f"{float(one[name]):.3f} ± {float(one[f'{name}_se']):.3f}"
 
 
 def _aligned(rows: list[list[str]]) -> str:
