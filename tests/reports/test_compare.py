@@ -21,7 +21,6 @@ from vkernel.reports.compare_laws import draw_laws
 from vkernel.reports.compare_text import table
 from vkernel.sample import effective_sde, semiclassical
 from vkernel.sample.scores import Groups
-from vkernel.train.models.mlp import MLP
 
 PROCESS = vk.VP(eps=0.01)
 DATA = vk.Empirical(torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64))
@@ -269,7 +268,7 @@ def test_a_kernel_without_factors_gets_a_field_for_every_start():
 
 
 def test_networks_can_be_compared_with_their_own_covariance():
-    net = MLP(width=8, depth=1, steps=20, batch=16)
+    net = vk.models.MLP(width=8, depth=1, steps=20, batch=16)
     ens = vk.train_ensemble(net, DATA, PROCESS, members=24, progress=False)
     ds = compare(ens, Measured(ens), X, [0.2], samples=10, steps=5, bins=8)
     np.testing.assert_allclose(ds.ratio, 1, rtol=1e-5)
