@@ -38,6 +38,8 @@ def test_all_files_are_known_by_name() -> None:
     assert list(shipped.studies()) == list(shipped.ORDER)
     assert shipped.find("capacity") == SHIPPED / "capacity.toml"
     assert shipped.find("no such") == Path("no such")
+    assert shipped.find("examples/studies/capacity.toml") == SHIPPED / "capacity.toml", "as in vkernel 0.1"
+    assert shipped.find("elsewhere/capacity.toml") == Path("elsewhere/capacity.toml")
 
 
 @each

@@ -459,10 +459,8 @@ def _check_factors(spec: Spec) -> None:
 
 def _check_keys(spec: Spec, conditions: list[Condition]) -> None:
     """Refuse keys that no model, or no law, of the study has."""
-    unused = all(c.sampler.law not in NOISY for c in conditions) and any(
-        c.sampler.kappa is not None for c in conditions
-    )
-    require(not unused, "sampler.kappa is for the laws naive and resampled; remove it.")
+    good = any(c.sampler.law in NOISY for c in conditions) or all(c.sampler.kappa is None for c in conditions)
+    require(good, "sampler.kappa is for the laws naive and resampled; remove it.")
     given = {k for k, v in spec.model if v != Model.model_fields[k].default}
     given |= {f.field.removeprefix("model.") for f in spec.grid if f.field.startswith("model.")}
     tables = [(given, {c.model.kind for c in conditions})]
@@ -482,10 +480,7 @@ def _check_condition(c: Condition) -> None:
         (t.F_over_P is None or linear, "training.F_over_P is for linear models; give training.draws."),
         (drawn, "training: give draws, the number P of noised points, or F_over_P."),
         (linear or s.law not in IN_THEORY, f"sampler.law {s.law!r} needs the V-kernel of a linear model."),
-        (
-            s.kappa is not None or s.law not in NOISY,
-            f"sampler.law {s.law!r} needs sampler.kappa, its strength in the unit of t.",
-        ),
+        (s.kappa is not None or s.law not in NOISY, f"sampler.law {s.law!r} needs sampler.kappa, its strength."),
         (s.lookup is None or s.law in ODES, f"sampler.lookup is for probability-flow ODEs; sampler.law is {s.law!r}."),
         (bool(m.times) == bool(m.places), "measure: scores are kept at places and times; give both, or neither."),
         (s.samples or m.places, "sampler.samples = 0 keeps scores only; give measure.places and measure.times."),

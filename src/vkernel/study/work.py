@@ -205,12 +205,16 @@ class Problem:
         objective = JC(o.c) if o.c is not None else J0() if math.inf == o.K else JK(int(o.K), o.of)
         return {"draws": draws, "objective": objective, "vary": table.vary, "times": table.times}
 
+    @functools.cached_property
+    def sha256(self) -> str:
+        return fingerprint([self.data])
+
     @property
     def key(self) -> str:
         """A line that is the same for conditions that train the same models on the same device."""
         c = self.condition
         tables = [t.model_dump_json() for t in (c.process, c.model, c.training, c.objective)]
-        return json.dumps([self.spec.seed, self.spec.threads, str(self.device), fingerprint([self.data]), *tables])
+        return json.dumps([self.spec.seed, self.spec.threads, self.device, self.sha256, *tables])
 
     def start(self, n: int) -> Tensor:
         """Return x_T, the same for all members: evenly spread in up to 8 dimensions, random beyond."""
@@ -389,7 +393,7 @@ def _measure(x: Tensor, problem: Problem, wanted: dict[str, Quantity]) -> dict[s
     alpha = float(problem.process.alpha(torch.tensor(problem.process.eps, dtype=torch.float64)))
     near = nearest(x.nan_to_num(posinf=0, neginf=0).reshape(-1, data.d) / alpha, data, 1)
     distance, index = (part.reshape(x.shape[:2]) for part in (alpha * near[0], near[1]))
-    radius = m.away * alpha * _last("least", fingerprint([data]), lambda: _least(data)) / 2
+    radius = m.away * alpha * _last("least", problem.sha256, lambda: _least(data)) / 2
     found = {"away": (distance > radius).double().mean(1), "nearest": distance.mean(1)}
     if "share" in wanted:
         counts = torch.zeros(len(x), wanted["share"].shape[0], dtype=torch.float64, device=x.device)

@@ -26,6 +26,10 @@ def studies() -> dict[str, Path]:
 
 
 def find(source: Path | str) -> Path:
-    """Return the file ``source``, or the shipped study of that name if there is no such file."""
+    """Return the file ``source``, or the shipped study of that name if there is no such file.
+
+    ``examples/studies/NAME.toml``, where vkernel 0.1 had these files, is a name too.
+    """
     path = Path(source)
-    return path if path.exists() else studies().get(str(source), path)
+    name = path.stem if path == Path("examples/studies", f"{path.stem}.toml") else str(source)
+    return path if path.exists() else studies().get(name, path)
