@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -28,18 +29,7 @@ from vkernel.core import rng
 from vkernel.core.errors import InputError, require
 from vkernel.core.rng import Generator
 
-__all__ = [
-    "Congruent",
-    "Covariance",
-    "Cross",
-    "Diagonal",
-    "Factored",
-    "Generator",
-    "Isotropic",
-    "Matrix",
-    "Rounded",
-    "Scaled",
-]
+__all__ = ["Congruent", "Covariance", "Cross", "Diagonal", "Factored", "Isotropic", "Matrix", "Rounded", "Scaled"]
 
 
 class Covariance(ABC):
@@ -115,8 +105,27 @@ class Isotropic(Covariance):
         return over_event(self.variance.sqrt(), self.shape) * self._noise(generator)
 
 
-class Diagonal(Covariance):
-    """Independent coordinates with the given variances ``entries``, ``(*batch, *shape)``."""
+class _Entries(Covariance):
+    """An operator that is given by the tensor ``entries``; equality is number for number."""
+
+    entries: Tensor
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Self:
+        """Return the same operator on another device, in another precision."""
+        return type(self)(self.entries.to(device, dtype), self.shape)  # type: ignore[call-arg, arg-type]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Entries) or type(self) is not type(other) or self.shape != other.shape:
+            return False
+        a, b = self.entries, other.entries
+        return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.shape))
+
+
+class Diagonal(_Entries):
+    """Independent coordinates with the variances ``entries``, ``(*batch, *shape)``."""
 
     def __init__(self, entries: Tensor, shape: tuple[int, ...]) -> None:
         super().__init__(tuple(entries.shape[: entries.ndim - len(shape)]), shape, entries)
@@ -132,23 +141,13 @@ class Diagonal(Covariance):
     def draw(self, generator: Generator = None) -> Tensor:
         return self.entries.sqrt() * self._noise(generator)
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Diagonal:
-        """Return the same operator on another device, in another precision."""
-        return Diagonal(self.entries.to(device, dtype), self.shape)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Diagonal) and self.shape == other.shape and _equal(self.entries, other.entries)
-
-    def __hash__(self) -> int:
-        return hash((Diagonal, self.shape))
-
     def power(self, exponent: float) -> Diagonal:
         """Return the operator's power; coordinates stay independent."""
         return Diagonal(self.entries**exponent, self.shape)
 
 
-class Matrix(Covariance):
-    """A covariance that is given as a matrix ``entries``, ``(*batch, d, d)``, symmetric and positive semidefinite."""
+class _Dense(_Entries):
+    """A matrix, ``(*batch, d, d)``."""
 
     def __init__(self, entries: Tensor, shape: tuple[int, ...]) -> None:
         super().__init__(tuple(entries.shape[:-2]), shape, entries)
@@ -170,18 +169,19 @@ class Matrix(Covariance):
     def dense(self) -> Tensor:
         return self.entries
 
+
+class Cross(_Dense):
+    """A covariance between two places: a matrix that need not be symmetric, and cannot be drawn from."""
+
+    def draw(self, generator: Generator = None) -> Tensor:
+        raise InputError("A covariance between two different places cannot be drawn from; draw a field instead.")
+
+
+class Matrix(_Dense):
+    """A covariance that is given as a matrix, ``(*batch, d, d)``, symmetric and positive semidefinite."""
+
     def draw(self, generator: Generator = None) -> Tensor:
         return self.power(0.5) @ self._noise(generator)
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> Matrix:
-        """Return the same operator on another device, in another precision."""
-        return Matrix(self.entries.to(device, dtype), self.shape)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Matrix) and self.shape == other.shape and _equal(self.entries, other.entries)
-
-    def __hash__(self) -> int:
-        return hash((Matrix, self.shape))
 
     def power(self, exponent: float) -> Matrix:
         """Return the symmetric power by eigendecomposition; eigenvalues below rounding count as zero."""
@@ -290,36 +290,12 @@ class Rounded(Covariance):
         return self.base.dense().to(self.dtype)
 
 
-class Cross(Covariance):
-    """A covariance between two different places: a matrix that need not be symmetric, and cannot be drawn from."""
-
-    def __init__(self, entries: Tensor, shape: tuple[int, ...]) -> None:
-        super().__init__(tuple(entries.shape[:-2]), shape, entries)
-        self.entries = entries
-
-    def __matmul__(self, v: Tensor) -> Tensor:
-        return (self.entries @ flat(v, self.shape).unsqueeze(-1)).reshape(v.shape)
-
-    def diag(self) -> Tensor:
-        return self.entries.diagonal(dim1=-2, dim2=-1).reshape(self.batch + self.shape)
-
-    def dense(self) -> Tensor:
-        return self.entries
-
-    def draw(self, generator: Generator = None) -> Tensor:
-        raise InputError("A covariance between two different places cannot be drawn from; draw a field instead.")
-
-
 def fits(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
     """Whether ``shape`` broadcasts to ``target``."""
     try:
         return tuple(torch.broadcast_shapes(shape, target)) == tuple(target)
     except RuntimeError:
         return False
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
 
 
 def over_event(a: Tensor, shape: tuple[int, ...]) -> Tensor:

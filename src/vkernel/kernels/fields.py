@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.covariance import Covariance, Cross, Factored, Generator, Matrix
+from vkernel.core.covariance import Covariance, Cross, Factored, Matrix
 from vkernel.core.errors import require
+from vkernel.core.rng import Generator
 from vkernel.kernels.base import Field, Kernel, Time, times
 from vkernel.process import Process
 from vkernel.score.base import Score

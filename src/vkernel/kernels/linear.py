@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.covariance import Generator
 from vkernel.core.errors import require
 from vkernel.core.progress import Progress
 from vkernel.core.progress import progress as show_progress
+from vkernel.core.rng import Generator
 from vkernel.data.empirical import Empirical
 from vkernel.kernels.base import Field, PredictedMean, Time, own, times
 from vkernel.kernels.fields import FiniteRank

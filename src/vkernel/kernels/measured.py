@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.covariance import Covariance, Generator
+from vkernel.core.covariance import Covariance
 from vkernel.core.errors import require
+from vkernel.core.rng import Generator
 from vkernel.kernels.base import Field, Kernel, Time, own
 from vkernel.sample.scores import Scores
 

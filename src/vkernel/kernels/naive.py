@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from vkernel.core.covariance import Covariance, Generator, Scaled
+from vkernel.core.covariance import Covariance, Scaled
 from vkernel.core.errors import InputError, require
+from vkernel.core.rng import Generator
 from vkernel.kernels.base import Field, Kernel, Time
 from vkernel.score.empirical import EmpiricalScore
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.covariance import Covariance, Generator, fits
+from vkernel.core.covariance import Covariance, fits
 from vkernel.core.errors import require
+from vkernel.core.rng import Generator
 from vkernel.posterior.engine import Engine
 from vkernel.posterior.moments import Moments
 from vkernel.posterior.weights import Queries, Weights, reduce

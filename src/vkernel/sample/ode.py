@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.covariance import Generator
 from vkernel.core.errors import require
 from vkernel.core.progress import Progress
+from vkernel.core.rng import Generator
 from vkernel.process import Anisotropic
 from vkernel.sample.loop import Callback, Level, Problem, Solution, check_save, integrate
 from vkernel.score.base import Score

@@ -40,9 +40,10 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.covariance import Covariance, Generator
+from vkernel.core.covariance import Covariance
 from vkernel.core.errors import require
 from vkernel.core.estimate import Estimate
+from vkernel.core.rng import Generator
 from vkernel.sample.loop import Level, grid, integrate
 from vkernel.sample.sde import VKernel, check_kernel
 from vkernel.score.base import Score, check_score

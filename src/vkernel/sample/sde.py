@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.covariance import Covariance, Generator
+from vkernel.core.covariance import Covariance
 from vkernel.core.errors import InputError, require
 from vkernel.core.progress import Progress
+from vkernel.core.rng import Generator
 from vkernel.process import Process
 from vkernel.sample.loop import Callback, Level, Problem, Solution, Step
 from vkernel.sample.ode import pf_ode

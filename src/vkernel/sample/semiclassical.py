@@ -25,9 +25,10 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.covariance import Covariance, Factored, Generator, Matrix
+from vkernel.core.covariance import Covariance, Factored, Matrix
 from vkernel.core.errors import require
 from vkernel.core.progress import Progress
+from vkernel.core.rng import Generator
 from vkernel.sample.loop import Callback, Level, Problem, Solution, check_save, integrate
 from vkernel.sample.sde import VKernel, check_kernel
 from vkernel.score.base import Score

@@ -22,8 +22,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from vkernel.core import rng
-from vkernel.core.covariance import Generator, fits, over_event
+from vkernel.core.covariance import fits, over_event
 from vkernel.core.errors import InputError, require
+from vkernel.core.rng import Generator
 from vkernel.process import Process
 
 __all__ = ["Score", "Time", "as_time", "check_score", "differentiated", "wide_time"]

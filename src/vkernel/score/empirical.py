@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
-from vkernel.core.covariance import Congruent, Covariance, Generator, Rounded, Scaled, flat, over_event
+from vkernel.core.covariance import Congruent, Covariance, Rounded, Scaled, flat, over_event
 from vkernel.core.errors import InputError, require
+from vkernel.core.rng import Generator
 from vkernel.data import Empirical
 from vkernel.posterior import Choice, Engine, Points, Posterior, PosteriorCovariance, Queries, Sharded
 from vkernel.process import Anisotropic, Process

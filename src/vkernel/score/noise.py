@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.covariance import Generator
 from vkernel.core.errors import require
 from vkernel.core.estimate import Estimate
+from vkernel.core.rng import Generator
 from vkernel.data import Empirical
 from vkernel.process import Anisotropic, Process
 from vkernel.score.base import Time, wide_time
