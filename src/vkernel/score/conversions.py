@@ -35,6 +35,22 @@ __all__ = ["PREDICTIONS", "convert", "proxy_score", "to_flow", "to_noise", "to_v
 
 PREDICTIONS = ("noise", "x0", "v", "flow", "edm", "score")
 
+# the table above: the score of a prediction f, and the prediction of a score s, by x, alpha, sigma, beta, D
+_SCORE: dict[str, Callable[..., Tensor]] = {
+    "noise": lambda f, x, a, s, b, D: -f / s,
+    "x0": lambda f, x, a, s, b, D: (a * f - x) / s.square(),
+    "v": lambda f, x, a, s, b, D: -(s * x + a * f) / (s * (a.square() + s.square())),
+    "flow": lambda f, x, a, s, b, D: -(f + b * x) / D,
+    "score": lambda f, x, a, s, b, D: f,
+}
+_PREDICTION: dict[str, Callable[..., Tensor]] = {
+    "noise": lambda f, x, a, s, b, D: -f * s,
+    "x0": lambda f, x, a, s, b, D: (x + s.square() * f) / a,
+    "v": lambda f, x, a, s, b, D: -(s * (a.square() + s.square()) * f + s * x) / a,
+    "flow": lambda f, x, a, s, b, D: -b * x - D * f,
+    "score": lambda f, x, a, s, b, D: f,
+}
+
 
 def convert(
     out: Tensor, predicts: str, wants: str, x: Tensor, t: Time, process: Process, sigma_data: float = 0.5
@@ -44,36 +60,15 @@ def convert(
         return out
     if predicts == "x0" and wants == "score":
         return proxy_score(x, t, out, process)
-    require(
-        not isinstance(process, Anisotropic), "Noise, x0, v, flow and edm predictions are defined for isotropic noise."
-    )
-    alpha, sigma, beta, diffusion = _levels(x, t, process, "flow" in (predicts, wants))
-    if predicts == "edm":
-        skip, scale = _edm(alpha, sigma, sigma_data)
-        return convert(_like(skip * x / alpha + scale * out, x), "x0", wants, x, t, process)
-    if wants == "edm":
-        skip, scale = _edm(alpha, sigma, sigma_data)
-        return _like((convert(out, predicts, "x0", x, t, process) - skip * x / alpha) / scale, x)
-    if predicts == "noise":
-        s = -out / sigma
-    elif predicts == "x0":
-        s = (alpha * out - x) / sigma.square()
-    elif predicts == "v":
-        s = -(sigma * x + alpha * out) / (sigma * (alpha.square() + sigma.square()))
-    elif predicts == "flow":
-        s = -(out + beta * x) / diffusion
-    else:
-        s = out
-    s = _like(s, x)
-    if wants == "noise":
-        return _like(-s * sigma, x)
-    if wants == "x0":
-        return _like((x + sigma.square() * s) / alpha, x)
-    if wants == "v":
-        return _like(-(sigma * (alpha.square() + sigma.square()) * s + sigma * x) / alpha, x)
-    if wants == "flow":
-        return _like(-beta * x - diffusion * s, x)
-    return s
+    _check_isotropic(process)
+    levels = _levels(x, t, process, "flow" in (predicts, wants))
+    if "edm" in (predicts, wants):
+        ratio = (levels[1] / levels[0]).square() / sigma_data**2
+        skip, scale = x / levels[0] / (1 + ratio), sigma_data * (ratio / (1 + ratio)).sqrt()
+        if predicts == "edm":
+            return convert(_like(skip + scale * out, x), "x0", wants, x, t, process)
+        return _like((convert(out, predicts, "x0", x, t, process) - skip) / scale, x)
+    return _like(_PREDICTION[wants](_like(_SCORE[predicts](out, x, *levels), x), x, *levels), x)
 
 
 def proxy_score(x: Tensor, t: Time, x0: Tensor, process: Process) -> Tensor:
@@ -106,7 +101,7 @@ def to_flow(score: Score) -> Callable[[Tensor, Time], Tensor]:
 
 def _converted(score: Score, wants: str) -> Callable[[Tensor, Time], Tensor]:
     process = check_score(score, "A conversion").process
-    require(not isinstance(process, Anisotropic), "Noise, x0, v and flow predictions are defined for isotropic noise.")
+    _check_isotropic(process)
 
     def converted(x: Tensor, t: Time) -> Tensor:
         x, when = score.check(x, t)
@@ -115,10 +110,9 @@ def _converted(score: Score, wants: str) -> Callable[[Tensor, Time], Tensor]:
     return converted
 
 
-def _edm(alpha: Tensor, sigma: Tensor, sigma_data: float) -> tuple[Tensor, Tensor]:
-    """Return c_skip and c_out."""
-    ratio = (sigma / alpha).square()
-    return sigma_data**2 / (ratio + sigma_data**2), sigma_data * (ratio / (ratio + sigma_data**2)).sqrt()
+def _check_isotropic(process: Process) -> None:
+    isotropic = not isinstance(process, Anisotropic)
+    require(isotropic, "Noise, x0, v, flow and edm predictions are defined for isotropic noise.")
 
 
 def _levels(x: Tensor, t: Time, process: Process, flow: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.autograd.function import once_differentiable
 
 from vkernel.core.covariance import Congruent, Covariance, Rounded, Scaled, flat, over_event
 from vkernel.core.errors import InputError, require
@@ -65,8 +64,8 @@ class EmpiricalScore(Score):
     def __call__(self, x: Tensor, t: Time) -> Tensor:
         x, t = self.check(x, t)
         if not isinstance(self.process, Anisotropic):
-            return _Score.apply(x, t, self)
-        return self.process.whiten(_Score.apply(self.process.whiten(x.double()), t, self)).to(x.dtype)
+            return _Derivative.apply(x, t, self)
+        return self.process.whiten(_Derivative.apply(self.process.whiten(x.double()), t, self)).to(x.dtype)
 
     def posterior(self, x: Tensor, t: Time) -> Posterior:
         """Return the posterior over training points for each query."""
@@ -179,10 +178,17 @@ class EmpiricalScore(Score):
         s = (queries.alpha[:, None] * mean - queries.x) / queries.var[:, None]
         return s.to(x.device, x.dtype).reshape(x.shape)
 
+    def _product(self, x: Tensor, t: Tensor, v: Tensor) -> Tensor:
+        """Return Cov(x0|x,t) v in the isotropic coordinates, float64."""
+        vector = v.to(self.data.device, torch.float64).reshape(-1, self.data.d)
+        product = self.engine.moments(self.queries(x, t), vector=vector).product
+        assert product is not None
+        return product.to(x.device).reshape(x.shape)
+
     def _jacobian(self, x: Tensor, t: Tensor, v: Tensor) -> Tensor:
         """Return :math:`(C - S^{-1}) v` in the isotropic coordinates."""
         alpha, var = (over_event(a, self.shape) for a in self.levels(t.to(v.device)))
-        product = _CovProduct.apply(x, t, v, self)
+        product = _Derivative.apply(x, t, self, v)
         return (product * (alpha / var).square() - v / var).to(v.dtype)
 
 
@@ -243,118 +249,72 @@ class _Unwhitened(Posterior):
         return self._frame.unwhiten(self._white.third(self._frame.unwhiten(v), self._frame.unwhiten(u)))
 
 
-# --- derivatives: three functions, each the Jacobian of the one before -------------------------------------------
+class _Derivative(torch.autograd.Function):
+    r"""The score and its derivatives in whitened coordinates, each the Jacobian of the one before.
 
-
-def _fold(info: Any, in_dims: tuple[Any, ...], score: EmpiricalScore, t: Tensor, *xs: Tensor) -> tuple[Any, ...]:
-    """A vmapped axis becomes one more batch axis in front, of x, v, … and of t."""
-    k = len(score.shape)
-    moved = []
-    for a, dim in zip(xs, (in_dims[0], *in_dims[2:]), strict=False):
-        moved.append(a.unsqueeze(0).expand(info.batch_size, *a.shape) if dim is None else a.movedim(dim, 0))
-    if in_dims[1] is not None:
-        t = t.movedim(in_dims[1], 0)
-        pad = moved[0].ndim - k - t.ndim
-        t = t.reshape(t.shape[:1] + (1,) * pad + t.shape[1:])
-    return moved[0], t, *moved[1:]
-
-
-def _primals(ctx: Any) -> tuple[Tensor, ...]:
-    """What was saved, without the tangents of the level that is being differentiated."""
-    return tuple(forward_ad.unpack_dual(a).primal for a in ctx.saved_tensors)
-
-
-class _Score(torch.autograd.Function):
-    """s(x, t), whose Jacobian is C - S^-1."""
+    ``apply(x, t, score, *vectors)`` is s without vectors; :math:`\mathrm{Cov}(x_0|x,t)\, v` with one; with two
+    :math:`(\alpha/\sigma^2) \sum_i r_i (y_i-m) ((y_i-m)\cdot v) ((y_i-m)\cdot u)`, its
+    derivative along u.
+    """
 
     @staticmethod
-    def forward(x: Tensor, t: Tensor, score: EmpiricalScore) -> Tensor:
-        return score._evaluate(x, t)
+    def forward(x: Tensor, t: Tensor, score: EmpiricalScore, *vectors: Tensor) -> Tensor:
+        if not vectors:
+            return score._evaluate(x, t)
+        if len(vectors) == 1:
+            return score._product(x, t, vectors[0].detach())
+        alpha, var = score.levels(t.to(x.device))
+        third = score._posterior(x.double(), t).third(vectors[0].detach(), vectors[1].detach())
+        return over_event(alpha / var, score.shape) * third
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, t, ctx.score = inputs
-        ctx.save_for_backward(x, t)
-        ctx.save_for_forward(x, t)
+        x, t, ctx.score, *vectors = inputs
+        ctx.save_for_backward(x, t, *vectors)
+        ctx.save_for_forward(x, t, *vectors)
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None]:
-        return (None if g is None else ctx.score._jacobian(*ctx.saved_tensors, g)), None, None
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, t, *vectors = ctx.saved_tensors
+        none = (None,) * (2 + len(vectors))
+        if g is None:
+            return None, *none
+        if not vectors:
+            return ctx.score._jacobian(x, t, g), *none
+        v = _at_most_one(vectors)
+        dx = _Derivative.apply(x, t, ctx.score, v, g).to(x.dtype) if ctx.needs_input_grad[0] else None
+        dv = _Derivative.apply(x, t, ctx.score, g).to(v.dtype) if ctx.needs_input_grad[3] else None
+        return dx, None, None, dv
 
     @staticmethod
-    def jvp(ctx: Any, dx: Tensor, dt: Tensor | None, _: None) -> Tensor:
+    def jvp(ctx: Any, dx: Tensor | None, dt: Tensor | None, _: None, *dvs: Tensor | None) -> Tensor:
         require(dt is None, "The empirical score is differentiable in x, not in t: detach t.")
-        x, t = _primals(ctx)
+        # what was saved, without the tangents of the level that is being differentiated
+        x, t, *vectors = (forward_ad.unpack_dual(a).primal for a in ctx.saved_tensors)
         with forward_ad._set_fwd_grad_enabled(True):  # torch turns it off here, and with it every outer jvp
-            return ctx.score._jacobian(x, t, dx)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, t: Tensor, score: EmpiricalScore) -> tuple[Tensor, int]:
-        return _Score.apply(*_fold(info, in_dims[:2], score, t, x), score), 0
-
-
-class _CovProduct(torch.autograd.Function):
-    r"""Cov(x0|x,t) v, whose derivative along u is :math:`(\alpha/\sigma^2)` times the third central moment."""
-
-    @staticmethod
-    def forward(x: Tensor, t: Tensor, v: Tensor, score: EmpiricalScore) -> Tensor:
-        vector = v.detach().to(score.data.device, torch.float64).reshape(-1, score.data.d)
-        product = score.engine.moments(score.queries(x, t), vector=vector).product
-        assert product is not None
-        return product.to(x.device).reshape(x.shape)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, t, v, ctx.score = inputs
-        ctx.save_for_backward(x, t, v)
-        ctx.save_for_forward(x, t, v)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-        x, t, v = ctx.saved_tensors
-        dx = _Third.apply(x, t, v, g, ctx.score).to(x.dtype) if ctx.needs_input_grad[0] else None
-        dv = _CovProduct.apply(x, t, g, ctx.score).to(v.dtype) if ctx.needs_input_grad[2] else None
-        return dx, None, dv, None
-
-    @staticmethod
-    def jvp(ctx: Any, dx: Tensor | None, dt: None, dv: Tensor | None, _: None) -> Tensor:
-        x, t, v = _primals(ctx)
-        out = torch.zeros_like(x, dtype=torch.float64)
-        with forward_ad._set_fwd_grad_enabled(True):
+            if not vectors:
+                return ctx.score._jacobian(x, t, dx)
+            v, out = _at_most_one(vectors), torch.zeros_like(x, dtype=torch.float64)
             if dx is not None:
-                out = out + _Third.apply(x, t, v, dx, ctx.score)
-            if dv is not None:
-                out = out + _CovProduct.apply(x, t, dv, ctx.score)
-        return out
+                out = out + _Derivative.apply(x, t, ctx.score, v, dx)
+            if dvs[0] is not None:
+                out = out + _Derivative.apply(x, t, ctx.score, dvs[0])
+            return out
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, t: Tensor, v: Tensor, score: Any) -> tuple[Tensor, int]:
-        return _CovProduct.apply(*_fold(info, in_dims[:3], score, t, x, v), score), 0
+    def vmap(info: Any, in_dims: Any, x: Tensor, t: Tensor, score: EmpiricalScore, *vs: Tensor) -> tuple[Tensor, int]:
+        """The mapped axis becomes one more batch axis in front, of x, of the vectors and of t."""
+        x, *vs = (
+            a.unsqueeze(0).expand(info.batch_size, *a.shape) if dim is None else a.movedim(dim, 0)
+            for a, dim in zip((x, *vs), (in_dims[0], *in_dims[3:]), strict=True)
+        )
+        if in_dims[1] is not None:
+            t = t.movedim(in_dims[1], 0)
+            t = t.reshape(t.shape[:1] + (1,) * (x.ndim - len(score.shape) - t.ndim) + t.shape[1:])
+        return _Derivative.apply(x, t, score, *vs), 0
 
 
-class _Third(torch.autograd.Function):
-    r""":math:`(\alpha/\sigma^2) \sum_i r_i (y_i-m) ((y_i-m)\cdot v) ((y_i-m)\cdot u)`; the chain ends here."""
-
-    @staticmethod
-    def forward(x: Tensor, t: Tensor, v: Tensor, u: Tensor, score: EmpiricalScore) -> Tensor:
-        alpha, var = score.levels(t.to(x.device))
-        wide = score._posterior(x.double(), t)
-        return over_event(alpha / var, score.shape) * wide.third(v.detach(), u.detach())
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        raise InputError("The empirical score has derivatives up to the second; the third is not provided.")
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        raise InputError("The empirical score has derivatives up to the second; the third is not provided.")
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], x: Any, t: Any, v: Any, u: Any, score: Any) -> tuple[Tensor, int]:
-        return _Third.apply(*_fold(info, in_dims[:4], score, t, x, v, u), score), 0
+def _at_most_one(vectors: list[Tensor]) -> Tensor:
+    require(len(vectors) < 2, "The empirical score has derivatives up to the second; the third is not provided.")
+    return vectors[0]
