@@ -49,6 +49,8 @@ class Features(ABC):
     def apply(self, weights: Tensor, x: Tensor, t: Tensor) -> Tensor:
         """Return features at ``x (M or 1, N, dim)``, ``t (M or 1, N or 1)`` times ``weights (M, F, o)``: (M, N, o)."""
         blocks = _blocks(x, t, max(1, CHUNK // (self.count * len(x))))
+        if len(x) < len(weights) and len(t) == 1:  # shared inputs: one product for all members
+            return torch.cat([torch.einsum("nf,mfo->mno", self(*block)[0], weights) for block in blocks], 1)
         return torch.cat([self(*block) @ weights for block in blocks], 1)
 
     @property
@@ -116,18 +118,14 @@ class Grid(Features):
     def __call__(self, x: Tensor, t: float | Tensor) -> Tensor:
         parts = self.parts(x, t)
         batch = torch.broadcast_shapes(x.shape[:-1], parts[-1].shape[:-1])
-
-        def product(a: Tensor, b: Tensor) -> Tensor:
-            return (a[..., :, None] * b[..., None, :]).flatten(-2)
-
-        return functools.reduce(product, parts).expand(*batch, self.count)
+        return functools.reduce(_product, parts).expand(*batch, self.count)
 
     def apply(self, weights: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        if len(x) < len(weights):  # shared inputs: the features once, for all members
+        shared, one_time = len(x) < len(weights), t.shape[1] == 1
+        if shared and not one_time:
             return super().apply(weights, x, t)
         # contract one axis after the other, so that no sample ever holds all F products
         width = max(1, CHUNK // (len(x) * self.count // self.axes[0].count * weights.shape[-1]))
-        one_time = t.shape[1] == 1
         if one_time:
             w = weights.reshape(len(weights), -1, self.time.count, weights.shape[-1])
             weights = (w * self.time(t.to(x.dtype))[:, 0][:, None, :, None]).sum(2)
@@ -135,6 +133,9 @@ class Grid(Features):
         found = []
         for block in _blocks(x, t, width):
             first, *rest = self.parts(*block)[: -1 if one_time else None]
+            if shared:  # the features of x once, and one product for all members
+                found.append(torch.einsum("nf,mfo->mno", functools.reduce(_product, rest, first)[0], weights))
+                continue
             out = first @ weights.reshape(len(weights), first.shape[-1], -1)
             for part in rest:
                 out = torch.einsum("mnf,mnfr->mnr", part, out.unflatten(-1, (part.shape[-1], -1)))
@@ -149,6 +150,11 @@ class Grid(Features):
     def __repr__(self) -> str:
         sizes = " × ".join(str(a.count) for a in (*self.axes, self.time))
         return f"Grid({sizes} = {self.count} {self.axes[0].kind} features)"
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Return all products of functions ``(…, A)`` and ``(…, B)``, those of b fastest."""
+    return (a[..., :, None] * b[..., None, :]).flatten(-2)
 
 
 def grid(
