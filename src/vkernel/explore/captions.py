@@ -208,22 +208,10 @@ def snippet(state: State) -> str:
     It defines ``fraction``, ``noise``, ``x`` and, if there are two distinct points, ``gap``.
     """
     template = (ASSETS / "script.py.jinja").read_text(encoding="utf8")
-    return (
-        Environment(trim_blocks=True, keep_trailing_newline=True)
-        .from_string(template)
-        .render(
-            state=state,
-            sizes=compute,
-            limit=LIMIT,
-            rows=state.points if state.d == 2 else [p[0] for p in state.points],
-            weighted=any(w != 1 for w in state.weights),
-            distinct=len(set(state.points)) > 1,
-            process=PROCESSES[state.process].__name__,
-            options=PROCESS_OPTIONS.get(state.process, {}),
-            draws=compute.draws(state),
-            members=compute.members(state) if state.sampler in compute.MEMBERS else None,
-            objective={0: '"J0"', 1: '"J1"'}.get(state.K, f"vk.JK({state.K})"),
-        )
+    process, options = PROCESSES[state.process].__name__, PROCESS_OPTIONS.get(state.process, {})
+    environment = Environment(trim_blocks=True, keep_trailing_newline=True)
+    return environment.from_string(template).render(
+        state=state, compute=compute, limit=LIMIT, process=process, options=options
     )
 
 

@@ -1,7 +1,6 @@
 r"""The numbers of the page: exact maps at one time, and runs of a sampler (docs/theory.md, §2).
 
-Maps are evaluated on a grid from :class:`~vkernel.score.empirical.EmpiricalScore`: the share of the target that is
-noise, the score and, on the line, the density,
+Maps are evaluated on a grid: the share of the target that is noise, the score and, on the line, the density,
 
 .. math:: \frac{\mathrm{tr}\,C}{\mathrm{tr}\,C + |s|^2}, \qquad s(x,t), \qquad p(x|t) .
 
@@ -37,8 +36,7 @@ from vkernel.metrics import histogram, memorised_fraction
 from vkernel.score import EmpiricalScore, as_score, noise_fraction
 from vkernel.train import features, models
 from vkernel.train.ensemble import Ensemble, train_ensemble
-from vkernel.train.models.base import Model
-from vkernel.train.objectives import JK, Objective, parse
+from vkernel.train.objectives import JK, Objective
 
 __all__ = ["Exact", "Result", "exact", "noise_share", "run_inputs", "simulate", "variance"]
 
@@ -49,19 +47,13 @@ SPAN, RIDGE = 1.5, 0.1  # of the features, as in the paper
 MEMBERS = {"linear": 48, "ntk": 12, "mlp": 8}  # in the plane; twice as many linear models on the line
 EACH = {"linear": 400, "ntk": 64, "mlp": 256}  # samples per member
 SHOWN, SHOWN_EACH = 6, {"linear": 1024, "ntk": 64, "mlp": 1024}  # members shown singly, and their samples
-ALONE = 2048  # samples without members
-LAZY_DRAWS, SETS, PARTICLES = 128, 16, 240
+ALONE, PARTICLES = 2048, 240  # samples without members, and how many of them are shown as particles
+LAZY_DRAWS, SETS = 128, 16
 BINS = {1: 120, 2: 48}
 COARSE = {"linear": 64, "effective": 50, "ntk": 24, "mlp": 64}  # cells of the map of V per axis of the plane
 NETWORK: dict[str, Any] = {
-    "width": 48,
-    "depth": 3,
-    "target": "noise",
-    "lr": 3e-3,
-    "batch": 128,
-    "steps": 600,
-    "ema": 0.99,
-}
+    "width": 48, "depth": 3, "target": "noise", "lr": 3e-3, "batch": 128, "steps": 600, "ema": 0.99,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -114,12 +106,9 @@ def axis(count: int) -> Tensor:
 
 
 def grid(d: int, count: int) -> Tensor:
-    """Return the nodes of a grid over the window, ``(count, 1)`` or ``(count², 2)`` with rows along coordinate two."""
-    line = axis(count)
-    if d == 1:
-        return line[:, None]
-    second, first = torch.meshgrid(line, line, indexing="ij")
-    return torch.stack([first, second], -1).reshape(-1, 2)
+    """Return the nodes of a grid over the window, ``(count^d, d)``, in the plane with rows along coordinate two."""
+    axes = torch.meshgrid(*[axis(count)] * d, indexing="xy") if d == 2 else [axis(count)]
+    return torch.stack(list(axes), -1).reshape(-1, d)
 
 
 def exact(state: State) -> Exact:
@@ -128,14 +117,13 @@ def exact(state: State) -> Exact:
     count = NODES if state.d == 1 else CELLS
     x, shape = grid(state.d, count), (count,) * state.d
     s, C = score.with_covariance(x, state.t)
-    trace = C.trace()
+    trace, var = C.trace(), score.process.S(torch.tensor(state.t, dtype=torch.float64))
     fraction = trace / (trace + s.square().sum(-1)).clamp_min(1e-300)
-    var = score.process.S(torch.tensor(state.t, dtype=torch.float64))
     level = torch.minimum(trace * var, 2 * fraction)  # above 1 where boundary_mass counts
     arrows = _arrows(score, state, var) if "arrows" in state.layers else np.zeros((4, 0))
     lines = _outline(level.reshape(shape).numpy()) if "boundaries" in state.layers else []
     density = score.posterior(x, state.t).logp.exp().numpy() if state.d == 1 else None
-    return Exact(fraction.reshape(shape).numpy().astype(np.float32), arrows, lines, density)
+    return Exact(fraction.reshape(shape).float().numpy(), arrows, lines, density)
 
 
 def _arrows(score: EmpiricalScore, state: State, var: Tensor) -> np.ndarray:
@@ -168,35 +156,38 @@ def noise_share(state: State) -> Estimate:
     return Estimate(*map(float, found.fields))
 
 
+def variance(result: Result, t: float) -> np.ndarray | None:
+    """Evaluate tr Cov / (tr Cov + ``|mean|²``) of the learned score on a grid; ``None`` if nothing was learned."""
+    learned, d = result.learned, result.state.d
+    if learned is None:
+        return None
+    coarse = COARSE[result.state.sampler]
+    count = coarse if d == 2 else 4 * coarse + 1
+    x = grid(d, count)
+    trace, mean = learned.cov(x, t).trace(), learned.mean(x, t)
+    share = trace / (trace + mean.square().sum(-1)).clamp_min(1e-300)
+    return share.reshape((count,) * d).detach().float().numpy()
+
+
 def run_inputs(state: State) -> State:
     """Reset the fields that a run does not depend on: states with equal inputs have the same result."""
-    linear = state.sampler in ("linear", "effective")
-    used = {
-        "kappa": state.sampler == "naive",
-        "features": linear,
-        "ratio": linear,
-        "tau": state.sampler == "ntk",
-        "K": state.sampler not in ("exact", "naive"),
-    }
-    default = vars(State())
-    unused = {name: default[name] for name, needed in used.items() if not needed}
+    fields = {
+        "naive": ["kappa"], "effective": ["features", "ratio", "K"], "linear": ["features", "ratio", "K"],
+        "ntk": ["tau", "K"], "mlp": ["K"],
+    }  # fmt: skip
+    default, used = vars(State()), fields.get(state.sampler, [])
+    unused = {name: default[name] for name in ("kappa", "features", "ratio", "tau", "K") if name not in used}
     return replace(state, **unused, t=state.make_process().T, layers=(), dark=False)
 
 
-def objective(state: State) -> Objective:
-    """Return J0, J1 or J_K."""
-    return parse(f"J{state.K}") if state.K < 2 else JK(state.K)
-
-
-def model(state: State) -> Model:
+def model(state: State) -> models.Linear | models.Lazy | models.MLP:
     """Build the model that is trained."""
-    if state.sampler in ("linear", "effective"):
-        basis = features.grid(state.features, PER_AXIS[state.d], state.d, -SPAN, SPAN, state.make_process())
-        return models.Linear(basis, "x0", RIDGE)
     if state.sampler == "ntk":
         return models.Lazy(models.NTK(depth=2, activation="relu"), tau=state.tau)
-    require(state.sampler == "mlp", f"No model is trained for {state.sampler!r}.")
-    return models.MLP(**NETWORK)
+    if state.sampler == "mlp":
+        return models.MLP(**NETWORK)
+    basis = features.grid(state.features, PER_AXIS[state.d], state.d, -SPAN, SPAN, state.make_process())
+    return models.Linear(basis, "x0", RIDGE)
 
 
 def draws(state: State) -> int | None:
@@ -208,108 +199,7 @@ def draws(state: State) -> int | None:
 
 def members(state: State) -> int:
     """Return the number of models that are trained."""
-    return MEMBERS[state.sampler] * (2 if state.sampler == "linear" and state.d == 1 else 1)
-
-
-class _Run:
-    """One run of a state's sampler; ``report`` is called after each step and raises to cancel."""
-
-    def __init__(self, state: State, report: Report) -> None:
-        self.state, self.report, self.steps, self.seed = state, report, state.steps, state.seed
-        self.data, self.process = empirical(state), state.make_process()
-        self.score = EmpiricalScore(self.data, self.process)
-        self.x_T = self.process.prior((ALONE, state.d), dtype=torch.float64, generator=self.seed)
-        report = self.part("the exact score", 0.0, 0.1)
-        found = sample.pf_ode(self.score, self.x_T, steps=self.steps, save="path", progress=report)
-        self.x, self.path = _saved(found, PARTICLES)
-
-    def part(self, label: str, start: float, stop: float) -> Report:
-        """Return a report for a part of the run, from the share ``start`` to the share ``stop`` of the whole."""
-        self.report(label, start)
-        return lambda _, share: self.report(label, start + (stop - start) * share)
-
-    def exact(self) -> Result:
-        return self.result(self.x, self.path)
-
-    def naive(self) -> Result:
-        given: dict[str, Any] = {"kappa": self.state.kappa, "steps": self.steps, "generator": self.seed}
-        report = self.part("the naive estimator", 0.1, 0.95)
-        found = sample.naive(self.score, self.x_T, save="path", progress=report, **given)
-        return self.result(*_saved(found, PARTICLES), twin=self.x)
-
-    def effective(self) -> Result:
-        learner = model(self.state)
-        assert isinstance(learner, models.Linear)
-        report = self.part("predicting V", 0.1, 0.7)
-        V = kernels.Linear(learner, self.data, self.process, sets=SETS, progress=report, **self.training())
-        given: dict[str, Any] = {"steps": self.steps, "generator": self.seed, "save": "path"}
-        report = self.part("the effective SDE", 0.7, 0.85)
-        found = sample.effective_sde(V, self.x_T, progress=report, **given)
-        twin = None
-        if self.state.K != 0:
-            report = self.part("the same without noise of the target", 0.85, 0.95)
-            twin = _saved(sample.effective_sde(V.only("misfit"), self.x_T, progress=report, **given))[0]
-        note = "" if V.valid else f"The prediction of V warns: {V.why}."
-        return self.result(*_saved(found, PARTICLES), twin=twin, note=note, learned=V)
-
-    def ensemble(self) -> Result:
-        half = 0.95 if self.state.K == 0 else 0.5
-        found, x = self.train(objective(self.state), "models", 0.1, half - 0.1)
-        good = _finite(x)
-        require(good.any(), "Every model diverged while sampling: take more steps, a larger eps, or another process.")
-        few, report = found.select(range(min(SHOWN, len(found)))), self.part("sampling single models", half - 0.1, half)
-        single = few.sample(SHOWN_EACH[self.state.sampler], steps=self.steps, seed=self.seed + 1, progress=report)
-        path, note = self.paths(found, half)
-        if not good.all():
-            note = f"{int((~good).sum())} of {len(x)} models diverged and are left out. {note}".strip()
-        twin = None
-        if self.state.K != 0:
-            _, twin = self.train(parse("J0"), "twins with noiseless targets", half, 0.95)
-            twin = twin[_finite(twin)]
-        return self.result(x[good], path, single[_finite(single)], twin=twin, note=note, learned=found)
-
-    def train(self, goal: Objective, name: str, start: float, stop: float) -> tuple[Ensemble, Tensor]:
-        """Train the members and sample them."""
-        count, middle = members(self.state), start + 0.9 * (stop - start)
-        report = self.part(f"training {count} {name}", start, middle)
-        given = self.training() | {"objective": goal}
-        found = train_ensemble(model(self.state), self.data, self.process, members=count, progress=report, **given)
-        report = self.part(f"sampling {count} {name}", middle, stop)
-        return found, found.sample(EACH[self.state.sampler], steps=self.steps, seed=self.seed, progress=report)
-
-    def training(self) -> dict[str, Any]:
-        return {"draws": draws(self.state), "objective": objective(self.state), "seed": self.seed}
-
-    def paths(self, of: Ensemble, share: float) -> tuple[Tensor, str]:
-        """Integrate a few particles of every model, each from a start of its own."""
-        M, n = len(of), math.ceil(PARTICLES / len(of))
-        x_T = of.start(n, self.seed, shared=False).flatten(0, 1)
-        score = as_score(
-            lambda x, t: of.paired(x.unflatten(0, (M, n)), t[0]).flatten(0, 1), self.process, of.shape, batch=M * n
-        )
-        report = self.part("sampling particles", share, share)
-        try:
-            return _saved(sample.pf_ode(score, x_T, steps=self.steps, save="path", progress=report))[1], ""
-        except InputError:
-            return x_T.expand(self.steps + 1, -1, -1), "The particles of some models diverged."
-
-    def result(
-        self, x: Tensor, path: Tensor, single: Tensor | None = None, *, twin: Tensor | None = None, **rest: Any
-    ) -> Result:
-        """Measure samples ``(n, d)`` or ``(M, n, d)``, those of the twin and those of single members."""
-        self.report("laws", 0.97)
-        return Result(
-            self.state,
-            self.process.times(self.steps, "log").numpy(),
-            path.to(torch.float32).numpy(),
-            *_law(x, self.state),
-            _law(self.x, self.state)[0],
-            () if single is None else tuple(_law(member, self.state)[0] for member in single),
-            _gap(x, self.data),
-            None if twin is None else _gap(twin, self.data),
-            _gap(self.x, self.data),
-            **rest,
-        )
+    return MEMBERS.get(state.sampler, 0) * (2 if state.sampler == "linear" and state.d == 1 else 1)
 
 
 def simulate(state: State, report: Report = lambda label, share: None) -> Result:
@@ -318,40 +208,115 @@ def simulate(state: State, report: Report = lambda label, share: None) -> Result
     return {"exact": run.exact, "naive": run.naive, "effective": run.effective}.get(state.sampler, run.ensemble)()
 
 
-def _saved(found: Tensor | sample.Solution, count: int | None = None) -> tuple[Tensor, Tensor]:
-    """Return samples, and the paths of the first ``count`` of them."""
+class _Run:
+    """One run of a state's sampler; ``report`` is called after each step and raises to cancel."""
+
+    def __init__(self, state: State, report: Report) -> None:
+        self.state, self.report, self.steps, self.seed = state, report, state.steps, state.seed
+        self.data, self.process = empirical(state), state.make_process()
+        self.objective = JK(state.K) if state.K > 1 else f"J{state.K}"
+        self.score = EmpiricalScore(self.data, self.process)
+        self.x_T = self.process.prior((ALONE, state.d), dtype=torch.float64, generator=self.seed)
+        part = self.part("the exact score", 0.0, 0.1)
+        self.x, self.path = _saved(sample.pf_ode(self.score, self.x_T, steps=self.steps, save="path", progress=part))
+
+    def part(self, label: str, start: float, stop: float) -> Report:
+        """Return a report for a part of the run, from the share ``start`` to the share ``stop`` of the whole."""
+        self.report(label, start)
+        return lambda _, share: self.report(label, start + (stop - start) * share)
+
+    def exact(self) -> Result:
+        return self.result(self.x, self.path[:, :PARTICLES])
+
+    def naive(self) -> Result:
+        given: dict[str, Any] = {"kappa": self.state.kappa, "steps": self.steps, "generator": self.seed, "save": "path"}
+        part = self.part("the naive estimator", 0.1, 0.95)
+        x, path = _saved(sample.naive(self.score, self.x_T, progress=part, **given))
+        return self.result(x, path[:, :PARTICLES], twin=self.x)
+
+    def effective(self) -> Result:
+        learner, P = model(self.state), draws(self.state) or 0
+        assert isinstance(learner, models.Linear)
+        given: dict[str, Any] = {"objective": self.objective, "seed": self.seed, "sets": SETS}
+        part = self.part("predicting V", 0.1, 0.7)
+        V = kernels.Linear(learner, self.data, self.process, draws=P, progress=part, **given)
+        given = {"steps": self.steps, "generator": self.seed, "save": "path"}
+        part = self.part("the effective SDE", 0.7, 0.85)
+        x, path = _saved(sample.effective_sde(V, self.x_T, progress=part, **given))
+        twin = None
+        if self.state.K != 0:
+            part = self.part("the same without noise of the target", 0.85, 0.95)
+            twin = _saved(sample.effective_sde(V.only("misfit"), self.x_T, progress=part, **given))[0]
+        note = "" if V.valid else f"The prediction of V warns: {V.why}."
+        return self.result(x, path[:, :PARTICLES], twin=twin, note=note, learned=V)
+
+    def ensemble(self) -> Result:
+        half = 0.95 if self.state.K == 0 else 0.5
+        found, x = self.train(self.objective, "models", 0.1, half - 0.1)
+        good = _finite(x)
+        require(good.any(), "Every model diverged while sampling: take more steps, a larger eps, or another process.")
+        few, part = found.select(range(min(SHOWN, len(found)))), self.part("sampling single models", half - 0.1, half)
+        single = few.sample(SHOWN_EACH[self.state.sampler], steps=self.steps, seed=self.seed + 1, progress=part)
+        path, note = self.paths(found, half)
+        if not good.all():
+            note = f"{int((~good).sum())} of {len(x)} models diverged and are left out. {note}".strip()
+        twin = None
+        if self.state.K != 0:
+            _, twin = self.train("J0", "twins with noiseless targets", half, 0.95)
+            twin = twin[_finite(twin)]
+        return self.result(x[good], path, single[_finite(single)], twin=twin, note=note, learned=found)
+
+    def train(self, objective: str | Objective, name: str, start: float, stop: float) -> tuple[Ensemble, Tensor]:
+        """Train the members and sample them."""
+        count, middle = members(self.state), start + 0.9 * (stop - start)
+        given: dict[str, Any] = {"members": count, "draws": draws(self.state), "seed": self.seed}
+        part = self.part(f"training {count} {name}", start, middle)
+        found = train_ensemble(model(self.state), self.data, self.process, objective=objective, progress=part, **given)
+        part = self.part(f"sampling {count} {name}", middle, stop)
+        return found, found.sample(EACH[self.state.sampler], steps=self.steps, seed=self.seed, progress=part)
+
+    def paths(self, of: Ensemble, share: float) -> tuple[Tensor, str]:
+        """Integrate a few particles of every model, each from a start of its own."""
+        M, n = len(of), math.ceil(PARTICLES / len(of))
+
+        def paired(x: Tensor, t: Tensor) -> Tensor:
+            return of.paired(x.unflatten(0, (M, n)), t[0]).flatten(0, 1)
+
+        score, part = as_score(paired, self.process, of.shape, batch=M * n), self.part("particles", share, share)
+        x_T = of.start(n, self.seed, shared=False).flatten(0, 1)
+        try:
+            return _saved(sample.pf_ode(score, x_T, steps=self.steps, save="path", progress=part))[1], ""
+        except InputError:
+            return x_T.expand(self.steps + 1, -1, -1), "The particles of some models diverged."
+
+    def result(
+        self, x: Tensor, path: Tensor, single: Tensor | None = None, *, twin: Tensor | None = None, **rest: Any
+    ) -> Result:
+        """Measure samples ``(n, d)`` or ``(M, n, d)``, those of single members and those of the twin."""
+        self.report("laws", 0.97)
+        gap, twin_gap, exact_gap = (None if a is None else self.gap(a) for a in (x, twin, self.x))
+        laws = () if single is None else tuple(self.law(member)[0] for member in single)
+        times, frames = self.process.times(self.steps, "log").numpy(), path.float().numpy()
+        both = (*self.law(x), self.law(self.x)[0])
+        return Result(self.state, times, frames, *both, laws, gap, twin_gap, exact_gap, **rest)
+
+    def law(self, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """The average density on the window and its standard error, rows along the second coordinate."""
+        density, _ = histogram(x, BINS[self.state.d], (-LIMIT, LIMIT), normalise="all")
+        value, error = (torch.as_tensor(f).float().numpy().T for f in (density.value, density.se))
+        return value, error
+
+    def gap(self, x: Tensor) -> Estimate | None:
+        """The gap mass; ``None`` if there is only one training point."""
+        return None if self.data.merged()[0].n < 2 else memorised_fraction(x, self.data).complement()
+
+
+def _saved(found: Tensor | sample.Solution) -> tuple[Tensor, Tensor]:
     assert isinstance(found, sample.Solution)
     assert found.path is not None
-    return found.x, found.path[:, :count]
+    return found.x, found.path
 
 
 def _finite(x: Tensor) -> Tensor:
     """Whether all samples of a member are finite, ``(M,)``."""
     return x.isfinite().flatten(1).all(1)
-
-
-def _law(x: Tensor, state: State) -> tuple[np.ndarray, np.ndarray]:
-    """The average density on the window and its standard error, rows along the second coordinate."""
-    density, _ = histogram(x, BINS[state.d], (-LIMIT, LIMIT), normalise="all")
-    value, error = (torch.as_tensor(f).float().numpy().T for f in (density.value, density.se))
-    return value, error
-
-
-def _gap(x: Tensor, data: Empirical) -> Estimate | None:
-    """1 - the memorised fraction; ``None`` if there is only one training point."""
-    if data.merged()[0].n < 2:
-        return None
-    return memorised_fraction(x, data).complement()
-
-
-def variance(result: Result, t: float) -> np.ndarray | None:
-    """Evaluate tr Cov / (tr Cov + ``|mean|²``) of the learned score on a grid; ``None`` if nothing was learned."""
-    learned, d = result.learned, result.state.d
-    if learned is None:
-        return None
-    coarse = COARSE[result.state.sampler]
-    count = coarse if d == 2 else 4 * coarse + 1
-    x = grid(d, count)
-    trace, mean = learned.cov(x, t).trace(), learned.mean(x, t)
-    share = trace / (trace + mean.square().sum(-1)).clamp_min(1e-300)
-    return share.reshape((count,) * d).detach().to(torch.float32).numpy()

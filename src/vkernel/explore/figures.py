@@ -23,8 +23,7 @@ from vkernel.plots.base import style
 __all__ = ["Figures", "tiles", "timeline"]
 
 BELOW = 0.34  # height of the strip under the axis of the line, in which particles move
-DRAGGED = "#f0683c"  # the training points: the one warm colour on viridis, on white and on black
-DARK, TICKS = "#1c2430", [-2, -1, 0, 1, 2]
+DRAGGED, DARK = "#f0683c", "#1c2430"  # the training points, in the one warm colour on viridis, white and black; rims
 FAR = 10.0  # sigma/alpha beyond which no motion is visible
 FADED = 0.4  # factor of the opacity of data of an earlier state
 MAX_TILES, GAP = 6, 0.06  # tiles of laws, and the gap between two of them in units of a small one
@@ -35,44 +34,23 @@ BARE: dict[str, Any] = {
     "sizing_mode": "stretch_both",
     "outline_line_color": None,
 }
-
-
-def _source(*names: str, name: str | None = None) -> ColumnDataSource:
-    return ColumnDataSource(_empty(*names), name=name)
-
-
-def _empty(*names: str) -> dict[str, Any]:
-    return {name: [] for name in names}
-
-
-def _image(values: np.ndarray | None) -> dict[str, Any]:
-    """The data of a map whose nodes are the centres of its cells."""
-    if values is None:
-        return _empty("image", "x", "y", "size")
-    half = LIMIT / (len(values) - 1)
-    return {"image": [values], "x": [-LIMIT - half], "y": [-LIMIT - half], "size": [2 * (LIMIT + half)]}
-
-
-def _draw_image(p: figure, source: ColumnDataSource, high: LinearColorMapper, **options: Any) -> GlyphRenderer:
-    draw: Any = p.image  # Bokeh omits color_mapper from its types
-    made: GlyphRenderer = draw("image", x="x", y="y", dw="size", dh="size", source=source, color_mapper=high, **options)
-    return made
+COLUMNS = {
+    "points": "x y size", "frames": "x y", "moving": "x y", "map": "image x y size", "tiles": "image x y size",
+    "arrows": "x0 y0 x1 y1 angle", "lines": "xs ys", "titles": "x y text", "rings": "x y", "members": "xs ys",
+    "noise": "x y", "variance": "x y", "density": "x y", "law": "x y", "exact": "x y",
+}  # fmt: skip
 
 
 class Figures:
     """The three figures of a tab and their data.
 
     ``plane`` and ``line`` show the training set in two and in one dimension, ``laws`` the maps of where samples end.
-    The browser moves ``moving``, the particles; ``frames`` holds their paths, all frames in one column.
+    The browser moves the particles, "moving"; "frames" holds their paths, all frames in one column.
     """
 
     def __init__(self) -> None:
-        self.points = _source("x", "y", "size", name="points")
-        self.frames, self.moving = _source("x", "y", name="frames"), _source("x", "y", name="moving")
-        self._map, self._tiles = (_source("image", "x", "y", "size") for _ in range(2))
-        self._arrows, self._lines = _source("x0", "y0", "x1", "y1", "angle"), _source("xs", "ys")
-        self._titles, self._rings, self._members = _source("x", "y", "text"), _source("x", "y"), _source("xs", "ys")
-        self._curves = {name: _source("x", "y") for name in ("noise", "variance", "density", "law", "exact")}
+        self.data = {name: ColumnDataSource({c: [] for c in cols.split()}, name=name) for name, cols in COLUMNS.items()}
+        self.points = self.data["points"]
         self._mass = LinearColorMapper(palette=Viridis256, low=0, high=1)
         self._dots: list[GlyphRenderer] = []
         self._top = 1.0  # the largest density shown on the line
@@ -81,6 +59,10 @@ class Figures:
         self.recolour(False)
         self.fade(False, False)
 
+    def _set(self, name: str, **columns: Any) -> None:
+        """Replace data; without columns, clear them."""
+        self.data[name].data = columns or {column: [] for column in COLUMNS[name].split()}
+
     # Figures
 
     def _figure(self, name: str, heights: Range1d) -> figure:
@@ -88,50 +70,21 @@ class Figures:
         for ax in made.axis:
             ax.axis_line_color = ax.minor_tick_line_color = None
             ax.major_tick_in, ax.major_tick_out = 0, 3
-        made.xaxis.ticker = FixedTicker(ticks=TICKS)
+        made.xaxis.ticker = FixedTicker(ticks=[-2, -1, 0, 1, 2])
         return made
 
-    def _make_plane(self) -> figure:
-        p = self._figure("plane picture", Range1d(start=-LIMIT, end=LIMIT))
-        p.yaxis.ticker = FixedTicker(ticks=TICKS)
-        p.grid.visible = False
-        share = LinearColorMapper(palette=Viridis256, low=0, high=1)
-        self._map_image = _draw_image(p, self._map, share, level="image")
-        self._on_map: list[GlyphRenderer] = [
-            p.multi_line("xs", "ys", source=self._lines, line_width=1.4, line_dash=[5, 3]),
-            p.segment("x0", "y0", "x1", "y1", source=self._arrows, line_alpha=0.85, line_width=1.2),
-            p.scatter("x1", "y1", angle="angle", marker="triangle", size=5, source=self._arrows, fill_alpha=0.9),
+    def _add_score(self, p: figure) -> list[GlyphRenderer]:
+        """Add boundary lines and arrows."""
+        arrows: dict[str, Any] = {"source": self.data["arrows"]}
+        return [
+            p.multi_line("xs", "ys", source=self.data["lines"], line_width=1.4, line_dash=[5, 3]),
+            p.segment("x0", "y0", "x1", "y1", line_alpha=0.85, line_width=1.2, **arrows),
+            p.scatter("x1", "y1", angle="angle", marker="triangle", size=5, fill_alpha=0.9, **arrows),
         ]
-        self._particles = p.scatter(
-            "x", "y", source=self.moving, size=5, fill_color="white", line_color=DARK, line_width=0.7
-        )
-        self._add_points(p)
-        p.tags = [self.frames]  # no glyph shows the frames, but the browser must receive them
-        return p
 
-    def _make_line(self) -> figure:
-        p, c = self._figure("line picture", self._heights), self._curves
-        p.xgrid.visible = False
-        p.yaxis.axis_label = "density"
-        p.yaxis.bounds = p.ygrid.bounds = (0, 1e6)  # no scale below the axis
-        self._areas = {name: p.varea("x", 0, "y", source=c[name]) for name in ("noise", "variance")}
-        self._strokes: dict[str, GlyphRenderer] = {
-            "density": p.line("x", "y", source=c["density"], line_width=1.2, line_dash=[2, 3]),
-            "members": p.multi_line("xs", "ys", source=self._members, line_width=1),
-            "exact": p.line("x", "y", source=c["exact"], line_width=1.8, line_dash=[6, 3]),
-        }
-        self._areas["law"] = p.varea("x", 0, "y", source=c["law"])
-        self._strokes |= {
-            "law": p.line("x", "y", source=c["law"], line_width=2.4),
-            "boundaries": p.multi_line("xs", "ys", source=self._lines, line_width=1.2, line_dash=[5, 3]),
-            "arrows": p.segment("x0", "y0", "x1", "y1", source=self._arrows, line_width=1.2),
-        }
-        self._heads = p.scatter(
-            "x1", "y1", angle="angle", marker="triangle", size=6, source=self._arrows, line_color=None
-        )
-        self._grains = p.scatter("x", "y", source=self.moving, size=5, line_color=None)
-        self._add_points(p)
-        return p
+    def _add_image(self, p: figure, name: str, mapper: LinearColorMapper, **options: Any) -> GlyphRenderer:
+        size: dict[str, Any] = {"x": "x", "y": "y", "dw": "size", "dh": "size", "color_mapper": mapper}
+        return p.image("image", source=self.data[name], **size, **options)
 
     def _add_points(self, p: figure) -> None:
         dots = p.scatter(
@@ -143,34 +96,69 @@ class Figures:
         p.add_tools(tool)
         p.toolbar.active_tap = p.toolbar.active_drag = tool
 
+    def _make_plane(self) -> figure:
+        p = self._figure("plane picture", Range1d(start=-LIMIT, end=LIMIT))
+        p.yaxis.ticker = p.xaxis.ticker
+        p.grid.visible = False
+        self._map = self._add_image(p, "map", LinearColorMapper(palette=Viridis256, low=0, high=1), level="image")
+        self._on_map = self._add_score(p)
+        rim: dict[str, Any] = {"fill_color": "white", "line_color": DARK, "line_width": 0.7}
+        self._particles = p.scatter("x", "y", source=self.data["moving"], size=5, **rim)
+        self._add_points(p)
+        p.tags = [self.data["frames"]]  # no glyph shows the frames, but the browser must receive them
+        return p
+
+    def _make_line(self) -> figure:
+        p, data = self._figure("line picture", self._heights), self.data
+        p.xgrid.visible = False
+        p.yaxis.axis_label = "density"
+        p.yaxis.bounds = p.ygrid.bounds = (0, 1e6)  # no scale below the axis
+        self._areas = {name: p.varea("x", 0, "y", source=data[name]) for name in ("noise", "variance", "law")}
+        self._strokes: dict[str, GlyphRenderer] = {
+            "density": p.line("x", "y", source=data["density"], line_width=1.2, line_dash=[2, 3]),
+            "members": p.multi_line("xs", "ys", source=data["members"], line_width=1),
+            "exact": p.line("x", "y", source=data["exact"], line_width=1.8, line_dash=[6, 3]),
+            "law": p.line("x", "y", source=data["law"], line_width=2.4),
+        }
+        self._on_paper = self._add_score(p)
+        self._grains = p.scatter("x", "y", source=data["moving"], size=5, line_color=None)
+        self._add_points(p)
+        return p
+
     def _make_laws(self) -> figure:
         p = figure(name="laws picture", x_range=Range1d(start=0, end=3), y_range=self._rows, min_border=0, **BARE)
         p.axis.visible = p.grid.visible = False
-        _draw_image(p, self._tiles, self._mass)
-        p.scatter("x", "y", source=self._rings, size=6, fill_color=None, line_color=DRAGGED, line_width=1.2)
+        self._add_image(p, "tiles", self._mass)
+        p.scatter("x", "y", source=self.data["rings"], size=6, fill_color=None, line_color=DRAGGED, line_width=1.2)
         p.text(
-            "x", "y", "text", source=self._titles, text_color="white", text_font_size="11px", text_baseline="top",
-            text_font=value("system-ui, sans-serif"), x_offset=6, y_offset=5,
+            "x", "y", "text", source=self.data["titles"], text_color="white", text_font_size="11px",
+            text_baseline="top", text_font=value("system-ui, sans-serif"), x_offset=6, y_offset=5,
         )  # fmt: skip
         return p
 
     def recolour(self, dark: bool) -> None:
         """Set the colours of the light or the dark page."""
         with style(dark=dark):
-            ink, paper, rule = (mpl.rcParams[k] for k in ("text.color", "figure.facecolor", "grid.color"))
+            self._ink, paper, rule = (mpl.rcParams[k] for k in ("text.color", "figure.facecolor", "grid.color"))
             blue, orange, green, pink, *_ = mpl.rcParams["axes.prop_cycle"].by_key()["color"]
         for p in (self.plane, self.line, self.laws):
             p.background_fill_color = p.border_fill_color = paper
             for ax in p.axis:
                 ax.axis_label_text_font_style = "normal"
-                ax.major_label_text_color = ax.axis_label_text_color = ax.major_tick_line_color = ink
+                ax.major_label_text_color = ax.axis_label_text_color = ax.major_tick_line_color = self._ink
             p.grid.grid_line_color = rule
         for name, colour in {"noise": green, "variance": pink, "law": blue}.items():
             self._areas[name].glyph.fill_color = colour
-        for name, renderer in self._strokes.items():
-            renderer.glyph.line_color = {"law": blue, "members": blue, "exact": orange}.get(name, ink)
-        self._heads.glyph.fill_color = self._grains.glyph.fill_color = self._ink = ink
+        for name, colour in {"law": blue, "members": blue, "exact": orange, "density": self._ink}.items():
+            self._strokes[name].glyph.line_color = colour
+        self._grains.glyph.fill_color = self._ink
+        _paint(self._on_paper, self._ink)
         self._contrast()
+
+    def _contrast(self) -> None:
+        """Draw lines and arrows of the plane in white on a map, in ink on paper and on a faded map."""
+        bare = not len(self.data["map"].data["image"]) or self._map.glyph.global_alpha < 1
+        _paint(self._on_map, self._ink if bare else "white")
 
     def fade(self, samples: bool, variance: bool) -> None:
         """Lower the opacity of samples, or of the map of V, that belong to an earlier state."""
@@ -181,16 +169,8 @@ class Figures:
             self._strokes[name].glyph.line_alpha = alpha * old
         for name, alpha in {"law": 0.16 * old, "variance": 0.22 * share, "noise": 0.22}.items():
             self._areas[name].glyph.fill_alpha = alpha
-        self._map_image.glyph.global_alpha = share
+        self._map.glyph.global_alpha = share
         self._contrast()
-
-    def _contrast(self) -> None:
-        """Draw lines and arrows of the plane in white on a map, in ink on paper and on a faded map."""
-        bare = not len(self._map.data["image"]) or self._map_image.glyph.global_alpha < 1
-        colour = self._ink if bare else "white"
-        for renderer in self._on_map:
-            renderer.glyph.line_color = colour
-        self._on_map[-1].glyph.fill_color = colour
 
     # Data
 
@@ -201,37 +181,33 @@ class Figures:
         for dots in self._dots:
             dots.glyph.line_width = 2 if few else 0.6
         x, y = zip(*((*p, 0.0)[:2] for p in state.points), strict=True)
-        self.points.data = {"x": list(x), "y": list(y), "size": size}
+        self._set("points", x=list(x), y=list(y), size=size)
 
     def show_exact(self, found: Exact, share: np.ndarray | None, state: State) -> None:
         """Show the exact quantities at time t; ``share`` is the map of V, shown if that layer is on."""
+        top, low = (self._top, 0.045 * self._top) if state.d == 1 else (1.0, 0.0)
         x0, y0, x1, y1 = found.arrows
         angle = np.arctan2(y1 - y0, x1 - x0) - np.pi / 2  # the marker "triangle" points up
-        top = self._top if state.d == 1 else 1.0
-        low = 0.045 * top if state.d == 1 else 0.0
-        self._arrows.data = {"x0": x0, "y0": y0 - low, "x1": x1, "y1": y1 - low, "angle": angle}
-        self._lines.data = {"xs": [line[0] for line in found.lines], "ys": [line[1] * top for line in found.lines]}
+        self._set("arrows", x0=x0, y0=y0 - low, x1=x1, y1=y1 - low, angle=angle)
+        self._set("lines", xs=[line[0] for line in found.lines], ys=[line[1] * top for line in found.lines])
         noise = found.fraction if "noise" in state.layers else None
         share = share if "variance" in state.layers else None
         if state.d == 2:
-            self._map.data = _image(share if "variance" in state.layers else noise)
+            values = share if "variance" in state.layers else noise
+            half = LIMIT / (1 if values is None else len(values) - 1)  # nodes are the centres of cells
+            place = {"x": [-LIMIT - half], "y": [-LIMIT - half], "size": [2 * (LIMIT + half)]}
+            self._set("map", **({} if values is None else {"image": [values], **place}))
             self._contrast()
             return
-        assert found.density is not None
-        self._curve("noise", None if noise is None else noise * top)
-        self._curve("variance", None if share is None else share * top)
-        self._curve("density", None if noise is None else np.minimum(found.density, top))
-
-    def _curve(self, name: str, y: np.ndarray | None) -> None:
-        self._curves[name].data = _empty("x", "y") if y is None else {"x": axis(len(y)).numpy(), "y": y}
+        density = None if noise is None or found.density is None else np.minimum(found.density, top) / top
+        for name, y in (("noise", noise), ("variance", share), ("density", density)):
+            self._set(name, **({} if y is None else {"x": axis(len(y)).numpy(), "y": y * top}))
 
     def show_laws(self, result: Result | None, state: State) -> None:
         """Show where samples end: curves on the line, tiles beside the plane."""
         if result is None or result.state.d != state.d:
-            self._show_tiles([], state, ())
-            for source in (self._curves["law"], self._curves["exact"]):
-                source.data = _empty("x", "y")
-            self._members.data = _empty("xs", "ys")
+            for name in ("tiles", "titles", "rings", "law", "exact", "members"):
+                self._set(name)
         elif state.d == 1:
             self._show_curves(result, state)
         else:
@@ -241,7 +217,7 @@ class Figures:
             named += [("exact score", result.exact)] if "exact" in state.layers and not (exact and named) else []
             room = MAX_TILES - len(named) if "members" in state.layers else 0
             named += [(f"model {k + 1}", law) for k, law in enumerate(result.members[:room])]
-            self._show_tiles(named, state, result.state.points)
+            self._show_tiles(named, result.state.points, 2 if "law" in state.layers else 1)
 
     def _show_curves(self, result: Result, state: State) -> None:
         self._top = top = max(float(np.quantile(result.law, 0.995)), 0.5)
@@ -249,34 +225,35 @@ class Figures:
         edges = axis(len(result.law) + 1).numpy()
         x = (edges[1:] + edges[:-1]) / 2
         for name, law in (("law", result.law), ("exact", result.exact)):
-            shown = name in state.layers
-            self._curves[name].data = {"x": x, "y": np.minimum(law, top)} if shown else _empty("x", "y")
+            self._set(name, **({"x": x, "y": np.minimum(law, top)} if name in state.layers else {}))
         rows = [np.minimum(law, top) for law in result.members] if "members" in state.layers else []
-        self._members.data = {"xs": [x] * len(rows), "ys": rows}
+        self._set("members", xs=[x] * len(rows), ys=rows)
 
-    def _show_tiles(self, named: list[tuple[str, np.ndarray]], state: State, points: tuple[Point, ...]) -> None:
-        places = tiles(len(named))
-        self._rows.start = min((y for _, y, _ in places), default=0.0)
-        first = named[0][1] if named else np.ones((1, 1))
+    def _show_tiles(self, named: list[tuple[str, np.ndarray]], points: tuple[Point, ...], ringed: int) -> None:
+        """Show named laws as tiles, with rings around the training points in the first ones."""
+        left, bottom, size = np.array(tiles(len(named))).reshape(-1, 3).T
+        self._rows.start = min(bottom, default=0.0)
+        first = named[0][1] if named else np.ones(1)
         self._mass.high = max(float(np.sqrt(np.quantile(first, 0.998))), 0.3)  # the square root shows thin mass
-        xs, ys, sizes = (list(column) for column in zip(*places, strict=True)) if places else ([], [], [])
-        self._tiles.data = {"image": [np.sqrt(law) for _, law in named], "x": xs, "y": ys, "size": sizes}
-        tops = [y + size for _, y, size in places]
-        self._titles.data = {"x": xs, "y": tops, "text": [name for name, _ in named]}
-        ringed = places[: 2 if "law" in state.layers else 1] if len(points) <= CROWD else []
-        spots = np.array(points).reshape(-1, 2) / (2 * LIMIT) + 0.5
-        rings = np.concatenate([np.zeros((0, 2)), *(spots * size + (x, y) for x, y, size in ringed)])
-        self._rings.data = {"x": rings[:, 0], "y": rings[:, 1]}
+        self._set("tiles", image=[np.sqrt(law) for _, law in named], x=left, y=bottom, size=size)
+        self._set("titles", x=left, y=bottom + size, text=[name for name, _ in named])
+        spots, ringed = np.array(points) / (2 * LIMIT) + 0.5, ringed if len(points) <= CROWD else 0
+        x, y = (np.outer(size, spots[:, k])[:ringed] + a[:ringed, None] for k, a in enumerate((left, bottom)))
+        self._set("rings", x=x.ravel(), y=y.ravel())
 
     def show_paths(self, result: Result) -> None:
         """Send all frames of the particles at once; the browser plays them."""
-        frames = result.frames
+        x, y = result.frames[..., 0], result.frames[..., -1]
         if result.state.d == 1:  # each particle at a fixed height in the strip below the axis
-            height = -self._top * BELOW * np.random.default_rng(0).uniform(0.3, 0.9, frames.shape[1])
-            y = np.broadcast_to(np.asarray(height, dtype=np.float32), frames.shape[:2])
-        else:
-            y = frames[..., 1]
-        self.frames.data = {"x": frames[..., 0].ravel(), "y": np.ascontiguousarray(y).ravel()}
+            height = -self._top * BELOW * np.random.default_rng(0).uniform(0.3, 0.9, x.shape[1])
+            y = np.broadcast_to(np.asarray(height, dtype=np.float32), x.shape)
+        self._set("frames", x=x.ravel(), y=y.ravel())
+
+
+def _paint(renderers: list[GlyphRenderer], colour: str) -> None:
+    for renderer in renderers:
+        renderer.glyph.line_color = colour
+    renderers[-1].glyph.fill_color = colour  # the heads of arrows
 
 
 def timeline(result: Result) -> tuple[list[float], list[float]]:

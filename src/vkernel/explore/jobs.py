@@ -24,35 +24,30 @@ class Cancelled(Exception):
     """The job was cancelled."""
 
 
-class Workers:
+class Workers(ThreadPoolExecutor):
     """The threads of a server: at most ``at_once`` jobs run, the others wait."""
 
     def __init__(self, at_once: int = 2) -> None:
         require(at_once >= 1, f"At least one job must be able to run; got {at_once}.")
-        self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="vkernel explore")
-        self._desks: weakref.WeakSet[Desk] = weakref.WeakSet()
+        super().__init__(at_once, thread_name_prefix="vkernel explore")
+        self.desks: weakref.WeakSet[Desk] = weakref.WeakSet()
         self.closed = False
-
-    def start(self, desk: Desk, run: Callable[[], None]) -> Future[None]:
-        """Run the job of a desk as soon as a thread is free."""
-        self._desks.add(desk)
-        return self._pool.submit(run)
 
     def close(self) -> None:
         """Cancel all jobs and wait for their threads, since a process must not exit during a torch operation."""
         self.closed = True
-        for desk in list(self._desks):
-            desk.cancel()
-        self._pool.shutdown()
+        for desk in list(self.desks):
+            desk.close()
+        self.shutdown()
 
 
 class Desk:
     """The current job of a tab."""
 
     def __init__(self, workers: Workers) -> None:
-        self._workers = workers
-        self._stop, self._closed = threading.Event(), False
+        self._workers, self._closed, self._stop = workers, workers.closed, threading.Event()
         self._future: Future[None] | None = None
+        workers.desks.add(self)
 
     @property
     def busy(self) -> bool:
@@ -68,7 +63,7 @@ class Desk:
     ) -> Future[None] | None:
         """Cancel the current job and start ``work(report)``; the other calls come from its thread, until cancelled."""
         self.cancel()
-        if self._closed or self._workers.closed:
+        if self._closed:
             return None
         stop = self._stop = threading.Event()
 
@@ -87,7 +82,7 @@ class Desk:
                 if not stop.is_set():
                     done(result)
 
-        self._future = self._workers.start(self, run)
+        self._future = self._workers.submit(run)
         return self._future
 
     def cancel(self) -> None:

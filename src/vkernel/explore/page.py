@@ -26,7 +26,6 @@ from vkernel.explore.compute import Result, run_inputs
 from vkernel.explore.figures import Figures, timeline
 from vkernel.explore.jobs import Desk, Workers
 from vkernel.explore.state import LIMIT, MAX_BYTES, Point, State, clamp, from_csv, from_query, weights_after
-from vkernel.version import __version__
 
 __all__ = ["Tab", "page"]
 
@@ -39,10 +38,6 @@ class Bridge(JSComponent):
 
     _esm = (ASSETS / "page.js").read_text(encoding="utf8")
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Send a message to the browser."""
-        self._send_msg(message)
-
 
 class Tab:
     """The page of one browser tab, started from the query of its address."""
@@ -54,13 +49,13 @@ class Tab:
         self.result: Result | None = None
         self._requested: State | None = None  # inputs of the run that was started last
         self._variance: tuple[Result, float, np.ndarray | None] | None = None  # the map of V, with its run and time
-        self._mapping: Result | None = None  # the run whose map of V is being computed
+        self._mapping = False  # whether a map of V is being computed
         self._marks: dict[str, Any] = {}
         self._document: Document | None = None
         self.figures.recolour(self.state.dark)
-        self.figures.points.on_change("data", lambda attr, old, new: self._points_edited())
+        self.figures.points.on_change("data", lambda attr, old, new: self.receive({"kind": "points", **new}))
         self.bridge.on_msg(lambda event: self.receive(event.data))
-        self._show_all()
+        self.commit(self.state)
 
     def template(self) -> pn.Template:
         """Build the page."""
@@ -68,17 +63,10 @@ class Tab:
         for name, plot in (("plane", self.figures.plane), ("line", self.figures.line), ("laws", self.figures.laws)):
             made.add_panel(name, pn.pane.Bokeh(plot, sizing_mode="stretch_both"))
         made.add_panel("bridge", self.bridge)
-        variables = {
-            "css": (ASSETS / "page.css").read_text(encoding="utf8"),
-            "controls": captions.CONTROLS,
-            "layers": captions.LAYERS,
-            "presets": captions.PRESETS,
-            "dark": self.state.dark,
-            "limit": LIMIT,
-            "version": __version__,
-        }
-        for name, given in variables.items():
-            made.add_variable(name, given)
+        made.add_variable("css", (ASSETS / "page.css").read_text(encoding="utf8"))
+        made.add_variable("captions", captions)
+        made.add_variable("dark", self.state.dark)
+        made.add_variable("limit", LIMIT)
         return made
 
     def open(self, document: Document) -> None:
@@ -130,8 +118,18 @@ class Tab:
                 points, weights, sentence = from_csv(text)
                 self.commit(state.replace(points=points, weights=weights))
                 self._notify(sentence)
-            case {"kind": "preview", **changes}:
-                self._preview(**changes)
+            case {"kind": "points", "x": x, "y": y}:  # from the drawing tool, which moved, added or removed points
+                moved = self._placed(x, y)
+                if moved == points:
+                    self._show_exact(state)  # a drag that ended where it began
+                else:
+                    self.commit(state.replace(points=moved, weights=weights_after(state, moved)))
+            case {"kind": "preview", **changes}:  # during a drag of points or of the time; the state does not change
+                try:
+                    drag = {"points": self._placed(changes["x"], changes["y"])} if "x" in changes else changes
+                    self._show_exact(state.replace(**drag))
+                finally:
+                    self._send("ready")
             case {"kind": "run"}:
                 self._requested = None
                 self._run()
@@ -154,8 +152,7 @@ class Tab:
             self.figures.recolour(True)
         controls = [control for group in captions.CONTROLS.values() for control in group]
         options = {c.name: ["inf" if value == math.inf else value for value, _ in c.options] for c in controls}
-        self._send("controls", options=options)
-        self._send("tour", steps=[{"title": stop.title, "text": stop.text} for stop in captions.TOUR])
+        self._send("content", options=options, tour=[{"title": s.title, "text": s.text} for s in captions.TOUR])
         self._send_state()
         self._marks = {}
         self._draw()
@@ -167,26 +164,6 @@ class Tab:
             self.figures.show_paths(self.result)
             self._send_frames()
 
-    def _preview(self, t: float | None = None, x: Sequence[float] = (), y: Sequence[float] = ()) -> None:
-        """Show the exact maps during a drag of points or of the time; the state does not change."""
-        try:
-            self._show_exact(self.state.replace(points=self._placed(x, y)) if x else self.state.replace(t=t))
-        finally:
-            self._send("ready")
-
-    def _points_edited(self) -> None:
-        """Follow the drawing tool, which moved, added or removed points."""
-        data = self.figures.points.data
-        try:
-            points = self._placed(list(data["x"]), list(data["y"]))
-            if points == self.state.points:
-                self._show_exact(self.state)  # the drag ended where it began
-                return
-            self.commit(self.state.replace(points=points, weights=weights_after(self.state, points)))
-        except REFUSED as error:
-            self._notify(str(error))
-            self.figures.show_points(self.state)
-
     def _placed(self, x: Sequence[float], y: Sequence[float]) -> tuple[Point, ...]:
         return clamp(zip(x, y, strict=True) if self.state.d == 2 else ((v,) for v in x))
 
@@ -197,14 +174,11 @@ class Tab:
         if state.dark != self.state.dark:
             self.figures.recolour(state.dark)
         self.state = state
-        self._show_all()
+        self.figures.show_points(state)
+        self.figures.show_laws(self.result, state)
+        self._show_exact(state)
         self._send_state()
         self._run()
-
-    def _show_all(self) -> None:
-        self.figures.show_points(self.state)
-        self.figures.show_laws(self.result, self.state)
-        self._show_exact(self.state)
 
     def _show_exact(self, state: State) -> None:
         """Show the exact maps; that of V follows from a job, since it evaluates every model."""
@@ -213,39 +187,38 @@ class Tab:
 
     def _draw(self) -> None:
         state, found = self._seen
-        result = self.result
+        result, shown = self.result, self._variance
         learned = result is not None and result.learned is not None and result.state.d == state.d
-        shown = self._variance if learned and "variance" in state.layers else None
+        mapped = learned and "variance" in state.layers
+        if not mapped or shown is None or shown[0].state.d != state.d:
+            shown = None
         self.figures.show_exact(found, None if shown is None else shown[2], state)
         samples, share, label = captions.outdated(state, result, None if shown is None else shown[:2])
-        self._mark(samples=samples, map=share, text=label)
-        if result is not None and learned and "variance" in state.layers:
-            self._start_map(result, state.t)
-
-    def _mark(self, **marks: Any) -> None:
-        """Fade and label what belongs to another state than the one shown."""
+        marks = {"samples": samples, "map": share, "text": label}
         if marks != self._marks:
             self._marks = marks
-            self.figures.fade(marks["samples"], marks["map"])
+            self.figures.fade(samples, share)
             self._send("marks", **marks)
+        if mapped and result is not None:
+            self._start_map(result, state.t)
 
     def _start_map(self, result: Result, t: float) -> None:
-        """Start the job for the map of V; one that runs may finish, and the latest time follows."""
+        """Start the job for the map of V, unless it is there; one that runs may finish, and the latest time follows."""
         known = self._variance is not None and self._variance[:2] == (result, t)
-        if self._document is None or known or self._mapping is result:
+        if self._document is None or known or self._mapping:
             return
-        self._mapping = result
-        done, failed = partial(self._later, self._map_done, result, t), partial(self._later, self._map_failed, result)
+        self._mapping = True
+        done, failed = partial(self._later, self._map_done, result, t), partial(self._later, self._map_failed)
         self.maps.submit(lambda report: compute.variance(result, t), done, failed, lambda label, share: None)
 
     def _map_done(self, result: Result, t: float, share: np.ndarray | None) -> None:
-        self._mapping = None if self._mapping is result else self._mapping
+        self._mapping = False
         if self.result is result:
             self._variance = result, t, share
-            self._draw()
+        self._draw()
 
-    def _map_failed(self, result: Result, error: Exception) -> None:
-        self._mapping = None if self._mapping is result else self._mapping
+    def _map_failed(self, error: Exception) -> None:
+        self._mapping = False
         self._notify(f"The map of V failed: {error}")
 
     # Runs
@@ -334,7 +307,7 @@ class Tab:
 
     def _send(self, kind: str, **rest: Any) -> None:
         if self._document is not None:
-            self.bridge.send({"kind": kind, **rest})
+            self.bridge._send_msg({"kind": kind, **rest})  # the name by which Panel documents it
 
 
 def page(workers: Workers) -> pn.Template:

@@ -371,8 +371,7 @@ export function render({ model }) {
 
   // Messages of the server
   const handlers = {
-    controls: (m) => { options = m.options },
-    tour: (m) => { steps = m.steps },
+    content: (m) => { options = m.options; steps = m.tour },
     state: (m) => {
       state = m.state; range = m.range; most = m.most; query = m.query
       app.dataset.d = state.d
