@@ -84,7 +84,7 @@ def test_parse():
     [
         ("", "no process ''; give one of vp, vpsong, ddpm, cosine, ve, edm, flow, toy"),
         ("vpp", "no process 'vpp'"),
-        ("vp:sigma=1", "vp takes beta_min, beta_max, eps, T, each once; 'sigma=1' is amiss"),
+        ("vp:sigma=1", "vp takes beta_min, beta_max, eps, T, each once; 'sigma=1' is none of these"),
         ("vp:eps=1e-3,eps=1e-4", "each once"),
         ("vp:eps", "'eps' does not give eps a number; write for example vp:eps="),
         ("vp:eps=small", "'eps=small' does not give eps a number"),

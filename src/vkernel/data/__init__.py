@@ -4,18 +4,5 @@ from vkernel.data.empirical import Empirical
 from vkernel.data.loaders import load, read_cifar_sheets
 from vkernel.data.toys import TOYS, digits, ell, hexagon, line, pair, random_six, square, toy, triple
 
-__all__ = [
-    "TOYS",
-    "Empirical",
-    "digits",
-    "ell",
-    "hexagon",
-    "line",
-    "load",
-    "pair",
-    "random_six",
-    "read_cifar_sheets",
-    "square",
-    "toy",
-    "triple",
-]
+__all__ = ["TOYS", "Empirical", "digits", "ell", "hexagon", "line", "load", "pair", "random_six", "read_cifar_sheets"]
+__all__ += ["square", "toy", "triple"]

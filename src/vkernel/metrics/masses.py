@@ -21,16 +21,8 @@ from vkernel.metrics.samples import CHUNK, Array, Members, Samples, read, read_p
 from vkernel.process import Anisotropic, Process
 from vkernel.score.empirical import EmpiricalScore
 
-__all__ = [
-    "ModeWeights",
-    "boundary_mass",
-    "gap_mass",
-    "histogram",
-    "kl",
-    "memorised_fraction",
-    "mode_weights",
-    "total_variation",
-]
+__all__ = ["ModeWeights", "boundary_mass", "gap_mass", "histogram", "kl", "memorised_fraction", "mode_weights"]
+__all__ += ["total_variation"]
 
 Range = tuple[float, float] | Sequence[tuple[float, float]] | Tensor | None
 

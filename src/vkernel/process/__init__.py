@@ -5,7 +5,7 @@ A process adds noise to data :math:`x_0` as :math:`t` runs from ``eps`` (data) t
 .. math:: dx = -\beta_t x\,dt + G_t\,dW, \qquad D_t = \tfrac12 G_t G_t^T, \qquad
           p(x \mid x_0, t) = \mathcal N(\alpha_t x_0,\; S_t), \qquad S_t = \sigma_t^2 I .
 
-Two functions say everything, :math:`\alpha_t` and :math:`S_t`; the drift and the diffusion follow from them,
+The drift and the diffusion follow from the two functions :math:`\alpha_t` and :math:`S_t`,
 
 .. math:: \beta = -\alpha'/\alpha, \qquad D = \tfrac12 S' + \beta S, \qquad
           S_t = \alpha_t^2 \Big[ S_\epsilon/\alpha_\epsilon^2 + \int_\epsilon^t 2 D_u \alpha_u^{-2}\,du \Big].
@@ -25,8 +25,8 @@ process                alpha                S           beta             D      
 
 Here B = bmin t + bd t²/2, bd = bmax - bmin; θ = (π/2)(t+s)/(1+s), θ0 = θ(0); and VE has sigma = smin (smax/smin)^t.
 :class:`Anisotropic` has :math:`S_t = \sigma_t^2 \Gamma` and :math:`D_t = D^{\rm base}_t \Gamma`: it is an isotropic
-process in the coordinates :math:`\Gamma^{-1/2} x`. Every process has ``base``, ``whiten`` and ``unwhiten`` (an
-isotropic one: itself, and twice the identity), so that what is written for ``base`` in those coordinates serves all.
+process in the coordinates :math:`\Gamma^{-1/2} x`. Every process has ``base``, ``whiten`` and ``unwhiten`` (for an
+isotropic one: itself, and twice the identity), so that code written for ``base`` in those coordinates serves all.
 
 .. rubric:: Which VP is which
 
@@ -38,7 +38,7 @@ Three "VP" processes are in use, and the same two numbers mean different noise i
 * Ho et al. (2020), diffusers, :class:`DDPM`: N discrete betas, alpha² = prod (1 - beta_j). With beta_j = b(j/N)/N,
   index i is about t = (i+1)/N of VPSong: ``DDPM.linear(1e-4, .02, 1000)`` is close to ``VPSong()``.
 
-Between any two, :meth:`Process.convert` moves a point to where sigma/alpha is the same.
+Between any two, :meth:`Process.convert` maps a point to the one with the same sigma/alpha.
 
 .. rubric:: Formulas
 
@@ -49,52 +49,31 @@ range-checked (:meth:`Process.check` is). Half precision is computed in float32 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 from vkernel.core.errors import InputError, require
 from vkernel.process.base import Process
 from vkernel.process.kinds import DDPM, EDM, VE, VP, Anisotropic, Cosine, FlowMatching, Toy, VPSong
 
-__all__ = [
-    "DDPM",
-    "EDM",
-    "PROCESSES",
-    "VE",
-    "VP",
-    "Anisotropic",
-    "Cosine",
-    "FlowMatching",
-    "Process",
-    "Toy",
-    "VPSong",
-    "from_spec",
-    "parse",
-    "spec",
-]
+__all__ = ["DDPM", "EDM", "PROCESSES", "VE", "VP", "Anisotropic", "Cosine", "FlowMatching", "Process", "Toy", "VPSong"]
+__all__ += ["from_spec", "parse", "spec"]
 
-PROCESSES: dict[str, type[Process]] = {
-    "vp": VP,
-    "vpsong": VPSong,
-    "ddpm": DDPM,
-    "cosine": Cosine,
-    "ve": VE,
-    "edm": EDM,
-    "flow": FlowMatching,
-    "toy": Toy,
-}
+PROCESSES: dict[str, type[Process]] = {"vp": VP, "vpsong": VPSong, "ddpm": DDPM, "cosine": Cosine, "ve": VE}
+PROCESSES |= {"edm": EDM, "flow": FlowMatching, "toy": Toy}
 
 
 def parse(text: str) -> Process:
-    """The process that a command line names: ``"vp"``, ``"vp:beta_max=10,eps=1e-4"``, ``"ddpm:steps=100"``."""
+    """Return the process that a command line names: ``"vp"``, ``"vp:beta_max=10,eps=1e-4"``, ``"ddpm:steps=100"``."""
     name, _, options = (part.strip() for part in text.partition(":"))
-    require(name.lower() in PROCESSES, f"There is no process {name!r}; give one of {', '.join(PROCESSES)}.")
-    cls = PROCESSES[name.lower()]
-    known = ["beta_start", "beta_end", "steps", "eps", "T"] if cls is DDPM else [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    cls = _named(name.lower(), name)
+    known = ["beta_start", "beta_end", "steps", "eps", "T"] if cls is DDPM else _fields(cls)
     given: dict[str, Any] = {}
     for option in filter(None, (part.strip() for part in options.split(","))):
         key, _, value = (part.strip() for part in option.partition("="))
-        require(key in known and key not in given, f"{name} takes {', '.join(known)}, each once; {option!r} is amiss.")
+        good = key in known and key not in given
+        require(good, f"{name} takes {', '.join(known)}, each once; {option!r} is none of these.")
         try:
             given[key] = int(value) if key == "steps" else float(value)
         except ValueError:
@@ -102,19 +81,27 @@ def parse(text: str) -> Process:
     return DDPM.linear(**given) if cls is DDPM else cls(**given)
 
 
-def spec(process: Process) -> dict[str, Any]:
-    """The process in JSON, read by :func:`from_spec`."""
+def spec(process: Process) -> dict[str, object]:
+    """Return the process as a dictionary for JSON, which :func:`from_spec` reads."""
     names = [name for name, cls in PROCESSES.items() if type(process) is cls]
     require(names, f"This process cannot be written down: {process!r}.")
-    return {"kind": names[0], **{f.name: getattr(process, f.name) for f in fields(process)}}  # type: ignore[arg-type]
+    return {"kind": names[0], **{name: vars(process)[name] for name in _fields(type(process))}}
 
 
-def from_spec(spec: dict[str, Any]) -> Process:
-    """A process from its :func:`spec`."""
-    given = dict(spec)
+def from_spec(spec: Mapping[str, object]) -> Process:
+    """Return the process of a :func:`spec`."""
+    given: dict[str, Any] = dict(spec)
     kind = given.pop("kind", None)
-    require(kind in PROCESSES, f"There is no process {kind!r}; give one of {', '.join(PROCESSES)}.")
     try:
-        return PROCESSES[kind](**given)
+        return _named(kind, kind)(**given)
     except TypeError as error:
         raise InputError(f"A process {kind} cannot be made from {given!r}: {error}.") from None
+
+
+def _named(name: object, shown: object) -> type[Process]:
+    require(name in PROCESSES, f"There is no process {shown!r}; give one of {', '.join(PROCESSES)}.")
+    return PROCESSES[cast(str, name)]
+
+
+def _fields(cls: type[Process]) -> list[str]:
+    return [f.name for f in fields(cast(Any, cls))]

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from types import FunctionType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ class Process(ABC):
 
     def __post_init__(self) -> None:
         """Check the parameters: all finite and positive (eps may be 0), eps < T, sigma/alpha increasing."""
-        given = {f.name: getattr(self, f.name) for f in fields(self) if f.type == "float"}  # type: ignore[arg-type]
+        given = {f.name: vars(self)[f.name] for f in fields(cast(Any, self)) if f.type == "float"}
         for name, value in given.items():
             number = numbers(name, [value])[0]
             object.__setattr__(self, name, number)
