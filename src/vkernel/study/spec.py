@@ -37,7 +37,7 @@ r"""The study file: TOML, or a dictionary of the same form, which is checked bef
 =================  =====================================================================================================
 
 ``sampler.lookup = {nodes = 2001, limit = 5.0, read = "linear"}`` evaluates denoisers of numbers at ``nodes`` places on
-±``limit`` alone and interpolates between them, or reads the next node to the right (``read = "right"``).
+± ``limit`` alone and interpolates between them, or reads the next node to the right (``read = "right"``).
 
 ``measure.regions`` names parts of space: ``arcs = {norm = [0.75, 1.25], away = 0.25}`` adds the quantity ``arcs``, the
 share of samples with 0.75 < \|x\| < 1.25 that are farther than 0.25 from every training point. Further conditions are

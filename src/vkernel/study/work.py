@@ -8,7 +8,7 @@ Kept of every member, from samples :math:`x` that start at the same places for a
 ``gap``         :math:`P(a < |x| < b)` in one dimension, if ``measure.gap = [a, b]``
 ``nearest``     mean distance to the nearest training point
 ``share``       share of samples nearest to each training point
-``density``     histogram over ±``measure.limit``, in one or two dimensions
+``density``     histogram over ± ``measure.limit``, in one or two dimensions
 ``sample``      the first ``measure.keep`` samples
 ``score``       the score at ``measure.places`` places and ``measure.times`` (one dimension)
 ==============  =================================================================================================
