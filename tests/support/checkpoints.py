@@ -44,7 +44,7 @@ def u(name: str = "unet28_fashion.pt") -> Checkpoint:
 
 
 def c(name: str) -> Checkpoint:
-    options = {"betas": "key:alpha_t", "strip": "gt.", "time": "fraction", "range": "-.5,.5"}
+    options = {"betas": "key:alpha_t", "strip": "gt.", "time": "fraction", "range": "-.5,.5", "shape": (1, 28, 28)}
     return Checkpoint.from_weights(Path(MODELS or "") / name, C, **options)
 
 

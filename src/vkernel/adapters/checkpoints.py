@@ -44,7 +44,6 @@ class Checkpoints(Scores):
         for k, member in enumerate(held[1:], 1):
             self._check_alike(member, self.names[k])
         self.range = next((m.range for m in held if isinstance(m, Wrapped) and m.range is not None), None)
-        self.shape = next((m.shape for m in held if m.shape is not None), None)
 
     def __len__(self) -> int:
         return len(self.members)
@@ -55,7 +54,7 @@ class Checkpoints(Scores):
     def select(self, indices: Sequence[int]) -> Checkpoints:
         part = object.__new__(Checkpoints)
         part.members, part.names = [self.members[k] for k in indices], [self.names[k] for k in indices]
-        part.process, part.range, part.shape = self.process, self.range, self.shape
+        part.process, part.range = self.process, self.range
         part.groups = self.groups.keep(indices)
         return part
 
@@ -73,6 +72,11 @@ class Checkpoints(Scores):
         own = isinstance(t, Tensor) and t.ndim >= x.ndim - len(self.members[0].split(x[0])[1])
         times: Sequence[Time] = list(t) if own and isinstance(t, Tensor) else [t] * len(self)
         return torch.stack([self._score(m, *at) for m, at in enumerate(zip(x, times, strict=True))])
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:  # type: ignore[override]
+        """The event shape, ``None`` until a member knows it."""
+        return next((m.shape for m in self.members if m.shape is not None), None)
 
     @property
     def device(self) -> torch.device:

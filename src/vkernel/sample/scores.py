@@ -42,7 +42,7 @@ from torch import Tensor
 
 from vkernel.core import rng
 from vkernel.core.covariance import Covariance, Cross, Factored
-from vkernel.core.errors import require
+from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate, jackknife, leave_one_out
 from vkernel.core.progress import Progress, Reporter
 from vkernel.core.progress import progress as show_progress
@@ -185,7 +185,8 @@ class Scores(ABC):
         good = isinstance(n, int) and not isinstance(n, bool) and n >= 1
         require(good, f"The number of samples must be ≥ 1; got {n!r}.")
         shape = self.shape
-        assert shape is not None, "the event shape of these scores is not known yet: call them once"
+        if shape is None:
+            raise InputError("The event shape of these scores is not known yet: give shape= when they are read, or x_T.")
 
         def draw(member: int) -> Tensor:
             source = rng.stream(seed, "ensemble/x_T", member)

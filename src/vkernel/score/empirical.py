@@ -64,8 +64,8 @@ class EmpiricalScore(Score):
     def __call__(self, x: Tensor, t: Time) -> Tensor:
         x, t = self.check(x, t)
         if not isinstance(self.process, Anisotropic):
-            return _Derivative.apply(x, t, self)
-        return self.process.whiten(_Derivative.apply(self.process.whiten(x.double()), t, self)).to(x.dtype)
+            return _derivative(x, t, self)
+        return self.process.whiten(_derivative(self.process.whiten(x.double()), t, self)).to(x.dtype)
 
     def posterior(self, x: Tensor, t: Time) -> Posterior:
         """Return the posterior over training points for each query."""
@@ -188,7 +188,7 @@ class EmpiricalScore(Score):
     def _jacobian(self, x: Tensor, t: Tensor, v: Tensor) -> Tensor:
         """Return :math:`(C - S^{-1}) v` in the isotropic coordinates."""
         alpha, var = (over_event(a, self.shape) for a in self.levels(t.to(v.device)))
-        product = _Derivative.apply(x, t, self, v)
+        product = _derivative(x, t, self, v)
         return (product * (alpha / var).square() - v / var).to(v.dtype)
 
 
@@ -242,7 +242,7 @@ class _Unwhitened(Posterior):
 
     def sample(self, k: int, generator: Generator = None) -> Tensor:
         index = self.sample_indices(k, generator)
-        points = self.engine.whole.data.take(index.flatten())  # type: ignore[attr-defined]
+        points: Tensor = self.engine.whole.data.take(index.flatten())  # type: ignore[attr-defined]
         return points.to(self.device, self.dtype).reshape(index.shape + self.shape)
 
     def third(self, v: Tensor, u: Tensor) -> Tensor:
@@ -283,8 +283,8 @@ class _Derivative(torch.autograd.Function):
         if not vectors:
             return ctx.score._jacobian(x, t, g), *none
         v = _at_most_one(vectors)
-        dx = _Derivative.apply(x, t, ctx.score, v, g).to(x.dtype) if ctx.needs_input_grad[0] else None
-        dv = _Derivative.apply(x, t, ctx.score, g).to(v.dtype) if ctx.needs_input_grad[3] else None
+        dx = _derivative(x, t, ctx.score, v, g).to(x.dtype) if ctx.needs_input_grad[0] else None
+        dv = _derivative(x, t, ctx.score, g).to(v.dtype) if ctx.needs_input_grad[3] else None
         return dx, None, None, dv
 
     @staticmethod
@@ -293,26 +293,32 @@ class _Derivative(torch.autograd.Function):
         # what was saved, without the tangents of the level that is being differentiated
         x, t, *vectors = (forward_ad.unpack_dual(a).primal for a in ctx.saved_tensors)
         with forward_ad._set_fwd_grad_enabled(True):  # torch turns it off here, and with it every outer jvp
-            if not vectors:
-                return ctx.score._jacobian(x, t, dx)
+            score: EmpiricalScore = ctx.score
+            if not vectors and dx is not None:
+                return score._jacobian(x, t, dx)
             v, out = _at_most_one(vectors), torch.zeros_like(x, dtype=torch.float64)
             if dx is not None:
-                out = out + _Derivative.apply(x, t, ctx.score, v, dx)
+                out = out + _derivative(x, t, score, v, dx)
             if dvs[0] is not None:
-                out = out + _Derivative.apply(x, t, ctx.score, dvs[0])
+                out = out + _derivative(x, t, score, dvs[0])
             return out
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, t: Tensor, score: EmpiricalScore, *vs: Tensor) -> tuple[Tensor, int]:
         """The mapped axis becomes one more batch axis in front, of x, of the vectors and of t."""
-        x, *vs = (
+        x, *mapped = (
             a.unsqueeze(0).expand(info.batch_size, *a.shape) if dim is None else a.movedim(dim, 0)
             for a, dim in zip((x, *vs), (in_dims[0], *in_dims[3:]), strict=True)
         )
         if in_dims[1] is not None:
             t = t.movedim(in_dims[1], 0)
             t = t.reshape(t.shape[:1] + (1,) * (x.ndim - len(score.shape) - t.ndim) + t.shape[1:])
-        return _Derivative.apply(x, t, score, *vs), 0
+        return _derivative(x, t, score, *mapped), 0
+
+
+def _derivative(x: Tensor, t: Tensor, score: EmpiricalScore, *vectors: Tensor) -> Tensor:
+    out: Tensor = _Derivative.apply(x, t, score, *vectors)  # type: ignore[no-untyped-call]
+    return out
 
 
 def _at_most_one(vectors: list[Tensor]) -> Tensor:
