@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core.errors import InputError, require
-from vkernel.core.estimate import jackknife_se
+from vkernel.core.estimate import Estimate, jackknife_se
 from vkernel.kernels import Kernel, Linear
 from vkernel.reports.compare_laws import Columns, Theory, columns, compare_laws, draw_laws, range_of
 from vkernel.reports.compare_text import attributes, summary, table
@@ -72,7 +72,7 @@ def compare(
     ``attrs["summary"]`` is a sentence, ``attrs["table"]`` a table; :func:`vkernel.plots.comparison` draws the result.
 
     Args:
-        scores: an Ensemble or Checkpoints of five members or more; a list, with one theory each, adds the dimension
+        scores: an Ensemble or Checkpoints of three members or more (cumulants need five); a list, with one theory each, adds the dimension
             "condition".
         theory: a V-kernel, which predicts the covariance over members, or a score, which predicts their mean.
         x: places ``(N, *shape)``, the dimension "x".
@@ -140,7 +140,7 @@ def _pairs(scores: Scores | Sequence[Scores], theory: Theory | Sequence[Theory])
         good = s.process == every[0].process and s.shape == every[0].shape
         require(good, "All ensembles must have the same process and the same event shape.")
         finite = len(s) - len(s.diverged)
-        require(finite >= 5, f"A comparison needs at least five finite members; there are {finite}.")
+        require(finite >= 3, f"A comparison needs at least three finite members; there are {finite}.")
     return pairs
 
 
@@ -253,11 +253,13 @@ def _pooled(name: str, value: Tensor, without: Tensor, scale: Tensor, bulk: Tens
 
 
 def _gaussianity(s: Tensor, bulk: Tensor) -> Columns:
+    unknown = Estimate(*[s[0, 0] * math.nan] * 4)  # fourth cumulants with errors need five members
+    enough, times = len(s) >= 5, range(s.shape[1])
+    each = [cumulants(s[:, k], components=1) for k in times] if enough else []
     found: Columns = {}
-    each = [cumulants(s[:, k], components=1) for k in range(s.shape[1])]
-    estimates = {"skewness": [c.skewness for c in each], "kurtosis": [c.kurtosis for c in each]}
-    for (name, rows), share in zip(estimates.items(), ("skewed_share", "kurtotic_share"), strict=True):
+    for name, share in (("skewness", "skewed_share"), ("kurtosis", "kurtotic_share")):
+        rows = [(c.skewness if name == "skewness" else c.kurtosis) for c in each] or [unknown for _ in times]
         value, se = torch.stack([e.value for e in rows]), torch.stack([e.se for e in rows])
         found |= columns(("t", "x", "axis"), **{name: value, f"{name}_se": se})
-        found |= columns((), **{share: (value.abs() > 2 * se)[bulk].double().mean()})
+        found |= columns((), **{share: (value.abs() > 2 * se)[bulk].double().mean() if enough else math.nan})
     return found

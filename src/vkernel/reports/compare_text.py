@@ -172,7 +172,8 @@ def table(ds: xarray.Dataset) -> str:
         if "ratio" in ds:
             row["median"] = f"{float(one.ratio_median):.3f}"
             row["5–95 % of places"] = f"{float(one.ratio_low):.2f}–{float(one.ratio_high):.2f}"
-        row |= {n: f"{100 * float(one[f'{n}_share']):.0f} %" for n in ("skewed", "kurtotic")}
+        shares = {n: float(one[f"{n}_share"]) for n in ("skewed", "kurtotic")}
+        row |= {n: "–" if share != share else f"{100 * share:.0f} %" for n, share in shares.items()}
         laws = [n for n in ("field", "closure", "semiclassical", "theory", "floor") if f"tv_{n}" in ds]
         row |= {f"TV {n}": f"{float(one[f'tv_{n}']):.3f}" for n in laws}
         columns = list(row)[not by :]

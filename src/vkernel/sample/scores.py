@@ -186,7 +186,9 @@ class Scores(ABC):
         require(good, f"The number of samples must be ≥ 1; got {n!r}.")
         shape = self.shape
         if shape is None:
-            raise InputError("The event shape of these scores is not known yet: give shape= when they are read, or x_T.")
+            raise InputError(
+                "The event shape of these scores is not known yet: give shape= when they are read, or x_T."
+            )
 
         def draw(member: int) -> Tensor:
             source = rng.stream(seed, "ensemble/x_T", member)
