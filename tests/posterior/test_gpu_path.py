@@ -6,6 +6,7 @@ import copy
 import importlib.util
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ import vkernel as vk
 from vkernel.core.errors import InputError
 from vkernel.posterior import Engine, Moments, Queries, gpu
 from vkernel.posterior.gpu import GPUPath, fp16, steps
-from vkernel.posterior.gpu.fp16 import accumulation
+from vkernel.posterior.gpu.fp16 import Logits, accumulation
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -88,22 +89,21 @@ def test_the_bound_holds_and_is_not_idle(kind, triton, flat):
         x = queries(data.rows(0, data.n).double().cpu(), sigma, 8).to(DEVICE)
         q = score.queries(x, torch.tensor(sigma))
         h = f.fp16
-        left = f.steps.split(q, h.center, h.unit, h.width, h.bound(len(q)))
-        logits = h.logits(left)
+        logits = f.steps.split(q, h)
         every = (
             torch.arange(16, device=DEVICE).repeat_interleave(data.n),
             torch.arange(data.n, device=DEVICE).repeat(16),
         )
         exact = q.exact_logits(data, f.points.log_w, *every).reshape(16, data.n)
-        offset = f.points.log_w[0] - left.norm.square() / (2 * q.var)
+        offset = f.points.log_w[0] - logits.norm.square() / (2 * q.var)
         error = (logits.values().double() + offset[:, None] - exact).abs().amax(1)
-        delta = left.delta
+        delta = logits.delta
         assert (error <= delta).all(), (error / delta).max()
-        scale = left.size * h.radius
+        scale = logits.size * h.radius
         assert (delta <= (1e-3 if flat == "two at once" and h.complete else 3e-3) * scale + 1e-5).all()
         for low in {False, h.low is not None}:  # what the calibration says of the errors that remain
             screened = f.screen(q, False)
-            h.refine(screened.left, screened.logits, low)
+            h.refine(screened.logits, low)
             finer = (screened.logits.values().double() + offset[:, None] - exact).square().mean(1).sqrt()
             expected = f.error(screened, low, f.loss(len(q), low)).sqrt()
             assert (finer <= 3 * expected + 2e-7 * exact.abs().amax(1)).all(), (sigma, low)
@@ -332,16 +332,16 @@ def test_again_and_again_in_any_mode(triton):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_kernels_agree_with_torch(weighted):
     from vkernel.posterior.gpu import triton_steps
-    from vkernel.posterior.gpu.steps import Logits
 
     n, columns, count = 4500, 4544, 6
     raw = torch.randn(2, count, columns, generator=gen(0)).to(DEVICE)
     gain, slope = torch.rand(2, count, generator=gen(1)).to(DEVICE)
     half, log_w = torch.rand(2, columns, generator=gen(2)).to(DEVICE)
+    points = SimpleNamespace(n=n, rows=columns, half=half, log_w=log_w if weighted else None)
     both = triton_steps, steps
 
     for made in (0, 1):
-        one, two = (Logits(raw[made].clone(), gain, slope, half, log_w if weighted else None, n) for _ in both)
+        one, two = (Logits(points, None, gain, slope, None, None, None, raw[made].clone()) for _ in both)
         for a, b in zip(triton_steps.peaks(one, True), steps.peaks(two, True), strict=True):
             torch.testing.assert_close(a, b)
         first, second = steps.peaks(two, True)
@@ -349,11 +349,11 @@ def test_kernels_agree_with_torch(weighted):
         threshold[0] = -1e9  # longer than the list
         levels = torch.stack([second - 0.5, threshold])
         a, b = (k.survey(part, first, levels) for k, part in zip(both, (one, two), strict=True))
-        assert torch.equal(a.count.sum(2), b.count.sum(2))
-        for field in ("below", "total", "square"):
-            torch.testing.assert_close(getattr(a, field), getattr(b, field), rtol=1e-5, atol=1e-5)
+        assert torch.equal(a[0].sum(2), b[0].sum(2))
+        for got, want in zip(a[1:], b[1:], strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
         (c1, i1), (c2, i2) = (
-            k.select(part, threshold, 64, seen.count[1]) for k, part, seen in zip(both, (one, two), (a, b), strict=True)
+            k.select(part, threshold, 64, seen[0][1]) for k, part, seen in zip(both, (one, two), (a, b), strict=True)
         )
         assert torch.equal(c1, c2)
         held = steps.held(c1, 64)
@@ -375,16 +375,14 @@ def test_kernels_agree_with_torch(weighted):
 @pytest.mark.parametrize("planes", [1, 2])
 def test_split_agrees_with_torch(planes):
     from vkernel.posterior.gpu import triton_steps
-    from vkernel.posterior.gpu.steps import Bound
 
     x = torch.randn(5, 70, generator=gen(0), dtype=torch.float64).to(DEVICE)
     alpha, var = torch.rand(2, 5, generator=gen(1), dtype=torch.float64).to(DEVICE)
     alpha[2] = 0.0
-    center, bound = (
-        torch.randn(70, generator=gen(2), dtype=torch.float64).to(DEVICE),
-        Bound(planes, 2.0, 1e-3, 1e-4, 0.5),
-    )
-    a, b = (k.split(Queries(x, alpha, var), center, 0.25, 128, bound) for k in (triton_steps, steps))
+    center = torch.randn(70, generator=gen(2), dtype=torch.float64).to(DEVICE)
+    points = SimpleNamespace(d=70, width=128, unit=0.25, center=center, multiply=lambda factors: factors)
+    points.bound = lambda count: (planes, 2.0, 1e-3, 1e-4, 0.5)
+    a, b = (k.split(Queries(x, alpha, var), points) for k in (triton_steps, steps))
     assert torch.equal(a.factors, b.factors)
     for field in ("gain", "slope", "norm", "size", "delta"):
         torch.testing.assert_close(getattr(a, field), getattr(b, field), rtol=1e-6, atol=0)
@@ -406,7 +404,8 @@ def test_a_path_that_fails_or_errs_is_not_used(wrong: str, monkeypatch: pytest.M
                 raise RuntimeError("no such instruction")
             return Moments(queries.var, queries.x + 1.0)
 
+    monkeypatch.setattr(gpu, "suitable", lambda points: True)
     monkeypatch.setattr(gpu, "GPUPath", lambda dense: Broken())
     points = torch.randn(50, 40, generator=torch.Generator().manual_seed(0))
     with pytest.warns(UserWarning, match="cannot be used|is not used"):
-        assert gpu.checked(Engine(vk.Empirical(points)).dense) is None
+        assert Engine(vk.Empirical(points)).gpu is None

@@ -33,6 +33,7 @@ recorded as CUDA graphs (:class:`Recordings`).
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
 import threading
 import warnings
@@ -40,24 +41,23 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.posterior.dense import Dense
+from vkernel.posterior.dense import CentredPoints, Dense
 from vkernel.posterior.gpu import fp16
 from vkernel.posterior.gpu import steps as torch_steps
 from vkernel.posterior.gpu.calibration import Loss, calibrate
-from vkernel.posterior.gpu.fp16 import FP16Points
-from vkernel.posterior.gpu.steps import FULL, TINY, WIDE, Left, Logits
-from vkernel.posterior.moments import Moments
+from vkernel.posterior.gpu.fp16 import FULL, TINY, WIDE, FP16Points, Logits
+from vkernel.posterior.moments import Moments, merge
 from vkernel.posterior.weights import Queries, SparseWeights, Weights
 
 __all__ = ["GPUPath", "trusted_path"]
 
-T = TypeVar("T")
+Take = Callable[[str, Callable[[], Any]], Any]  # takes a step of this name, or replays it
 AGREE = 5e-5  # of the data's radius, between the GPU path and the reference path
 MARGIN = 16.0  # dropped points hold less than exp(-MARGIN) of the weight
 NARROWER = 4.0  # beyond MARGIN, the window that is tried before log n
@@ -77,9 +77,8 @@ SIZES = 6  # sizes of batches whose graphs are kept
 
 @dataclass
 class Screened:
-    """Split queries, their logits, candidates; the largest logit, the weight relative to it, n_eff, ``(B,)``."""
+    """Logits of queries, their candidates; the largest logit, the weight relative to it, n_eff, ``(B,)``."""
 
-    left: Left
     logits: Logits
     count: Tensor
     index: Tensor
@@ -92,8 +91,8 @@ class Screened:
 class Sparse:
     """The moments of stage 1, and which queries go on to which stage, ``(B,)``.
 
-    ``numbers`` counts the queries that are invalid, those of each stage, and those of the third that have heavy points
-    even with both residuals of the data.
+    ``numbers`` counts the queries that are invalid, those of each later stage, and those of the third that have heavy
+    points even with both residuals of the data.
     """
 
     seen: Screened
@@ -102,6 +101,10 @@ class Sparse:
     full: Tensor
     reference: Tensor
     numbers: Tensor
+
+    def joined(self) -> Sparse:
+        """The same with the queries of stage 3 in stage 2."""
+        return replace(self, light=self.light | self.full)
 
 
 class Recording:
@@ -114,11 +117,11 @@ class Recording:
     def __init__(self, x: Tensor) -> None:
         wide = torch.empty_like(x, dtype=WIDE, memory_format=torch.contiguous_format)
         self.queries = Queries(wide, wide.new_empty(len(x)), wide.new_empty(len(x)))
-        self.graphs: dict[str, tuple[torch.cuda.CUDAGraph, object] | None] = {}
+        self.graphs: dict[str, tuple[torch.cuda.CUDAGraph, Any] | None] = {}
         self.free = torch.cuda.Event()
         self.free.record()
 
-    def take(self, name: str, step: Callable[[], T]) -> T:
+    def take(self, name: str, step: Callable[[], Any]) -> Any:
         """``step()``, or what was recorded of it under this name."""
         if name not in self.graphs:
             self.graphs[name] = None
@@ -130,7 +133,7 @@ class Recording:
                 result = step()
             recorded = self.graphs[name] = graph, result
         recorded[0].replay()
-        return recorded[1]  # type: ignore[return-value]
+        return recorded[1]
 
 
 class Recordings:
@@ -165,9 +168,10 @@ class GPUPath:
 
     def __init__(self, dense: Dense, triton: bool | None = None) -> None:
         self.dense, self.points = dense, dense.points
-        self.triton = dense.points.device.type == "cuda" and _has_triton() if triton is None else triton
+        on_gpu = self.points.device.type == "cuda"
+        self.triton = on_gpu and importlib.util.find_spec("triton") is not None if triton is None else triton
         self.fp16 = FP16Points(self.points)
-        self.recorded = self.triton and self.points.device.type == "cuda" and self.fp16.stored.values is not None
+        self.recorded = self.triton and on_gpu and self.fp16.values is not None
         self.recordings = Recordings()
         self.spread = max(float((2 * self.fp16.half[: self.points.n].to(WIDE).mean()).sqrt()), TINY)
         self.losses: dict[tuple[bool, bool], Loss] = {}
@@ -187,11 +191,11 @@ class GPUPath:
     @property
     def usable(self) -> bool:
         """Whether this process sums fp16 products in float32, as the bound assumes."""
-        return not getattr(torch.backends.cuda.matmul, "allow_fp16_accumulation", False)
+        return not torch.backends.cuda.matmul.allow_fp16_accumulation
 
     def cap(self, queries: int) -> int:
         """The number of candidates beyond which the dense stages are cheaper than reading the candidates twice."""
-        n, d, values = self.points.n, self.fp16.width, self.fp16.stored.values
+        n, d, values = self.points.n, self.fp16.width, self.fp16.values
         dense = max(4 * n * d, 8 * queries * n * d / BALANCE)
         each = 8 if values is None else max(4, values.itemsize)  # of bytes, looking them up takes longer than reading
         return int(2 ** math.floor(math.log2(min(max(dense / (2 * queries * d * each) / 2, 64), MOST))))
@@ -234,9 +238,7 @@ class GPUPath:
         return out
 
     @contextlib.contextmanager
-    def _placed(
-        self, x: Tensor, alpha: Tensor | float, var: Tensor | float
-    ) -> Iterator[tuple[Queries, Callable[[str, Callable[[], T]], T]]]:
+    def _placed(self, x: Tensor, alpha: Tensor | float, var: Tensor | float) -> Iterator[tuple[Queries, Take]]:
         """Queries and how to take a step with them: directly, or from the recordings of this size of batch."""
         if self.recorded and self._bytes_per_query() * len(x) <= self.points.memory // 12:
             with self.recordings.at(x, alpha, var) as recording:
@@ -245,30 +247,28 @@ class GPUPath:
             wide = [x.new_full((len(x),), a, dtype=WIDE) if isinstance(a, float) else a for a in (alpha, var)]
             yield Queries(x.to(WIDE), *wide), lambda name, step: step()
 
-    def _stages(self, queries: Queries, take: Callable[[str, Callable[[], T]], T]) -> tuple[Moments, bool]:
-        """The moments of all queries; whether some query is NaN or too far away. ``take`` takes a step."""
-        size = len(queries)
-        sparse: Sparse = take("sparse", lambda: self.sparse(queries))  # type: ignore[assignment,arg-type,return-value]
+    def _stages(self, queries: Queries, take: Take) -> tuple[Moments, bool]:
+        """The moments of all queries, and whether some query is NaN or too far away."""
+        sparse: Sparse = take("sparse", lambda: self.sparse(queries))
         invalid, light, full, others, heavy = sparse.numbers.tolist()
-        out = sparse.moments
+        out, size = sparse.moments, len(queries)
         if invalid or light + full + others == 0:
             return out, bool(invalid)
-        again, rest = sparse.reference, None
+        reference, apart = sparse.reference, torch.zeros_like(sparse.reference)
         if size > fp16.SMALL and light + full <= size // 2:
-            rest = sparse.light | sparse.full
+            apart = sparse.light | sparse.full
         elif full:
             low = self.fp16.low is not None  # both residuals leave the fewest heavy points, often none
             if low and not heavy:
-                every = replace(sparse, light=sparse.light | sparse.full)
-                out, _ = take("light, low", lambda: self._dense(queries, every, False, True))  # type: ignore
+                out, _ = take("light, low", lambda: self._dense(queries, sparse.joined(), False, True))
             else:
-                out, again = take("full", lambda: self._dense(queries, sparse, True, low))  # type: ignore
+                out, reference = take("full", lambda: self._dense(queries, sparse, True, low))
         elif light:
-            out, _ = take("light", lambda: self._dense(queries, sparse, False, False))  # type: ignore
-        for mask, evaluate in ((again, self.dense.moments), (rest, self._apart)):
-            some = None if mask is None else mask.nonzero().squeeze(-1)
-            if some is not None and len(some):
-                out.put(some, evaluate(queries[some]))
+            out, _ = take("light", lambda: self._dense(queries, sparse, False, False))
+        for mask, evaluate in ((reference, self.dense.moments), (apart, self._apart)):
+            rows = mask.nonzero().squeeze(-1)
+            if len(rows):
+                out.put(rows, evaluate(queries[rows]))
         return out, False
 
     def _apart(self, queries: Queries) -> Moments:
@@ -281,38 +281,36 @@ class GPUPath:
 
     def screen(self, queries: Queries, covariance: bool) -> Screened:
         """The logits of all points from one product, and certified candidates."""
-        h, steps, size = self.fp16, self.steps, len(queries)
-        left = steps.split(queries, h.center, h.unit, h.width, h.bound(size))
-        logits = h.logits(left)
+        steps, size = self.steps, len(queries)
+        logits: Logits = steps.split(queries, self.fp16)
         first, second = steps.peaks(logits, covariance)
         # A single point has no second: then nothing can be dropped, and nothing need be.
         reference = torch.where(second.isfinite(), second, first) if covariance else first
-        base = reference - 2 * left.delta - MARGIN
+        base = reference - 2 * logits.delta - MARGIN
         thresholds = torch.stack([base - NARROWER, base - math.log(self.points.n)]).float()
-        survey = steps.survey(logits, first, thresholds)
-        certified = survey.below.to(WIDE).log() <= base - first - 1e-3  # which is more than float32 sums lose
-        cap = max(self.cap(size), min(LONG, MOST))
-        counts = torch.where(certified[:, None], *survey.count)
+        counts, below, total, square = steps.survey(logits, first, thresholds)
+        certified = below.to(WIDE).log() <= base - first - 1e-3  # which is more than float32 sums lose
+        usual = self.cap(size)
+        cap = max(usual, min(LONG, MOST))
+        counts = torch.where(certified[:, None], *counts)
         count, index = steps.select(logits, torch.where(certified, *thresholds), cap, counts)
         # A few queries may have many candidates, if not all have.
-        fits = count.clamp_max(cap).sum() <= size * self.cap(size)
-        short = (count <= torch.where(fits, cap, self.cap(size))) & (left.delta < FAR)
-        count = torch.where(short, count, cap + 1)
-        return Screened(left, logits, count, index, first, survey.total, survey.total.square() / survey.square)
+        fits = count.clamp_max(cap).sum() <= size * usual
+        short = (count <= torch.where(fits, cap, usual)) & (logits.delta < FAR)
+        return Screened(logits, torch.where(short, count, cap + 1), index, first, total, total.square() / square)
 
     def sparse(self, queries: Queries) -> Sparse:
         """Stage 1 for all queries."""
-        seen = self.screen(queries, False)
-        exact = self.steps.exact(queries, self.fp16.stored, seen.count, seen.index)
-        moments = Moments(*self.steps.mean(self.fp16.stored, seen.count, seen.index, exact))
+        seen, steps = self.screen(queries, False), self.steps
+        exact = steps.exact(queries, self.fp16, seen.count, seen.index)
+        moments = Moments(*steps.mean(self.fp16, seen.count, seen.index, exact))
         long = seen.count > seen.index.shape[1]
-        many = long & (seen.left.delta < CLOSE) if self.fp16.complete else torch.zeros_like(long)
+        many = long & (seen.logits.delta < CLOSE) if self.fp16.complete else torch.zeros_like(long)
         light, averaged = (
             many & (self.error(seen, low, loss) <= self.allowed(seen, loss) * seen.ess)
             for low, loss in ((low, self.loss(len(queries), low)) for low in (False, True))
         )
-        invalid = ~(seen.left.norm < OUTSIDE * queries.var.sqrt())
-        full = many ^ light
+        full, invalid = many ^ light, ~(seen.logits.norm < OUTSIDE * queries.var.sqrt())
         numbers = torch.stack([invalid, light, full, long ^ many, full & ~averaged]).sum(1)
         return Sparse(seen, moments, light, full, long ^ many, numbers)
 
@@ -324,7 +322,7 @@ class GPUPath:
             count, index = seen.count, seen.index
             q, k = torch_steps.held(count, index.shape[1]).nonzero().unbind(1)
             if len(q):
-                exact = self.steps.exact(queries[block], self.fp16.stored, count, index)
+                exact = self.steps.exact(queries[block], self.fp16, count, index)
                 yield SparseWeights(self.points.data, q + block.start, index[q, k].long(), exact[q, k])
             rest.append((count > index.shape[1]).nonzero().squeeze(-1) + block.start)
         return torch.cat(rest)
@@ -344,11 +342,11 @@ class GPUPath:
         if loss.floor < 2 * FINE:  # if the floor is the error, single points should not add to it
             fine = max(fine, FINE**2 / 4)
         # float64: the smallest allowance is zero in float32, and its logarithm would not be finite
-        return torch.where(seen.ess < SOME, *(torch.full_like(seen.left.norm, v) for v in (fine, coarse)))
+        return torch.where(seen.ess < SOME, *(torch.full_like(seen.logits.norm, v) for v in (fine, coarse)))
 
     def error(self, seen: Screened, low: bool, loss: Loss) -> Tensor:
         """The mean square ε² of the error of one point's part in a mean, relative to it, ``(B,)``."""
-        y, size, slope = self.fp16.radius, seen.left.size, seen.left.slope
+        y, size, slope = self.fp16.radius, seen.logits.size, seen.logits.slope
         eta = loss.noise * y * size + loss.pattern * y * torch.minimum(size, 2 * y * slope) + 2.0**-25 * y * y * slope
         residual = self.fp16.last if low else self.fp16.residual
         return eta.square() + (loss.share**2 + (residual / self.spread) ** 2)
@@ -364,11 +362,11 @@ class GPUPath:
         self, queries: Queries, sparse: Sparse, full: bool, low: bool, loss: Loss | None = None
     ) -> tuple[Moments, Tensor]:
         """Stage 2 or 3 for all, since most of its cost is shared; and which queries need the reference path."""
-        seen, h, steps = sparse.seen, self.fp16, self.steps
+        seen, steps, points = sparse.seen, self.steps, self.fp16
         loss = self.loss(len(queries), low) if loss is None else loss
-        h.refine(seen.left, seen.logits, low)
+        points.refine(seen.logits, low)
         logits = replace(seen.logits, gain=seen.logits.gain * (1 + loss.logits))
-        shift = seen.first + seen.left.delta.float()  # no weight is larger than this
+        shift = seen.first + logits.delta.float()  # no weight is larger than this
         heavy, wanted, reference = None, sparse.light, sparse.reference
         if full:
             wanted = sparse.light | sparse.full
@@ -376,41 +374,43 @@ class GPUPath:
             least = seen.first + (seen.total * share.clamp_max(1.0)).log()
             least = torch.where(sparse.full, least, torch.inf).float()
             cap = min(MOST, max(HEAVY, self.cap(len(queries))))
-            counts = steps.survey(logits, seen.first, least.expand(2, -1)).count[0]
+            counts = steps.survey(logits, seen.first, least.expand(2, -1))[0][0]
             count, index = steps.select(logits, least, cap, counts)
-            exact = steps.exact(queries, h.stored, count, index)
-            heavy = Moments(*steps.mean(h.stored, count, index, exact))
+            heavy = Moments(*steps.mean(points, count, index, steps.exact(queries, points, count, index)))
             steps.strike(logits, count, index)
             shift, reference = torch.minimum(shift, least), reference | (wanted & (count > cap))
         weights, total = steps.weights(logits, shift)
-        log_z = shift - seen.left.norm.square() / (2 * queries.var) + (total / FULL).log()
+        log_z = shift - logits.norm.square() / (2 * queries.var) + (total / FULL).log()
         if not self.points.weighted:
             log_z += self.points.log_w[0]
-        scale = h.unit * (1 + loss.means) / total.clamp_min(TINY)
-        out = Moments(log_z, h.center + scale[:, None] * h.sums(weights, low))
-        if heavy is not None:
-            part = torch.sigmoid(log_z - heavy.log_z)[:, None]
-            out = Moments(torch.logaddexp(heavy.log_z, log_z), (1 - part) * heavy.mean + part * out.mean)
-        log_z = torch.where(wanted, out.log_z, sparse.moments.log_z)
-        return Moments(log_z, torch.where(wanted[:, None], out.mean, sparse.moments.mean)), reference
+        scale = points.unit * (1 + loss.means) / total.clamp_min(TINY)
+        out = Moments(log_z, points.center + scale[:, None] * points.sums(weights, low))
+        out = out if heavy is None else merge(heavy, out)
+        mean = torch.where(wanted[:, None], out.mean, sparse.moments.mean)
+        return Moments(torch.where(wanted, out.log_z, sparse.moments.log_z), mean), reference
+
+
+def suitable(points: CentredPoints) -> bool:
+    """Whether the points lie on a GPU with room for them in fp16, and torch (2.8 or later) sums fp16 products there."""
+    room = 2 * (points.n + 8192) * (points.d + 64) <= points.memory // 2
+    if points.device.type != "cuda" or points.n == 0 or points.d < NARROW or not points.data.in_memory or not room:
+        return False
+    try:
+        square = torch.ones((8, 8), dtype=torch.float16, device=points.device)
+        fp16.add_product(fp16.product(square, square), square, square)
+    except (TypeError, RuntimeError):
+        return False
+    return True
 
 
 def trusted_path(dense: Dense) -> GPUPath | None:
-    """The GPU path, where there is a GPU with room for it and it agrees with the reference path on a few points.
+    """The GPU path, where it is suitable, works, and agrees with the reference path on a few points of the data.
 
     Its kernels are compiled where they run, for GPUs and versions that were never tested: a path that fails or is
     inaccurate is not used, with a warning.
     """
-    points = dense.points
-    room = 2 * (points.n + 8192) * (points.d + 64) <= points.memory // 2
-    suitable = points.n > 0 and points.d >= NARROW and points.data.in_memory and room
-    if points.device.type != "cuda" or not suitable or not fp16.supported(points.device):
+    if not suitable(dense.points):
         return None
-    return checked(dense)
-
-
-def checked(dense: Dense) -> GPUPath | None:
-    """The GPU path, if it works and agrees with the reference path on a few points of the data."""
     try:
         path = GPUPath(dense)
         off = _difference(path, dense)
@@ -421,14 +421,6 @@ def checked(dense: Dense) -> GPUPath | None:
         return path
     warnings.warn(f"The GPU path is off by {off:.1g} here and is not used.", stacklevel=3)
     return None
-
-
-def _has_triton() -> bool:
-    try:
-        import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 def _difference(path: GPUPath, dense: Dense) -> float:

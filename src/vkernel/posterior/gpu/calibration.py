@@ -34,8 +34,7 @@ from torch import Tensor
 from vkernel.core import rng
 from vkernel.posterior.dense import Block
 from vkernel.posterior.gpu import fp16
-from vkernel.posterior.gpu.fp16 import FP16Points
-from vkernel.posterior.gpu.steps import FULL, TINY, WIDE
+from vkernel.posterior.gpu.fp16 import FULL, TINY, WIDE, FP16Points
 from vkernel.posterior.weights import Queries, reduce
 
 __all__ = ["Loss", "calibrate"]
@@ -103,14 +102,13 @@ def _typical(points: FP16Points, size: int) -> Queries:
 def _logits(points: FP16Points, steps: ModuleType, queries: Queries, low: bool) -> Loss:
     """λ and η of the logits of some points."""
     data = points.points.data
-    left = steps.split(queries, points.center, points.unit, points.width, points.bound(len(queries)))
-    logits = points.logits(left)
-    points.refine(left, logits, low)
+    logits = steps.split(queries, points)
+    points.refine(logits, low)
     some = torch.linspace(0, data.n - 1, min(POINTS, data.n), dtype=torch.float64, device=data.device).long()
     y = (data.take(some).to(WIDE) - points.center) / points.unit
-    size = left.size.clamp_min(TINY)[:, None]  # sums are compared in units of |x'|
+    size = logits.size.clamp_min(TINY)[:, None]  # sums are compared in units of |x'|
     gap = (queries.alpha / queries.var)[:, None] * (queries.x - queries.alpha[:, None] * points.center) / size
-    got = left.gain.to(WIDE)[:, None] / points.unit / size * logits.raw[:, some].to(WIDE)
+    got = logits.gain.to(WIDE)[:, None] / points.unit / size * logits.raw[:, some].to(WIDE)
     lost, rest = _fit(got, gap @ y.mT)
     noise, pattern = (
         float(kind.square().mean().sqrt()) * points.unit / max(points.radius, TINY) if len(kind) else 0.0

@@ -24,36 +24,71 @@ Where all points carry weight the residuals matter too: :math:`x'_L H^T` is alwa
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from vkernel.data.empirical import Empirical
+from vkernel.data import Empirical
 from vkernel.posterior.dense import CentredPoints
-from vkernel.posterior.gpu.steps import WIDE, Bound, Left, Logits, Stored
-from vkernel.posterior.weights import Points
 
-__all__ = ["FP16Points", "accumulation"]
+__all__ = ["FP16Points", "Logits", "accumulation"]
 
+WIDE = torch.float64
+FULL = 2.0**14  # fp16 numbers reach 2^16: vectors are scaled to this norm, weights to at most this
+TINY = 1e-200  # a norm that may be divided by
 EXACT = 2.0**-20  # a residual of the data, relative to their radius, that needs no second number
 SMALL = 96  # batches up to this size wait for the data to be read, not for the tensor cores
 SLICE = 8192  # points that one accumulator sums over
+
+
+@dataclass
+class Logits:
+    r"""The logits of a batch over all points, without :math:`l_0`, as the products leave them,
+
+    .. math:: l_{qi} = g_q P_{qi} - a_q\, \tfrac12 |y_i - c|^2 + \log w_i .
+
+    ``factors (2, B, width)`` are the queries in fp16, :math:`u x'_q = g_q (X_{0,q} + X_{1,q}) + \ldots`; ``raw (B, N)``
+    is P, where -inf marks a point that was taken out, ``gain`` is g and ``slope`` is :math:`a = \alpha^2/\sigma^2`,
+    float32. In float64, ``norm`` is :math:`|x - \alpha c|`, ``size`` is :math:`|x'|`, which vanishes with alpha, and
+    ``delta`` bounds the error of the first product. All but the first two are ``(B,)``.
+    """
+
+    points: FP16Points
+    factors: Tensor
+    gain: Tensor
+    slope: Tensor
+    norm: Tensor
+    size: Tensor
+    delta: Tensor
+    raw: Tensor
+
+    def values(self) -> Tensor:
+        """The logits themselves, ``(B, n)``."""
+        n, half, log_w = self.points.n, self.points.half, self.points.log_w
+        raw = self.raw[:, :n]
+        out = raw * self.gain[:, None] - self.slope[:, None] * half[:n]
+        return (out if log_w is None else out + log_w[:n]).masked_fill(raw == -torch.inf, -torch.inf)
 
 
 class FP16Points:
     """``high`` and ``low (N, D)``, fp16, with rows and columns padded by zeros; ``half`` and ``log_w (N,)`` float32.
 
     ``low`` is None where ``high`` is exact, or where it does not fit; only in the latter case ``complete`` is False.
-    ``radius`` is Y, ``residual`` is R, and ``last`` the residual of both numbers.
+    ``radius`` is Y, ``residual`` is R, and ``last`` the residual of both numbers. ``values (n, d)`` are the points as
+    they are stored, of 8-bit integers the numbers in ``table (256,)``, from ``first``; ``None`` where kernels cannot
+    read them in place.
     """
 
     def __init__(self, points: CentredPoints) -> None:
         self.points, self.n, self.d = points, points.n, points.d
-        self.stored = stored(points.data, points.log_w)
+        self.values: Tensor | None = None
+        self.table: Tensor | None = None
+        self.center, self.unit, self.first = points.center, 1.0, 0
+        self._find_storage()
         self.slices = max(1, math.ceil(self.n / SLICE))
         self.slice = 64 * math.ceil((self.n + 1) / self.slices / 64)  # one row at least is no point
         self.rows, self.width = self.slices * self.slice, 64 * math.ceil(self.d / 64)
-        self.center, self.unit = self._grid()
         self.epsilon = accumulation(self.width, points.device)
         self.half = torch.zeros(self.rows, dtype=torch.float32, device=points.device)
         self.log_w = torch.nn.functional.pad(points.log_w.float(), (0, self.rows - self.n)) if points.weighted else None
@@ -68,14 +103,22 @@ class FP16Points:
     def nbytes(self) -> int:
         return self.high.nbytes * (1 if self.low is None else 2)
 
-    def _grid(self) -> tuple[Tensor, float]:
-        """The centre c and the unit u: of 8-bit integers on their grid, so that H is exact."""
-        center, table, radius = self.points.center, self.stored.table, self.points.radius
-        if table is None:
-            return center, 2.0 ** math.ceil(math.log2(radius) - 14) if radius > 0 else 1.0
-        base = float(table[0])
-        unit = (float(table[-1]) - base) / 255
-        return base + ((center - base) / unit).round() * unit, unit
+    def _find_storage(self) -> None:
+        """The stored points, if a kernel can read them, and the unit u; of 8-bit integers c and u on their grid."""
+        data, radius = self.points.data, self.points.radius
+        stored = data.storage if isinstance(data, Empirical) else None
+        if isinstance(data, Empirical) and stored is not None and stored.stride(1) == 1:
+            if stored.dtype in (torch.uint8, torch.int8):
+                info = torch.iinfo(stored.dtype)
+                every = torch.arange(info.min, info.max + 1, device=stored.device).to(stored.dtype)
+                self.values, self.table, self.first = stored, data.values(every), info.min
+                base = float(self.table[0])
+                self.unit = (float(self.table[-1]) - base) / 255
+                self.center = base + ((self.center - base) / self.unit).round() * self.unit
+                return
+            if stored.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+                self.values = stored
+        self.unit = 2.0 ** math.ceil(math.log2(radius) - 14) if radius > 0 else 1.0
 
     def _rounded(self, high: Tensor | None) -> tuple[Tensor, float, float]:
         """H, or beside a given H, L; the largest norm of a point, and of what remains of one."""
@@ -96,32 +139,33 @@ class FP16Points:
             residual = torch.maximum(residual, y.square().sum(-1).max().sqrt())
         return out, float(radius), float(residual)
 
-    def bound(self, queries: int) -> Bound:
-        """The proven error of the first product of so many queries, for ``split``."""
+    def bound(self, queries: int) -> tuple[int, float, float, float, float]:
+        r"""The error of the first product of a batch, :math:`a |x' - \hat x| + b |x'| + c \alpha^2/\sigma^2 + e`.
+
+        :math:`\hat x` is the first factor of a query, or the sum of both (planes); returns planes, a, b, c, e.
+        """
         y, planes = self.radius, 2 if queries <= SMALL else 1
-        seen = self.residual + self.epsilon * planes * (
-            y + self.residual
-        )  # errors in units of |x'_H| ≤ |x'| + |x'-x'_H|
-        constant = 1000 * 2.0**-22 if self.log_w is not None else 0.0
+        seen = self.residual + self.epsilon * planes * (y + self.residual)  # in units of |x'_H| ≤ |x'| + |x' - x'_H|
         # Of two planes it is |x' - x'_H - x'_L| that is known: then |x' - x'_H| ≤ 2^-10 |x'|, by fp16 itself.
         size = (1 + (2.0**-10 if planes == 2 else 0.0)) * seen + 2.0**-22 * y
         more = 1 + 2.0**-20  # numbers reach a kernel in float32
-        return Bound(planes, more * (y + seen), more * size, more * 2.0**-23 * y * y, constant)
+        constant = 0.0 if self.log_w is None else 1000 * 2.0**-22
+        return planes, more * (y + seen), more * size, more * 2.0**-23 * y * y, constant
 
-    def logits(self, left: Left) -> Logits:
-        """All logits without the offset :math:`l_0`, from one product; of a small batch, with :math:`x'_L`."""
-        queries = left.factors.shape[1]
-        planes = 2 if queries <= SMALL else 1
-        raw = product(left.factors[:planes].flatten(0, 1), self.high.mT)
-        raw = raw if planes == 1 else raw[:queries].add_(raw[queries:])
-        return Logits(raw, left.gain, left.slope, self.half, self.log_w, self.n)
+    def multiply(self, factors: Tensor) -> Tensor:
+        """The product of the queries with all points, ``(B, N)``; of a small batch with :math:`x'_L` too."""
+        queries = factors.shape[1]
+        if queries > SMALL:
+            return product(factors[0], self.high.mT)
+        both = product(factors.flatten(0, 1), self.high.mT)
+        return both[:queries].add_(both[queries:])
 
-    def refine(self, left: Left, logits: Logits, low: bool) -> None:
+    def refine(self, logits: Logits, low: bool) -> None:
         """Add the products with the residuals that were left out; in place."""
         if len(logits.raw) > SMALL:
-            add_product(logits.raw, left.factors[1], self.high.mT)
+            add_product(logits.raw, logits.factors[1], self.high.mT)
         if low and self.low is not None:
-            add_product(logits.raw, left.factors[0], self.low.mT)
+            add_product(logits.raw, logits.factors[0], self.low.mT)
 
     def sums(self, weights: Tensor, low: bool) -> Tensor:
         """Sums of the points, in units of u, with ``weights (2, B, N)``: float64, ``(B, d)``."""
@@ -147,19 +191,6 @@ def accumulation(d: int, device: torch.device) -> float:
     return (d / terms + 2) * ((terms + 1) * 2.0 ** -(23 + bits) + 2.0**-23)
 
 
-def stored(data: Points, log_w: Tensor) -> Stored:
-    """The points in storage, if a kernel can read them there."""
-    values = data.storage if isinstance(data, Empirical) else None
-    if not isinstance(data, Empirical) or values is None or values.stride(1) != 1:
-        return Stored(data, log_w)
-    if values.dtype in (torch.uint8, torch.int8):
-        info = torch.iinfo(values.dtype)
-        every = torch.arange(info.min, info.max + 1, device=values.device).to(values.dtype)
-        return Stored(data, log_w, values, data.values(every), info.min)
-    floats = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-    return Stored(data, log_w, values if values.dtype in floats else None)
-
-
 def product(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b`` of fp16 factors, of which there may be a batch, summed and returned in float32."""
     with torch.autocast(a.device.type, enabled=False):
@@ -175,13 +206,3 @@ def add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
             torch.addmm(out, a, b, out_dtype=torch.float32, out=out)
         else:
             out.addmm_(a.float(), b.float())
-
-
-def supported(device: torch.device) -> bool:
-    """Whether torch multiplies fp16 numbers into float32 sums here; before version 2.8 it does not."""
-    try:
-        square = torch.ones((8, 8), dtype=torch.float16, device=device)
-        add_product(product(square, square), square, square)
-    except (TypeError, RuntimeError):
-        return False
-    return True

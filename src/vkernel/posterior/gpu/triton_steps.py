@@ -18,7 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from vkernel.posterior.gpu import steps
-from vkernel.posterior.gpu.steps import FULL, LEAST, LIGHTEST, TINY, WIDE, Bound, Left, Logits, Stored, Survey, strike
+from vkernel.posterior.gpu.fp16 import FULL, TINY, WIDE, FP16Points, Logits
+from vkernel.posterior.gpu.steps import LEAST, LIGHTEST, strike
 from vkernel.posterior.weights import Queries
 
 __all__ = ["exact", "mean", "peaks", "select", "split", "strike", "survey", "weights"]
@@ -216,26 +217,28 @@ def _on(a: Tensor) -> Any:
     return torch.cuda.device(a.device) if a.is_cuda else contextlib.nullcontext()
 
 
-def _block(logits: Logits) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, Any]]:
-    """Grid, first arguments and constants of a kernel over all tiles."""
-    queries, columns = logits.raw.shape
-    tiles = triton.cdiv(logits.n, COLS), triton.cdiv(queries, ROWS)
-    log_w = logits.half if logits.log_w is None else logits.log_w
-    first = (logits.raw, logits.gain, logits.slope, logits.half, log_w, logits.n, queries, columns)
-    return tiles, first, {"WEIGHTED": logits.log_w is not None, "ROWS": ROWS, "COLS": COLS, "num_warps": 8}
+def _block(logits: Logits, columns: int | None = None) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, Any]]:
+    """Grid, first arguments and constants of a kernel over all tiles of points, or of so many columns."""
+    queries, points = len(logits.raw), logits.points
+    grid = triton.cdiv(columns or points.n, COLS), triton.cdiv(queries, ROWS)
+    log_w = points.half if points.log_w is None else points.log_w
+    first = (logits.raw, logits.gain, logits.slope, points.half, log_w, points.n, queries, points.rows)
+    return grid, first, {"WEIGHTED": points.log_w is not None, "ROWS": ROWS, "COLS": COLS, "num_warps": 8}
 
 
-def split(queries: Queries, center: Tensor, unit: float, width: int, bound: Bound) -> Left:
+def split(queries: Queries, points: FP16Points) -> Logits:
     x, count = queries.x.contiguous(), len(queries)
-    factors = torch.empty((2, count, width), dtype=torch.float16, device=x.device)
+    factors = torch.empty((2, count, points.width), dtype=torch.float16, device=x.device)
     (norm, delta), (gain, slope) = x.new_empty((2, count)), x.new_empty((2, count), dtype=torch.float32)
+    planes, *bound = points.bound(count)
     with _on(x):
         _split[(count,)](
-            x, queries.alpha.contiguous(), queries.var.contiguous(), center, factors, gain, slope, norm, delta,
-            x.shape[1], width, count, unit, bound.rest, bound.size, bound.slope, bound.constant, PLANES=bound.planes,
-            FULL=FULL, TINY=TINY, COORDINATES=1024, num_warps=4,
+            x, queries.alpha.contiguous(), queries.var.contiguous(), points.center, factors, gain, slope, norm, delta,
+            x.shape[1], points.width, count, points.unit, *bound, PLANES=planes, FULL=FULL, TINY=TINY, COORDINATES=1024,
+            num_warps=4,
         )  # fmt: skip
-    return Left(factors, gain, slope, norm, queries.alpha / queries.var * norm, delta)
+    size = queries.alpha / queries.var * norm
+    return Logits(points, factors, gain, slope, norm, size, delta, points.multiply(factors))
 
 
 def peaks(logits: Logits, second: bool) -> tuple[Tensor, Tensor]:
@@ -249,7 +252,7 @@ def peaks(logits: Logits, second: bool) -> tuple[Tensor, Tensor]:
     return two[:, 0], two[:, 1]
 
 
-def survey(logits: Logits, first: Tensor, thresholds: Tensor) -> Survey:
+def survey(logits: Logits, first: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     grid, arguments, constants = _block(logits)
     counts = torch.empty((2, len(first), grid[0]), dtype=torch.int32, device=first.device)
     sums = first.new_empty((3, len(first), grid[0]))
@@ -257,7 +260,8 @@ def survey(logits: Logits, first: Tensor, thresholds: Tensor) -> Survey:
         _survey[grid](
             *arguments, first.contiguous(), thresholds.contiguous(), counts, sums, grid[0], LEAST=LEAST, **constants
         )
-    return Survey(counts, *sums.sum(2).unbind())
+    below, total, square = sums.sum(2).unbind()
+    return counts, below, total, square
 
 
 def select(logits: Logits, threshold: Tensor, cap: int, counts: Tensor) -> tuple[Tensor, Tensor]:
@@ -265,8 +269,7 @@ def select(logits: Logits, threshold: Tensor, cap: int, counts: Tensor) -> tuple
     index = torch.empty((len(threshold), cap), dtype=torch.int32, device=threshold.device)
     through = counts.cumsum(1, dtype=torch.int32)
     total = through[:, -1].contiguous()
-    # one row at a time: few tiles hold anything, and fewer hold something of four queries
-    constants.update(ROWS=1, num_warps=4)
+    constants |= {"ROWS": 1, "num_warps": 4}  # few tiles hold anything, and fewer hold something of four queries
     with _on(index):
         _select[(grid[0], len(threshold))](
             *first, threshold.contiguous(), counts.contiguous(), through - counts, total, index, grid[0], cap,
@@ -276,17 +279,15 @@ def select(logits: Logits, threshold: Tensor, cap: int, counts: Tensor) -> tuple
 
 
 def weights(logits: Logits, shift: Tensor) -> tuple[Tensor, Tensor]:
-    _, first, constants = _block(logits)
-    queries, columns = logits.raw.shape
-    grid = triton.cdiv(columns, COLS), triton.cdiv(queries, ROWS)
-    out = torch.empty((2, queries, columns), dtype=torch.float16, device=shift.device)
-    total = logits.raw.new_empty((queries, grid[0]))
+    grid, first, constants = _block(logits, logits.points.rows)
+    out = torch.empty((2, *logits.raw.shape), dtype=torch.float16, device=shift.device)
+    total = logits.raw.new_empty((len(logits.raw), grid[0]))
     with _on(out):
         _weights[grid](*first, shift.contiguous(), out, total, grid[0], FULL=FULL, **constants)
     return out, total.to(WIDE).sum(1)
 
 
-def exact(queries: Queries, points: Stored, count: Tensor, index: Tensor) -> Tensor:
+def exact(queries: Queries, points: FP16Points, count: Tensor, index: Tensor) -> Tensor:
     if points.values is None:
         return steps.exact(queries, points, count, index)
     x, cap = queries.x.contiguous(), index.shape[1]
@@ -295,24 +296,22 @@ def exact(queries: Queries, points: Stored, count: Tensor, index: Tensor) -> Ten
     table = x if points.table is None else points.table
     with _on(x):
         _exact[grid](
-            x, queries.alpha.contiguous(), queries.var.contiguous(), points.log_w, points.values, table, points.first,
-            points.values.stride(0), x.shape[1], count, index, out, cap, TABLE=points.table is not None, SLOTS=SLOTS,
-            COORDINATES=COORDINATES, num_warps=4,
+            x, queries.alpha.contiguous(), queries.var.contiguous(), points.points.log_w, points.values, table,
+            points.first, points.values.stride(0), points.d, count, index, out, cap, TABLE=points.table is not None,
+            SLOTS=SLOTS, COORDINATES=COORDINATES, num_warps=4,
         )  # fmt: skip
     return out
 
 
-def mean(points: Stored, count: Tensor, index: Tensor, logit: Tensor) -> tuple[Tensor, Tensor]:
+def mean(points: FP16Points, count: Tensor, index: Tensor, logit: Tensor) -> tuple[Tensor, Tensor]:
     if points.values is None:
         return steps.mean(points, count, index, logit)
-    d, cap = points.data.d, index.shape[1]
-    out = torch.empty((len(count), d), dtype=WIDE, device=logit.device)
-    log_z = torch.empty(len(count), dtype=WIDE, device=logit.device)
+    out, log_z = logit.new_empty((len(count), points.d)), logit.new_empty(len(count))
     table = logit if points.table is None else points.table
     with _on(out):
-        _mean[(len(count), triton.cdiv(d, COORDINATES))](
-            points.values, table, points.first, points.values.stride(0), d, count, index, logit, log_z, out, cap,
-            TABLE=points.table is not None, LOT=128, SLOTS=SLOTS, COORDINATES=COORDINATES, LIGHTEST=LIGHTEST,
-            NONE=-1e300, num_warps=4,
+        _mean[(len(count), triton.cdiv(points.d, COORDINATES))](
+            points.values, table, points.first, points.values.stride(0), points.d, count, index, logit, log_z, out,
+            index.shape[1], TABLE=points.table is not None, LOT=128, SLOTS=SLOTS, COORDINATES=COORDINATES,
+            LIGHTEST=LIGHTEST, NONE=-1e300, num_warps=4,
         )  # fmt: skip
     return log_z, out
