@@ -24,7 +24,7 @@ from __future__ import annotations
 import copy
 import functools
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -34,7 +34,7 @@ from torch import Tensor
 
 from vkernel.core import rng
 from vkernel.core.errors import InputError, require
-from vkernel.data import Empirical
+from vkernel.data.empirical import Array, Empirical, Indices
 from vkernel.posterior.engine import Alone
 from vkernel.posterior.moments import Moments, merge
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 __all__ = ["Ranks", "Sharded", "shard"]
 
 T = TypeVar("T")
-Array = Tensor | np.ndarray | Sequence[object]
 TABLE = 1 << 24  # numbers of all ranks that are joined at once: 128 MB
 HASHED = 1 << 22  # numbers hashed at once
 
@@ -125,7 +124,7 @@ class Sharded(Empirical):
         """The values of points ``start`` to ``stop``, flattened, ``(k, d)``, on every rank."""
         return self.take(torch.arange(self.n)[start:stop])
 
-    def take(self, indices: Tensor | Sequence[int]) -> Tensor:
+    def take(self, indices: Indices) -> Tensor:
         """The values of the points ``indices``, flattened, ``(k, d)``, on every rank: their owners send them."""
         indices = torch.as_tensor(indices).cpu()
         self.ranks.same("The indices of points", indices)
@@ -143,7 +142,7 @@ class Sharded(Empirical):
         moved.weights, moved.center, moved.device = self.weights.to(device), self.center.to(device), moved.own.device
         return moved
 
-    def subset(self, indices: Tensor | Sequence[int]) -> Empirical:
+    def subset(self, indices: Indices) -> Empirical:
         raise InputError("A sharded set has no subsets; take the subset first, then shard it.")
 
     def merged(self) -> tuple[Empirical, Tensor]:

@@ -342,7 +342,8 @@ class GPUPath:
         if loss.floor < 2 * FINE:  # if the floor is the error, single points should not add to it
             fine = max(fine, FINE**2 / 4)
         # float64: the smallest allowance is zero in float32, and its logarithm would not be finite
-        return torch.where(seen.ess < SOME, *(torch.full_like(seen.logits.norm, v) for v in (fine, coarse)))
+        one = torch.ones_like(seen.logits.norm)
+        return torch.where(seen.ess < SOME, fine * one, coarse * one)
 
     def error(self, seen: Screened, low: bool, loss: Loss) -> Tensor:
         """The mean square ε² of the error of one point's part in a mean, relative to it, ``(B,)``."""
