@@ -72,7 +72,8 @@ def compare(
     ``attrs["summary"]`` is a sentence, ``attrs["table"]`` a table; :func:`vkernel.plots.comparison` draws the result.
 
     Args:
-        scores: an Ensemble or Checkpoints of three members or more (cumulants need five); a list, with one theory each, adds the dimension
+        scores: an Ensemble or Checkpoints of three members or more (cumulants need five); a list, with one theory
+            each, adds the dimension
             "condition".
         theory: a V-kernel, which predicts the covariance over members, or a score, which predicts their mean.
         x: places ``(N, *shape)``, the dimension "x".
