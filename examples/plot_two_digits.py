@@ -18,7 +18,7 @@ digits = vk.data.digits()
 first, last = 0, 6  # the first "0" and the first "6"
 two = digits.subset([first, last])
 where = torch.linspace(0, 1, 401, dtype=torch.float64)
-y0, y1 = digits.images([first, last]).double()
+y0, y1 = digits[[first, last]].double()
 path = y0 + where[:, None, None, None] * (y1 - y0)
 
 fig, axes = plt.subplots(1, 3, figsize=(10, 3.2), width_ratios=(1, 1, 0.9), layout="constrained")

@@ -29,7 +29,7 @@ start = anonymous()
 watcher = threading.Thread(target=watch); watcher.start()
 data = vk.Empirical(points)
 score = vk.EmpiricalScore(data, vk.EDM(), memory=budget)
-x = data.images(torch.arange(0, n, n // 64)[:64]) + 0.5
+x = data[torch.arange(0, n, n // 64)[:64]] + 0.5
 for sigma in (0.05, 1.0, 40.0):
     posterior = score.posterior(x, sigma)
     posterior.cov @ x

@@ -104,7 +104,7 @@ def images(shard: Shard, folder: Path) -> dict[str, Tensor]:
     pixels = np.load(folder / "images.npy", mmap_mode="r")
     out = ask(shard(pixels, scale=(-1, 1)), vk.VP(), normal(5, 1, 6, 6, seed=1), 0.2)
     view = vk.Empirical(pixels, scale=(-1, 1)).subset(torch.arange(0, 60, 2))
-    clean = view.images([0, 7, 29])
+    clean = view[[0, 7, 29]]
     return out | {f"view {k}": a for k, a in ask(shard(view), vk.VP(), clean + 0.1, 0.03).items()}
 
 

@@ -470,7 +470,7 @@ def test_one_seed_one_answer_and_the_engines_blocks_do_not_matter():
 @pytest.mark.skipif(not os.environ.get("VKERNEL_DATA"), reason="VKERNEL_DATA does not name the folder with CIFAR")
 def test_the_effective_sde_on_4000_cifar_images_in_three_minutes():
     data = vk.load(Path(os.environ["VKERNEL_DATA"]) / "cifar10")
-    data = vk.Empirical(data.images(torch.arange(4000)))
+    data = vk.Empirical(data[:4000])
     process = vk.VP()
     score = vk.EmpiricalScore(data, process)
     start = time.perf_counter()

@@ -49,7 +49,7 @@ def c(name: str) -> Checkpoint:
 
 
 def noise_errors(net: Checkpoint, data: vk.Empirical, count: int) -> list[float]:
-    x0, found = net.scaled(data).images(torch.arange(count)), []
+    x0, found = net.scaled(data)[:count], []
     for t in LEVELS:
         noise = normal(*x0.shape, seed=t)
         time = torch.tensor(t, dtype=torch.float64)

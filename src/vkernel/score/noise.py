@@ -33,7 +33,7 @@ def draw_queries(
     """``count`` draws of x from p(x|t): the indices of the points that made them, and x ``(count, *shape)``."""
     u = torch.rand(count, generator=generator, device=generator.device, dtype=torch.float64).to(data.device)
     index = torch.searchsorted(data.weights.cumsum(0), u, right=True).clamp_max(data.n - 1)
-    x0 = data.images(index)
+    x0 = data[index]
     return index, process.perturb(x0, t, generator=generator)
 
 

@@ -85,7 +85,7 @@ def checkpoint(net: Any, shape: tuple[int, ...], name: str, **more: Any) -> Chec
 
 def digits() -> Tensor:
     held = vk.data.digits()
-    return held.images(torch.randperm(held.n, generator=torch.Generator().manual_seed(1))).float()
+    return held[torch.randperm(held.n, generator=torch.Generator().manual_seed(1))].float()
 
 
 def marks() -> vk.GaussianMixture:

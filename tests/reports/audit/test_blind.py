@@ -52,7 +52,7 @@ def checkpoint(net: object) -> Checkpoint:
 
 def of_size_28() -> vk.Empirical:
     """Digits blown up to the size of MNIST's, as bytes."""
-    small = nn.functional.interpolate(ALL.images(torch.arange(400)), size=20, mode="bilinear")
+    small = nn.functional.interpolate(ALL[:400], size=20, mode="bilinear")
     return vk.Empirical(((nn.functional.pad(small, (4, 4, 4, 4), value=-1) + 1) * 127.5).round().to(torch.uint8))
 
 
@@ -106,7 +106,7 @@ def test_a_constant_network_sees_nothing() -> None:
 
 
 def test_stored_integers_of_a_score_keep_their_scale() -> None:
-    stored = ((DIGITS.images(torch.arange(100)) + 1) * 127.5).round().to(torch.uint8)
+    stored = ((DIGITS[:100] + 1) * 127.5).round().to(torch.uint8)
     for scale in (None, (0.0, 1.0)):
         data = vk.Empirical(stored, scale=scale)
         found = blind(vk.EmpiricalScore(data, vk.EDM(T=1e5)), data, images=4, budget=0)
@@ -213,7 +213,7 @@ def test_c_sees_all(name: str) -> None:
 def halves(n: int, seed: int) -> tuple[Tensor, vk.Empirical]:
     digits = ALL if n > 300 else DIGITS
     order = torch.randperm(digits.n, generator=generator(seed))[:n]
-    return digits.images(order[: n // 2]), digits.subset(order[n // 2 :])
+    return digits[order[: n // 2]], digits.subset(order[n // 2 :])
 
 
 @pytest.mark.parametrize("n", [1797, 100])
@@ -235,7 +235,7 @@ def test_intervals_of_z_hold_zero_as_often_as_they_say() -> None:
 
 def test_changed_samples_raise_it() -> None:
     samples, data = halves(1797, 0)
-    means = data.images(torch.arange(data.n)).double().mean((1, 2, 3))
+    means = data[:].double().mean((1, 2, 3))
     shifted = drift(samples + 0.1, data)
     assert shifted.alarm
     assert shifted.mean.value == pytest.approx(0.1 / float(means.std()), abs=0.2)
@@ -265,7 +265,7 @@ def test_samples_that_are_not_finite_are_outside() -> None:
 
 def test_weights_of_the_data_count() -> None:
     samples, data = halves(1797, 1)
-    both = torch.cat([data.images(torch.arange(data.n)), torch.full((50, 1, 8, 8), 40.0)])
+    both = torch.cat([data[:], torch.full((50, 1, 8, 8), 40.0)])
     weights = torch.cat([torch.ones(data.n), torch.zeros(50)])
     found, known = drift(samples, vk.Empirical(both, weights)), drift(samples, data)
     assert found.mean.value == pytest.approx(known.mean.value)

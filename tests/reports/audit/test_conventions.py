@@ -45,7 +45,7 @@ def test_conventions_of_the_fashion_network() -> None:
 @pytest.mark.parametrize("name", ["cnn28_mnist_a.pth", "cnn28_mnist_early.pth"])
 def test_conventions_of_the_mnist_networks_on_digits_of_their_size(name: str) -> None:
     """Other digits than MNIST's, blown up: enough for conventions. The under-trained network passes too."""
-    small = nn.functional.interpolate(digits(100).images(torch.arange(100)), size=20, mode="bilinear")
+    small = nn.functional.interpolate(digits(100)[:100], size=20, mode="bilinear")
     data = vk.Empirical(((nn.functional.pad(small, (4, 4, 4, 4), value=-1) + 1) * 127.5).round().to(torch.uint8))
     net, right = c(name), Convention("noise", "fraction", (-0.5, 0.5))
     assert check(net, data, levels=3, images=16).fits
@@ -76,7 +76,7 @@ def test_a_trained_pipeline_is_checked_from_its_folder(trained: nn.Module, diffu
     for change in ({"time": "fraction"}, {"range": (0, 255)}, {"range": (0, 1)}):
         moved = replace(net, **change)
         low, high = moved.range
-        mine = vk.Empirical((data.images(torch.arange(256)) + 1) / 2 * (high - low) + low)
+        mine = vk.Empirical((data[:256] + 1) / 2 * (high - low) + low)
         found = check(moved, mine, levels=4, images=32)
         assert not found.fits
         assert found.better == Convention("noise", "index", (-1.0, 1.0)), change
@@ -105,5 +105,5 @@ def test_checks_at_the_door() -> None:
         check(wrap(lambda x, t: x * float("nan"), vk.DDPM.linear()), digits())
     with pytest.raises(InputError, match="are equal"):
         check(net, vk.Empirical(torch.ones(3, 1, 28, 28)))
-    far = vk.Empirical((digits().images(torch.arange(64)) + 1) * 127.5)
+    far = vk.Empirical((digits()[:64] + 1) * 127.5)
     assert "these data lie in [0, 255]" in check(replace(net, shape=None), far, levels=2, images=4).words

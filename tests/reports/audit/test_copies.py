@@ -170,7 +170,7 @@ def test_integers_and_memory_maps(tmp_path: Any):
     path = tmp_path / "images.npy"
     np.save(path, stored)
     mapped = vk.Empirical(np.load(path, mmap_mode="r"), scale=(-1, 1))
-    found = copies(mapped.images([3, 5]), mapped, vk.Empirical(stored[:10], scale=(-1, 1)))
+    found = copies(mapped[[3, 5]], mapped, vk.Empirical(stored[:10], scale=(-1, 1)))
     assert found.index[:, 0].tolist() == [3, 5]
     assert found.fraction.value == found.reference.value == 1  # a test set out of the training set
     assert found.ratio.tolist() == [0, 0]

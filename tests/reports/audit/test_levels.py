@@ -78,7 +78,7 @@ def test_errors_and_distances_by_hand():
     found = levels(Model(lambda x, t: -x), train, times=[0.7], images=100, draws=1)
     assert "test" not in found and "gap" not in found  # noqa: PT018
     g = vk.rng.stream(0, "audit of levels, train")
-    x0 = train.images(chosen(train, 100, g))
+    x0 = train[chosen(train, 100, g)]
     assert len(x0) == 30
     noised = Noised(PROCESS, torch.tensor([0.7]).double(), x0, vk.rng.keys((1, 1, 30), g))
     ((_, _, x, noise),) = noised.parts(0, 100)

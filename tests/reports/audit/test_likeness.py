@@ -36,7 +36,7 @@ def split(seed: int, *sizes: int) -> list[vk.Empirical]:
 
 
 def images(data: vk.Empirical) -> Tensor:
-    return data.images(torch.arange(data.n))
+    return data[:]
 
 
 # --- extractors -----------------------------------------------------------------------------------------------------
