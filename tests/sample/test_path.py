@@ -160,7 +160,10 @@ def test_density_integrates_to_one_and_agrees_with_simulation(kind):
     turns = lambda p: ((p[1] > middle) & (p[2] < end)).squeeze(-1)  # noqa: E731
     exact = float(density[turns(paths)].sum())
     seen = path.probability(
-        turns, V, torch.tensor([0.4]).double(), mean=score, spacing="uniform", steps=2, samples=10_000, generator=6
+        turns,
+        path.simulate(
+            V, torch.tensor([0.4]).double(), mean=score, spacing="uniform", steps=2, samples=10_000, generator=6
+        ),
     )
     assert seen.low < seen.value < seen.high
     assert abs(seen.value - exact) < 4 * seen.se + 3e-3  # the grid's edge cells
@@ -385,7 +388,7 @@ def test_wilson_interval_and_batches():
     V = kernels.Naive(score, 0.1)
     x_T = torch.tensor([[0.4], [-0.3]], dtype=torch.float64)
     never = path.probability(
-        lambda p: p[-1, ..., 0] > 50, V, x_T, mean=score, spacing="uniform", steps=3, samples=100, generator=0
+        lambda p: p[-1, ..., 0] > 50, path.simulate(V, x_T, mean=score, steps=3, samples=100, generator=0)
     )
     assert never.value.tolist() == [0, 0]
     assert never.low.max() < 1e-15
@@ -430,7 +433,7 @@ def test_what_cannot_be_a_path_is_refused():
     with pytest.raises(InputError, match="not positive semidefinite"):
         action(x, Constant(-torch.eye(1).double(), SHORT), mean=score)
     with pytest.raises(InputError, match="event must return"):
-        path.probability(lambda p: p, V, x[0], mean=score, spacing="uniform", steps=2, samples=3)
+        path.probability(lambda p: p, path.simulate(V, x[0], mean=score, steps=2, samples=3))
     with pytest.raises(InputError, match="positive volume"):
         bundle_probability(x[:, None], V, -1.0, mean=score)
     with pytest.raises(InputError, match="shape of x_T"):

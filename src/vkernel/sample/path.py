@@ -136,26 +136,15 @@ def simulate(
     return _walk(x.expand(samples, *x.shape).contiguous(), mean, times, noise).to(x_T.dtype)
 
 
-def probability(
-    event: Callable[[Tensor], Tensor],
-    V: VKernel,
-    x_T: Tensor,
-    *,
-    steps: Grid,
-    samples: int,
-    mean: Score | None = None,
-    spacing: str | None = "log",
-    generator: Generator = None,
-) -> Estimate:
-    """Estimate the probability of an event by :func:`simulate`, with Wilson's interval.
+def probability(event: Callable[[Tensor], Tensor], paths: Tensor) -> Estimate:
+    """Estimate the probability of an event from paths of :func:`simulate`, with Wilson's interval.
 
     ``event`` takes paths ``(steps + 1, samples, *batch, d)`` and returns booleans ``(samples, *batch)``.
     """
-    paths = simulate(V, x_T, steps=steps, samples=samples, mean=mean, spacing=spacing, generator=generator)
-    hit, n = event(paths), paths.shape[1]
+    hit = event(paths)
     good = isinstance(hit, Tensor) and hit.dtype == torch.bool and hit.shape == paths.shape[1:-1]
     require(good, f"The event must return booleans of shape {tuple(paths.shape[1:-1])}.")
-    return Estimate.of_share(hit.sum(0), n)
+    return Estimate.of_share(hit.sum(0), paths.shape[1])
 
 
 def bundle_probability(
