@@ -64,7 +64,7 @@ def test_the_form_without_the_inverse_is_wrong_beyond_VP_and_VE():
 def test_simulated_forward_process_has_the_stated_mean_and_variance(process):
     """Euler–Maruyama, 4,000 paths from N(alpha x0, S) at eps; both moments within 4 standard errors (and O(dt))."""
     g, n, x0, steps = torch.Generator().manual_seed(3), 4000, 1.5, 400
-    end = float(process.time(f64(min(1.0, process._ratios()[1] / 2))))
+    end = float(process.time(f64(min(1.0, process.ratios[1] / 2))))
     grid = torch.linspace(process.eps, end, steps + 1, dtype=torch.float64)
     x = process.alpha(grid[0]) * x0 + process.sigma(grid[0]) * torch.randn(n, generator=g, dtype=torch.float64)
     for t, dt in zip(grid, grid.diff(), strict=False):

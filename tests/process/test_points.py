@@ -35,13 +35,13 @@ def test_time_in_lower_precision(process):
         back = process.time(ratio)
         assert back.dtype == dtype
         torch.testing.assert_close(back.double(), t, rtol=rtol, atol=rtol * 0.1)
-    low, _ = process._ratios()
+    low, _ = process.ratios
     assert process.time(low) == pytest.approx(process.eps, rel=1e-5, abs=1e-6)
 
 
 @each
 def test_time_refuses_what_is_not_reached(process):
-    low, high = process._ratios()
+    low, high = process.ratios
     for ratio in (0.9 * low - 1e-9, 1.1 * high, -high, math.inf):
         with pytest.raises(InputError, match=r"sigma/alpha = .* is outside \["):
             process.time(f64(low, ratio))

@@ -1,1 +1,1 @@
-"""What every other package uses: errors, random streams, estimates, covariance operators, progress and files."""
+"""Foundations of every other package: errors, checks, random streams, estimates, covariances, progress, files."""

@@ -1,7 +1,7 @@
-"""Errors are sentences: what was wrong, what was given, what would do.
+"""Errors are sentences: what was wrong, what was given, what would be accepted.
 
-Everything that is refused at the door raises :class:`InputError`; the command line turns it into one line on
-standard error and exit code 2. Any other exception is a bug of the package.
+Every check of an argument or a file raises :class:`InputError`; the command line turns it into one line on standard
+error and exit code 2. Any other exception is a bug of the package.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ __all__ = ["InputError", "require"]
 
 
 class InputError(ValueError):
-    """The input cannot be used as it is; the message says why and what would do."""
+    """The input cannot be used as it is; the message says why and what would be accepted."""
 
 
 def require(condition: object, sentence: str) -> None:

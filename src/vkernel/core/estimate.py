@@ -155,7 +155,7 @@ class Estimate(Generic[N]):
         ends = (self.value, self.low, self.high)
         return torch.stack([torch.as_tensor(v, dtype=torch.float64) for v in ends], dim)
 
-    def __getitem__(self, index: Any) -> Estimate[N]:
+    def __getitem__(self, index: int | slice | Tensor | tuple[int | slice | Tensor, ...]) -> Estimate[N]:
         """Return the estimate of one element, or of a slice, of tensors."""
         return _estimate(*(cast(Tensor, v)[index] for v in self.fields))
 
@@ -169,7 +169,7 @@ class Estimate(Generic[N]):
 
 
 def _estimate(*fields: Tensor | float) -> Estimate[Any]:
-    """Four fields as floats where they have no axes."""
+    """Return an estimate of four fields, as floats where they have no axes."""
     return Estimate(*(v if isinstance(v, Tensor) and v.ndim else float(v) for v in fields))
 
 

@@ -1,4 +1,4 @@
-"""Results are on disk whole or not at all."""
+"""Atomic writing of files: a result is on disk completely or not at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["write"]
 
 
 def write(path: str | Path, content: str | bytes) -> Path:
-    """Write a file through a neighbour that then takes its name; folders are made as needed."""
+    """Write a temporary file beside ``path`` and rename it; folders are made as needed."""
     path = Path(path)
     raw = content.encode() if isinstance(content, str) else content
     try:

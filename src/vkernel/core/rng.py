@@ -1,12 +1,11 @@
 r"""Random streams that do not depend on chunks, workers or order.
 
-Two tools:
-
 * :func:`stream` derives a generator from ``(seed, purpose, member)`` by a cryptographic hash, so that a member's
   draws depend on nothing else;
 * :func:`normals` and :func:`uniforms` are *counter-based*: the number for ``(key, counter)`` is a hash of the two
   (the splitmix64 finaliser, Steele et al. 2014), so that the noise that belongs to a pair (query, training point)
-  is the same whichever chunk, shard or device computes it.
+  is the same whichever chunk, shard or device computes it;
+* :func:`quasi_normals` are points that fill the normal law evenly, for starts of samplers in few dimensions.
 """
 
 from __future__ import annotations
@@ -17,43 +16,34 @@ import math
 import torch
 from torch import Tensor
 
+from vkernel.core.checks import is_whole
 from vkernel.core.errors import InputError
 
-__all__ = [
-    "Generator",
-    "as_generator",
-    "hashed",
-    "key",
-    "keys",
-    "normals",
-    "quasi_normals",
-    "randn",
-    "stream",
-    "uniforms",
-]
+__all__ = ["Generator", "as_generator", "hashed", "key", "keys", "normals", "quasi_normals", "randn", "stream"]
+__all__ += ["uniforms"]
 
 Generator = torch.Generator | int | None
 
 
 def stream(seed: int, purpose: str, member: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
-    """The generator of ``(seed, purpose, member)``."""
+    """Return the generator of ``(seed, purpose, member)``."""
     return torch.Generator(device).manual_seed(key(seed, purpose, member))
 
 
 def key(seed: int, purpose: str, member: int = 0) -> int:
-    """The 63-bit key of ``(seed, purpose, member)``: the root of a generator or of a counter-based stream."""
+    """Return the 63-bit key of ``(seed, purpose, member)``: the root of a generator or of a counter-based stream."""
     digest = hashlib.sha256(f"vkernel/{int(seed)}/{purpose}/{int(member)}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 def as_generator(generator: Generator, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator as it is; an integer seeds a fresh one; ``None`` takes a fresh seed from the system."""
+    """Return a generator as it is, a new one for an integer seed, and one with a fresh seed for ``None``."""
     if isinstance(generator, torch.Generator):
         return generator
     fresh = torch.Generator(device)
     if generator is None:
         fresh.seed()
-    elif isinstance(generator, int) and not isinstance(generator, bool):
+    elif is_whole(generator):
         fresh.manual_seed(generator)
     else:
         raise InputError(f"generator must be a torch.Generator, an integer seed or None, not {generator!r}.")
@@ -61,7 +51,7 @@ def as_generator(generator: Generator, device: torch.device | str = "cpu") -> to
 
 
 def randn(shape: tuple[int, ...], generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Standard normals drawn where the generator lives, then moved: one seed, one answer on every device."""
+    """Draw standard normals on the generator's device, then move them: one seed gives one result on every device."""
     return torch.randn(shape, generator=generator, device=generator.device, dtype=dtype).to(device)
 
 
@@ -82,7 +72,7 @@ def quasi_normals(n: int, d: int, seed: int) -> Tensor:
 
 
 def keys(shape: tuple[int, ...], generator: torch.Generator, device: torch.device | str = "cpu") -> Tensor:
-    """One 63-bit key for each element of ``shape``: the roots of counter-based streams."""
+    """Draw one 63-bit key for each element of ``shape``: the roots of counter-based streams."""
     high = torch.iinfo(torch.int64).max
     return torch.randint(0, high, shape, generator=generator, device=generator.device).to(device)
 
@@ -94,12 +84,12 @@ _MIX2 = 0x94D049BB133111EB - (1 << 64)
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
-    """Logical right shift of a signed integer."""
+    """Shift a signed integer to the right logically, without copies of its sign."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def hashed(key: Tensor, counter: Tensor) -> Tensor:
-    """64 bits for each pair of the broadcast ``key`` and ``counter``."""
+    """Return 64 bits for each pair of the broadcast ``key`` and ``counter``."""
     z = key + (counter + 1) * _GOLDEN
     z = (z ^ _shift(z, 30)) * _MIX1
     z = (z ^ _shift(z, 27)) * _MIX2
@@ -107,11 +97,11 @@ def hashed(key: Tensor, counter: Tensor) -> Tensor:
 
 
 def uniforms(key: Tensor, counter: Tensor) -> Tensor:
-    """Uniforms on (0, 1), float64, one for each pair of the broadcast ``key`` and ``counter``."""
+    """Return uniforms on (0, 1), float64, one for each pair of the broadcast ``key`` and ``counter``."""
     return (_shift(hashed(key, counter), 11).double() + 0.5) * 2.0**-53
 
 
 def normals(key: Tensor, counter: Tensor) -> Tensor:
-    """Standard normals, float64, by Box and Muller's transform of two hashed uniforms."""
+    """Return standard normals, float64, by Box and Muller's transform of two hashed uniforms."""
     radius = uniforms(key, 2 * counter).log().mul(-2).sqrt()
     return radius * torch.cos(2 * math.pi * uniforms(key, 2 * counter + 1))

@@ -325,7 +325,7 @@ def _column_points(path: Path, name: str, column: Any) -> np.ndarray:
     return array.to_numpy(zero_copy_only=False).reshape(shape)
 
 
-def _decode(file: Any, label: str) -> np.ndarray:
+def _decode(file: Path | io.BytesIO, label: str) -> np.ndarray:
     """Return one image, ``(C, H, W)`` uint8, C = 1 for grey and 3 for colour."""
     images = _library("PIL.Image", "pillow", "images")
     with _reading(Path(label), "an image"), images.open(file, formats=_IMAGE_FORMATS) as image:
@@ -335,7 +335,7 @@ def _decode(file: Any, label: str) -> np.ndarray:
     return pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
 
 
-def _stack(images: Iterable[np.ndarray], labels: Sequence[Any]) -> np.ndarray:
+def _stack(images: Iterable[np.ndarray], labels: Sequence[object]) -> np.ndarray:
     """Return images of one size and mode in one array."""
     stacked = np.empty(0, np.uint8)
     for i, image in enumerate(images):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from types import FunctionType
 from typing import Any, ClassVar, cast
@@ -243,7 +243,7 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.itemsize < 4 else dtype
 
 
-def numbers(name: str, values: Any) -> list[float]:
+def numbers(name: str, values: Iterable[float]) -> list[float]:
     """Return a list of finite floats from a tensor, an array or a sequence."""
     try:
         out = [float(v) for v in values]
