@@ -64,9 +64,9 @@ def test_a_white_kernel_has_neither_two_times_nor_fields():
             call()
 
 
-def test_score_and_draw_come_from_one_posterior():
+def test_mean_and_noise_come_from_one_posterior():
     kernel, x = Naive(SCORE, 0.1), normal(5, 2, seed=4)
-    s, noise = kernel.score_and_draw(x, 0.3, 5)
+    s, noise = kernel.mean_and_noise(x, 0.3, 5)
     torch.testing.assert_close(s, SCORE(x, 0.3))
     torch.testing.assert_close(noise, kernel.cov(x, 0.3).draw(5))
 
@@ -115,6 +115,23 @@ def test_a_field_says_the_same_twice_and_members_differ(kernel):
     assert (shared[0] - shared[1]).abs().max() > 1e-2
     assert torch.equal(kernel.draw(3, 10)(x, 0.3), first)
     assert kernel.draw(3, 10)(x.float(), 0.3).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "kernel", [FiniteRank(basis, W, PROCESS, SCORE), Function(radial, PROCESS, SCORE)], ids=["weights", "scalar"]
+)
+def test_models_are_the_mean_score_plus_one_field_each(kernel):
+    found, x = kernel.models(400, 3), normal(3, 2, seed=12)
+    s = found(x, 0.4)
+    assert s.shape == (400, 3, 2)
+    torch.testing.assert_close(found[17](x, 0.4), s[17], rtol=1e-4, atol=1e-4)  # the same field, not a fresh one
+    torch.testing.assert_close(found.select([4, 2])(x, 0.4), s[[4, 2]], rtol=1e-4, atol=1e-4)
+    want = kernel.cov(x, 0.4).diag()
+    assert ((s.mean(0) - SCORE(x, 0.4)).abs() <= 4.5 * (want / 400).sqrt()).all()
+    assert ((s.var(0) / want - 1).abs() <= 4.5 * math.sqrt(2 / 399)).all()
+    assert (kernel.error(x, 0.4) == 0).all()
+    with pytest.raises(InputError, match="without a mean score"):
+        FINITE.models(2)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from vkernel.core.errors import InputError
 from vkernel.kernels import SGD, FiniteRank, Linear, ValidityWarning
 from vkernel.kernels import linear as linear_module
 from vkernel.sample import effective_sde, pf_ode, semiclassical
+from vkernel.sample.sde import Learned
 from vkernel.train.objectives import J0, J1, VARIES, Training
 
 # -------------------- linear: given the inputs, exactly
@@ -87,7 +88,7 @@ def test_given_the_inputs_the_covariance_of_the_weights_is_exact(data, P, goal, 
     mean, cov = by_hand(m, x, t, N, points)
     size = m.features.count * points.d
     torch.testing.assert_close(kernel.target_noise, cov.reshape(size, size), rtol=1e-9, atol=1e-12 * float(cov.max()))
-    torch.testing.assert_close(kernel.mean, mean, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(kernel.mean_weights, mean, rtol=1e-9, atol=1e-12)
     assert not kernel.misfit.any()
     assert kernel.valid
     assert "held" in kernel.why
@@ -124,7 +125,7 @@ def test_weights_in_the_plane_scatter_as_the_full_matrix_says():
     want = kernel.target_noise
     se = ((want.diagonal()[:, None] * want.diagonal() + want**2) / M).sqrt()
     assert ((torch.cov(W.mT) - want).abs() <= 6 * se + 1e-12).all()
-    assert ((W.mean(0) - kernel.mean.flatten()).abs() <= 5 * (want.diagonal() / M).sqrt() + 1e-12).all()
+    assert ((W.mean(0) - kernel.mean_weights.flatten()).abs() <= 5 * (want.diagonal() / M).sqrt() + 1e-12).all()
     assert want.reshape(8, 2, 8, 2)[:, 0, :, 1].abs().max() > 0.1 * want.abs().max()  # coordinates do hang together
 
 
@@ -153,7 +154,6 @@ def test_blocks_of_sets_and_of_draws_change_nothing(monkeypatch):
     forms = ({"sets": 20}, {"form": "leading", "quadrature": 1 << 12})
     whole = [Linear(m, POINTS, PROCESS, draws=500, **o).root for o in forms]
     sgd = SGD(m, POINTS, PROCESS, lr=1e-3, batch=4, steps=50, quadrature=1 << 12, nodes=4).root
-    monkeypatch.setattr("vkernel.kernels.sgd.CHUNK", 1 << 13)
     monkeypatch.setattr(linear_module, "CHUNK", 1 << 14)
     for options, root in zip(forms, whole, strict=True):
         torch.testing.assert_close(Linear(m, POINTS, PROCESS, draws=500, **options).root, root, rtol=1e-6, atol=1e-9)
@@ -169,7 +169,7 @@ def test_the_leading_order_is_its_formula_by_quadrature(target):
     m, P = model(4, target), 5000
     kernel = Linear(m, POINTS, PROCESS, draws=P, form="leading", quadrature=1 << 18)
     hand = Leading(m)
-    torch.testing.assert_close(kernel.mean[:, 0], hand.W, rtol=0.05, atol=0.02 * float(hand.W.abs().max()))
+    torch.testing.assert_close(kernel.mean_weights[:, 0], hand.W, rtol=0.05, atol=0.02 * float(hand.W.abs().max()))
     for got, middle in ((kernel.target_noise, hand.noise()), (kernel.misfit, hand.misfit())):
         want = hand.weights(middle, P)
         assert float((got - want).norm() / want.norm()) < 0.05  # the rule and 2^18 draws: each about a per cent
@@ -217,7 +217,7 @@ def test_objectives_share_the_misfit_and_differ_in_the_noise_alone(options):
 
     one, none, three = make("J1"), make("J0"), make(vk.JK(3))
     assert torch.equal(one.misfit, none.misfit)
-    assert torch.equal(one.mean, none.mean)
+    assert torch.equal(one.mean_weights, none.mean_weights)
     assert not none.target_noise.any()
     torch.testing.assert_close(one.target_noise, 3 * three.target_noise, rtol=1e-12, atol=1e-16)
     parts = [one.only(p).cov(X, 0.1).diag() for p in ("target_noise", "misfit")]
@@ -285,7 +285,7 @@ def test_the_effective_sde_is_the_ode_with_a_field_added(kernel):
     got = effective_sde(kernel, x, method="euler", spacing="uniform", steps=12, members=3, generator=4)
     field = kernel.draw(3, 4)
     want = pf_ode(
-        lambda y, t: kernel.mean(y, t) + field(y, t),
+        Learned(kernel.mean, field),
         x.expand(3, 5, 1).contiguous(),
         method="euler",
         spacing="uniform",
@@ -308,16 +308,16 @@ def test_the_semiclassical_law_is_the_delta_method(dim):
     x_T, steps = PROCESS.prior((2, dim), generator=1, dtype=torch.float64), 10
 
     def end(W: Tensor) -> Tensor:
-        x, t = x_T, PROCESS.times(steps)
+        x, t = x_T, PROCESS.times(steps, "uniform")
         for here, there in pairwise(t):
             alpha, S = levels(here)
             s = (alpha * m.features(x, here.expand(len(x))) @ W - x) / S
             x = x + (here - there) * (PROCESS.beta(here) * x + PROCESS.D(here) * s)
         return x
 
-    J = torch.func.jacrev(end)(V.mean).reshape(2, dim, -1)
+    J = torch.func.jacrev(end)(V.mean_weights).reshape(2, dim, -1)
     mean, cov = semiclassical(V, x_T, spacing="uniform", steps=steps)
-    torch.testing.assert_close(mean, end(V.mean), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(mean, end(V.mean_weights), rtol=1e-10, atol=1e-12)
     want = J @ (V.target_noise + V.misfit) @ J.mT
     torch.testing.assert_close(cov.dense(), want, rtol=1e-8, atol=1e-10 * float(want.abs().max()))
 

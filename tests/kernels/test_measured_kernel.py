@@ -6,11 +6,13 @@ import math
 
 import pytest
 import torch
-from trained import PROCESS, X, fitted, model
+from draws import normal
+from trained import PROCESS, X, fitted, model, quietly
 
 import vkernel as vk
 from vkernel.kernels import Measured, ValidityWarning
-from vkernel.sample import effective_sde, pf_ode, semiclassical
+from vkernel.sample import Scores, effective_sde, pf_ode, semiclassical
+from vkernel.sample.sde import Learned
 from vkernel.train.ensemble import Ensemble
 
 # -------------------- measured
@@ -22,7 +24,7 @@ def measured() -> Measured:
 
 
 def test_a_measured_kernel_is_the_ensembles_covariance(measured):
-    ens = measured.ensemble
+    ens = measured.scores
     s = ens(X, 0.2)[..., 0]
     torch.testing.assert_close(measured.cov(X, 0.2).trace(), s.var(0))
     there = ens(X.flip(0), 0.4)[..., 0]
@@ -30,7 +32,7 @@ def test_a_measured_kernel_is_the_ensembles_covariance(measured):
     torch.testing.assert_close(measured.cov(X, 0.2, X.flip(0), 0.4).dense()[:, 0, 0], want)
     D = PROCESS.D(torch.tensor([0.2, 0.4], dtype=torch.float64))
     torch.testing.assert_close(measured(X, 0.2, X.flip(0), 0.4).dense()[:, 0, 0], D[0] * D[1] * want)
-    torch.testing.assert_close(measured.s_avg(X, 0.2)[:, 0], s.mean(0))
+    torch.testing.assert_close(measured.mean(X, 0.2)[:, 0], s.mean(0))
     assert measured.valid
     assert "40 members" in measured.why
 
@@ -39,19 +41,17 @@ def general(kernel: Measured) -> Measured:
     """The same ensemble behind a model that is not known to be linear."""
 
     class Plain(vk.models.Model):
-        spec: dict = {}  # noqa: RUF012
-
         def __init__(self, inner) -> None:
-            super().__init__(inner.target)
-            self.inner = inner
+            self.inner, self.target, self.weight = inner, inner.target, inner.weight
+            super().__post_init__()
 
-        def fit(self, training, members, tell):
+        def fit(self, training, members, report):
             raise NotImplementedError
 
         def output(self, state, x, t, process):
             return self.inner.output(state, x, t, process)
 
-    ens = kernel.ensemble
+    ens = kernel.scores
     return Measured(Ensemble(Plain(ens.model), ens.state, ens.process, ens.shape))
 
 
@@ -68,14 +68,14 @@ def test_the_fast_path_is_the_general_one(measured, t):
 def test_measured_fields_have_the_measured_covariance(measured, path):
     kernel, M, x = measured if path == "fast" else general(measured), 3000, X[::8]
     v = kernel.draw(M, 5)(x.expand(M, *x.shape), 0.2)[..., 0]
-    want = torch.cov(measured.ensemble(x, 0.2)[..., 0].mT)
+    want = torch.cov(measured.scores(x, 0.2)[..., 0].mT)
     se = ((want.diagonal()[:, None] * want.diagonal() + want**2) / M).sqrt()
     assert ((v.mT @ v / M - want).abs() <= 5 * se).all()
 
 
 def test_a_measured_field_is_a_sum_of_deviations(measured):
     z = torch.randn(3, 40, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
-    s = measured.ensemble(X, 0.2)
+    s = measured.scores(X, 0.2)
     want = torch.einsum("km,mna->kna", z, s - s.mean(0)) / math.sqrt(39)
     got = measured.draw(3, 6)(X.expand(3, *X.shape), 0.2)
     torch.testing.assert_close(got, want, rtol=1e-7, atol=1e-7 * float(want.abs().max()))
@@ -86,7 +86,7 @@ def test_measured_kernels_drive_the_effective_dynamics(measured):
     got = effective_sde(measured, x, method="euler", spacing="uniform", steps=8, members=3, generator=1)
     field = measured.draw(3, 1)
     want = pf_ode(
-        lambda y, t: measured.s_avg(y, t) + field(y, t),
+        Learned(measured.mean, field),
         x.expand(3, 4, 1).contiguous(),
         method="euler",
         spacing="uniform",
@@ -94,10 +94,10 @@ def test_measured_kernels_drive_the_effective_dynamics(measured):
     )
     torch.testing.assert_close(got, want)
     # a small V: the law of the ensemble's own samples, linearised about the mean weights
-    W = measured.ensemble.state["weights"]
-    small = Ensemble(measured.ensemble.model, {"weights": W.mean(0) + 1e-4 * (W - W.mean(0))}, PROCESS, (1,))
-    mean, cov = semiclassical(Measured(small), x, mean=small.mean, spacing="uniform", steps=8)
-    ends = small.sample(x_T=x, steps=8)
+    W = measured.scores.state["weights"]
+    small = Ensemble(measured.scores.model, {"weights": W.mean(0) + 1e-4 * (W - W.mean(0))}, PROCESS, (1,))
+    mean, cov = semiclassical(Measured(small), x, spacing="uniform", steps=8)
+    ends = small.sample(x_T=x, steps=8, method="euler", spacing="uniform")
     torch.testing.assert_close(mean, ends.mean(0), rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(cov.trace(), ends.var(0)[:, 0], rtol=1e-2, atol=0.0)
 
@@ -124,3 +124,41 @@ def test_few_members_warn_and_dead_ones_do_not_count():
     keep = [k for k in range(30) if k not in (3, 4)]
     torch.testing.assert_close(kernel.cov(X, 0.2).trace(), ens(X, 0.2)[keep, :, 0].var(0))
     assert kernel.draw(2, 0)(X.expand(2, *X.shape), 0.2).isfinite().all()
+
+
+def networks(count: int, groups: list[int] | None = None) -> vk.Checkpoints:
+    """Scores of images that differ in their slope: what other people's networks look like from here."""
+    slopes = normal(count, 1, 2, 3, seed=1)
+    members = [vk.as_score(lambda x, t, a=a: -x + a.to(x) * x.square(), PROCESS, (1, 2, 3)) for a in slopes]
+    return vk.Checkpoints(members, groups)
+
+
+@pytest.mark.parametrize("groups", [None, [m // 3 for m in range(24)]], ids=["alone", "groups"])
+def test_checkpoints_of_images_have_a_V(groups):
+    nets = networks(24, groups)
+    V = quietly(lambda: Measured(nets))
+    x, M = normal(4, 1, 2, 3, seed=2), 4000
+    torch.testing.assert_close(V.cov(x, 0.3).diag(), nets.cov(x, 0.3).diag())
+    torch.testing.assert_close(V.factors(x, 0.3).square().sum(0), V.cov(x, 0.3).diag())
+    values = V.draw(M, 3)(x.expand(M, *x.shape), 0.3)
+    want = V.cov(x, 0.3).diag()
+    assert ((values.square().mean(0) / want - 1).abs() < 5 * math.sqrt(2 / M)).all()
+    units = 24 if groups is None else 8
+    torch.testing.assert_close(V.error(x, 0.3), torch.full((4,), math.sqrt(2 / (units - 1)), dtype=torch.float64))
+    ends = effective_sde(V, x, steps=3, members=2, generator=4)
+    assert ends.shape == (2, 4, 1, 2, 3)
+
+
+def test_models_of_a_measured_kernel_are_scores(measured):
+    found = measured.models(60, 5)
+    assert isinstance(found, Scores)
+    assert found(X, 0.2).shape == (60, *X.shape)
+    torch.testing.assert_close(found[7](X, 0.2), found(X, 0.2)[7])
+    torch.testing.assert_close(found[5:9].paired(X.expand(4, *X.shape), 0.2), found(X, 0.2)[5:9])
+    own = torch.linspace(0.1, 0.9, len(X), dtype=torch.float64)
+    torch.testing.assert_close(found[:2].paired(X.expand(2, *X.shape), own.expand(2, -1))[1], found[1](X, own))
+    ratio = found.cov(X, 0.2).trace() / measured.cov(X, 0.2).trace()
+    assert abs(float(ratio.mean()) - 1) < 0.35
+    again = measured.models(60, 5)
+    assert torch.equal(again(X, 0.2), found(X, 0.2))
+    assert found.sample(2, steps=3).shape == (60, 2, 1)

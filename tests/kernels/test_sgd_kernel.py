@@ -96,7 +96,7 @@ def test_the_knob_is_the_learning_rate_over_the_batch():
     torch.testing.assert_close(one.cov(X, 0.2).diag(), 2 * two.cov(X, 0.2).diag(), rtol=1e-9, atol=1e-12)
     slow = sgd(80, lr=LR / 2, nodes=6)  # the same τ
     torch.testing.assert_close(one.cov(X, 0.2).diag(), 2 * slow.cov(X, 0.2).diag(), rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(one.mean, slow.mean, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(one.mean_weights, slow.mean_weights, rtol=1e-9, atol=1e-12)
     assert one.tau == pytest.approx(slow.tau)
 
 
@@ -115,7 +115,7 @@ def test_long_descents_solve_the_equation_of_lyapunov(stationary):
     want = torch.from_numpy(linalg.solve_continuous_lyapunov(hand.ridged.numpy(), N.numpy()))
     got = kernel.root @ kernel.root
     assert float((got - want).norm() / want.norm()) < 0.03
-    torch.testing.assert_close(kernel.mean[:, 0], hand.W, rtol=0.05, atol=0.02 * float(hand.W.abs().max()))
+    torch.testing.assert_close(kernel.mean_weights[:, 0], hand.W, rtol=0.05, atol=0.02 * float(hand.W.abs().max()))
 
 
 def test_between_nodes_the_noise_is_linear():
@@ -175,4 +175,4 @@ def test_in_the_plane_sgd_keeps_coordinates_in_order():
         W = W + h * (pull - sigma @ W)
     got = kernel.root @ kernel.root
     assert float((got - C).norm() / C.norm()) < 0.02
-    torch.testing.assert_close(kernel.mean, W, rtol=0.02, atol=0.02 * float(W.abs().max()))
+    torch.testing.assert_close(kernel.mean_weights, W, rtol=0.02, atol=0.02 * float(W.abs().max()))

@@ -1,4 +1,4 @@
-"""Kernels of trained models refuse what they cannot use, in sentences."""
+"""Kernels of trained models: the errors of their predictions, models drawn from them, refusals."""
 
 from __future__ import annotations
 
@@ -8,13 +8,56 @@ from trained import PLANE, POINTS, PROCESS, X, fitted, model, quietly
 
 import vkernel as vk
 from vkernel.core.errors import InputError
-from vkernel.kernels import SGD, Linear, Measured
-
-# -------------------- refusals
-
+from vkernel.kernels import SGD, Lazy, Linear, Measured
 
 LINE = model(3)
 GOOD = {"lr": 0.1, "batch": 4, "steps": 3}
+
+# -------------------- errors and models
+
+LAZY = vk.models.Lazy(vk.models.NTK(1, init_width=64), 2.0)
+PREDICTIONS = {
+    "linear": lambda seed: Linear(model(4), POINTS, PROCESS, draws=60, sets=24, seed=seed),
+    "lazy": lambda seed: Lazy(LAZY, POINTS, PROCESS, draws=12, sets=16, seed=seed),
+}
+
+
+@pytest.mark.parametrize("name", PREDICTIONS)
+def test_the_error_is_the_spread_of_independent_predictions(name):
+    made = [PREDICTIONS[name](seed) for seed in range(24)]
+    variances = torch.stack([V.cov(X, 0.2).trace() for V in made])
+    seen = variances.std(0) / variances.mean(0)
+    told = torch.stack([V.error(X, 0.2) for V in made])
+    assert told.shape == (24, len(X))
+    assert 0.7 < float((told.square().mean(0).sqrt() / seen).mean()) < 1.4
+
+
+def test_closed_forms_have_no_error():
+    held = Linear(model(4), POINTS, PROCESS, draws=60, vary=("targets",))
+    order = quietly(lambda: Linear(model(4), POINTS, PROCESS, draws=60, form="leading", quadrature=1 << 10))
+    fixed = Lazy(LAZY, POINTS, PROCESS, draws=12, vary=("targets", "init"))
+    for V in (held, order, fixed):
+        assert torch.equal(V.error(X, 0.2), torch.zeros(len(X), dtype=torch.float64))
+
+
+def test_models_of_a_linear_kernel_are_linear_ensembles():
+    V = Linear(model(4), POINTS, PROCESS, draws=60, sets=24)
+    found = V.models(2000, 3)
+    assert isinstance(found, vk.Ensemble)
+    want = V.cov(X, 0.2).trace()
+    assert ((found.cov(X, 0.2).trace() / want - 1).abs() < 5 * (2 / 2000) ** 0.5).all()
+    assert ((found.mean(X, 0.2) - V.mean(X, 0.2)).abs()[:, 0] < 5 * (want / 2000).sqrt()).all()
+
+
+def test_progress_is_reported():
+    heard: list[tuple[str, float]] = []
+    Linear(model(3), POINTS, PROCESS, draws=20, sets=16, progress=lambda label, share: heard.append((label, share)))
+    Lazy(LAZY, POINTS, PROCESS, draws=12, sets=4, progress=lambda label, share: heard.append((label, share)))
+    SGD(LINE, POINTS, PROCESS, **GOOD, nodes=3, quadrature=64, progress=lambda *told: heard.append(told))
+    assert sum(share == pytest.approx(1) for _, share in heard) == 3
+
+
+# -------------------- refusals
 
 
 @pytest.mark.parametrize(
@@ -31,7 +74,7 @@ GOOD = {"lr": 0.1, "batch": 4, "steps": 3}
         (lambda: Linear(LINE, PLANE, PROCESS, draws=9), "vectors of 1"),
         (lambda: Linear(model(80), POINTS, PROCESS, draws=9), "6400 × 6400"),
         (lambda: Linear(LINE, POINTS, PROCESS, draws=40, sets=8).only("noise"), "target_noise"),
-        (lambda: Linear(LINE, POINTS, PROCESS, draws=40, sets=8).draw(0), "at least one"),
+        (lambda: Linear(LINE, POINTS, PROCESS, draws=40, sets=8).draw(0), "number of members"),
         (lambda: Linear(LINE, POINTS, PROCESS, draws=40, sets=8).draw(3)(torch.zeros(6, 2, 1), 0.2), "3 members"),
         (lambda: SGD(vk.models.MLP(), POINTS, PROCESS, **GOOD), "linear model"),
         (lambda: SGD(LINE, POINTS, PROCESS, **GOOD | {"lr": 0}), "lr"),
@@ -44,7 +87,7 @@ GOOD = {"lr": 0.1, "batch": 4, "steps": 3}
         (lambda: SGD(LINE, POINTS, PROCESS, **GOOD, objective="J2"), "objective"),
         (lambda: Measured(LINE), "Ensemble"),
         (lambda: Measured(fitted(LINE, members=1, draws=30)), "two finite"),
-        (lambda: Measured(fitted(LINE, members=20, draws=30)).draw(0), "at least one"),
+        (lambda: Measured(fitted(LINE, members=20, draws=30)).draw(0), "number of members"),
         (lambda: Measured(fitted(LINE, members=20, draws=30)).draw(3)(torch.zeros(6, 2, 1), 0.2), "3 members"),
         (lambda: Measured(fitted(LINE, members=20, draws=30)).cov(X, 0.2, None, 0.3), "x2 with t2"),
     ],

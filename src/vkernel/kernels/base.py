@@ -1,20 +1,39 @@
-"""What every V-kernel has: the covariance, the factor D on both sides, a field, and whether its assumptions hold."""
+r"""The base class of V-kernels, and the two kinds that users define (docs/theory.md, §5).
+
+A V-kernel is the covariance :math:`\mathrm{Cov}_\theta[\hat s(x,t), \hat s(x',t')]` of the learned score over training
+randomness, together with the mean score; :math:`V = D\,\mathrm{Cov}\,D'`. Its ``error`` is the relative standard error
+of the predicted variance :math:`\mathrm{tr}\,\mathrm{Cov}`:
+
+=========================  =========================================================================================
+Naive, FiniteRank,         0: the closed form is exact
+Function, SGD
+Linear, Lazy               from the spread over the ``sets`` of inputs; 0 where inputs are held fixed, or to leading
+                           order in 1/P. Expectations over ``quadrature`` draws are taken as exact
+Measured                   :math:`\sqrt{2/(M-1)}`, M counting groups where members have groups
+=========================  =========================================================================================
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from vkernel.core.covariance import Congruent, Covariance, Scaled
+from vkernel.core import rng
+from vkernel.core.checks import check_whole
+from vkernel.core.covariance import Congruent, Covariance, Cross, Factored, Matrix, Scaled
 from vkernel.core.errors import InputError, require
+from vkernel.core.rng import Generator
 from vkernel.process import Anisotropic, Process
+from vkernel.sample.scores import Groups, Scores
 from vkernel.sample.sde import Field, VKernel
 from vkernel.score.base import Score, Time
 
-__all__ = ["Field", "Kernel", "PredictedMean", "Time", "ValidityWarning", "own", "times"]
+__all__ = ["Drawn", "FiniteRank", "Function", "Kernel", "ValidityWarning", "times"]
+
+JITTER = 1e-10  # of the largest variance so far, added to the diagonal of a conditioned field's covariance
 
 
 class ValidityWarning(UserWarning):
@@ -22,59 +41,227 @@ class ValidityWarning(UserWarning):
 
 
 class Kernel(VKernel):
-    """The covariance of the learned score; ``valid`` and ``why`` say whether its assumptions hold."""
+    """The covariance of the learned score; ``valid`` and ``why`` state whether its assumptions hold."""
 
     valid: bool = True
     why: str = "exact"
-    mean_of: Score | None = None
+    device: torch.device = torch.device("cpu")
+    _mean: Score | None = None
 
     @property
     def mean(self) -> Score:
         """The mean score that belongs to the kernel."""
-        if self.mean_of is None:
+        if self._mean is None:
             raise InputError(f"This {type(self).__name__} kernel was made without a mean score: give mean=…")
-        return self.mean_of
+        return self._mean
 
     def __call__(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
-        """:math:`V = D\\, \\mathrm{Cov}\\, D'`."""
+        r"""Return :math:`V = D\, \mathrm{Cov}\, D'`, paired over the broadcast batch."""
         here, there = (
             self.process.base.D(torch.as_tensor(u, dtype=torch.float64, device=x.device))
             for u in (t, t if t2 is None else t2)
         )
-        return self._between(Scaled(self.cov(x, t, x2, t2), (here * there).sqrt()))
+        V = Scaled(self.cov(x, t, x2, t2), (here * there).sqrt())
+        return Congruent(V, self.process.gamma) if isinstance(self.process, Anisotropic) else V
 
-    def _between(self, cov: Covariance) -> Covariance:
-        """Γ on both sides where the noise has a shape."""
-        return Congruent(cov, self.process.gamma) if isinstance(self.process, Anisotropic) else cov
+    def error(self, x: Tensor, t: Time) -> Tensor:
+        """Return the relative standard error of the predicted variance, ``(*batch,)``: 0 for closed forms."""
+        return self.cov(x, t).trace() * 0
+
+    def models(self, members: int, generator: Generator = None) -> Scores:
+        """Draw models of this kernel, each the mean score plus an independent field."""
+        keys = rng.keys((check_whole(members, "members"),), rng.as_generator(generator)).tolist()
+        return Drawn([_Model(self.mean, self.draw(1, key)) for key in keys], self.device)
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__} kernel ({'valid' if self.valid else 'not valid'}: {self.why}) of {self.process!r}"
-        )
+        valid = "valid" if self.valid else "not valid"
+        return f"{type(self).__name__} kernel ({valid}: {self.why}) of {self.process!r}"
 
-    def _judge(self, valid: bool, why: str) -> None:
-        """Say whether the assumptions hold, and warn if they do not."""
-        self.valid, self.why = valid, why
+    def _assess(self, valid: bool, why: str, advice: str) -> None:
+        """Record whether the assumptions hold; warn, with an advice, if they do not."""
+        self.valid, self.why = valid, why if valid else f"{why}. {advice}"
         if not valid:
-            warnings.warn(f"{type(self).__name__} kernel: {why}", ValidityWarning, stacklevel=3)
+            warnings.warn(f"{type(self).__name__} kernel: {self.why}", ValidityWarning, stacklevel=3)
 
 
-class PredictedMean(Score):
-    """The mean score that a kernel predicts, as a score on vectors of length d."""
+class FiniteRank(Kernel):
+    r"""A kernel linear in random weights: :math:`\delta\hat s = \sum_f w_f\, \phi_f(x,t)`, :math:`w \sim N(0, W)`.
 
-    def __init__(self, function: Callable[[Tensor, Time], Tensor], process: Process, d: int) -> None:
-        self.function, self.process, self.shape = function, process, (d,)
+    ``basis(x, t)`` takes ``x (*batch, d)`` and returns ``(F, *batch, d)``; ``weights`` is the covariance ``(F, F)``.
+    """
+
+    def __init__(
+        self, basis: Callable[[Tensor, Time], Tensor], weights: Tensor, process: Process, mean: Score | None = None
+    ) -> None:
+        w = torch.as_tensor(weights, dtype=torch.float64)
+        require(w.ndim == 2 and w.shape[0] == w.shape[1], f"weights must be (F, F); got {tuple(w.shape)}.")
+        require(bool(w.isfinite().all()) and torch.allclose(w, w.mT), "weights must be finite and symmetric.")
+        self.basis, self.process, self._mean, self.device = basis, process, mean, w.device
+        self.root = Matrix(w, (len(w),)).power(0.5).dense()  # refuses what is not a covariance
+
+    def factors(self, x: Tensor, t: Time) -> Tensor:
+        phi = self.basis(x, t)
+        require(isinstance(phi, Tensor), f"basis(x, t) must be a tensor, not {type(phi).__name__}.")
+        good = phi.shape == (len(self.root), *x.shape)
+        require(good, f"basis(x, t) has shape {tuple(phi.shape)}; it must be ({len(self.root)}, *x.shape).")
+        return torch.tensordot(self.root.to(phi), phi, dims=1)
+
+    def cov(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
+        left = self.factors(x, t)
+        if x2 is None:
+            return Factored(left, tuple(x.shape[-1:]))
+        right = self.factors(x2, t if t2 is None else t2)
+        return Cross(left.movedim(0, -1) @ right.movedim(0, -1).mT, tuple(x.shape[-1:]))
+
+    def normals(self, members: int, generator: Generator) -> Tensor:
+        """Draw the standard normals behind the weights of each member, ``(members, F)``."""
+        check_whole(members, "the number of members of a field")
+        return rng.randn((members, len(self.root)), rng.as_generator(generator), self.root.device, torch.float64)
+
+    def draw(self, members: int, generator: Generator = None) -> Field:
+        z = self.normals(members, generator)
+
+        def field(x: Tensor, t: Time) -> Tensor:
+            modes = self.factors(x, t)  # (F, members, *batch, d)
+            return (z.mT.to(modes).reshape(len(modes), members, *(1,) * (x.ndim - 1)) * modes).sum(0)
+
+        return field
+
+
+class Function(Kernel):
+    r"""A quenched kernel that is known as a function, :math:`\mathrm{Cov}[\hat s_a(x,t), \hat s_b(x',t')]`.
+
+    ``function(x, t, x2, t2)`` takes broadcast batches of vectors ``(*batch, d)`` and times ``(*batch,)`` and returns
+    either ``(*batch,)``, a scalar kernel times the identity, or ``(*batch, d, d)``.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+        process: Process,
+        mean: Score | None = None,
+    ) -> None:
+        self.function, self.process, self._mean = function, process, mean
+
+    def cov(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
+        there = x if x2 is None else x2
+        matrix = self._matrix(x, times(t, x), there, times(t if t2 is None else t2, there))
+        shape = tuple(x.shape[-1:])
+        return Matrix(matrix, shape) if x2 is None else Cross(matrix, shape)
+
+    def _matrix(self, x: Tensor, t: Tensor, x2: Tensor, t2: Tensor) -> Tensor:
+        k, d = self.function(x, t, x2, t2), x.shape[-1]
+        good = isinstance(k, Tensor) and bool(k.isfinite().all())
+        require(good, "The kernel function must return a tensor of finite numbers.")
+        batch = torch.broadcast_shapes(x.shape[:-1], x2.shape[:-1])
+        if k.shape == batch:
+            return k[..., None, None] * torch.eye(d, dtype=k.dtype, device=k.device)
+        good = k.shape == (*batch, d, d)
+        require(good, f"The kernel function returned shape {tuple(k.shape)}; it must be {batch} or {(*batch, d, d)}.")
+        return k
+
+    def pairs(self, x: Tensor, t: Tensor, x2: Tensor, t2: Tensor) -> Tensor:
+        """Return the kernel for all pairs of ``x (m, N, d)`` and ``x2 (m, N', d)``: ``(m, N d, N' d)``."""
+        k = self._matrix(x[:, :, None], t[:, :, None], x2[:, None], t2[:, None])
+        m, n, n2, d, _ = k.shape
+        return k.movedim(3, 2).reshape(m, n * d, n2 * d)
+
+    def draw(self, members: int, generator: Generator = None) -> Field:
+        return _Conditioned(self, check_whole(members, "the number of members of a field"), generator)
+
+
+class _Conditioned:
+    r"""A Gaussian field drawn where it is evaluated, conditioned on all earlier values.
+
+    With :math:`L L^T` the covariance of all values so far and :math:`z` the normals behind them, the next block has the
+    factors :math:`B = K_{new,old} L^{-T}`, :math:`R R^T = K_{new,new} - B B^T` and the values :math:`B z + R z_{new}`.
+    Where points repeat, :math:`R` is zero up to a jitter of ``JITTER`` times the largest variance.
+    """
+
+    def __init__(self, kernel: Function, members: int, generator: Generator) -> None:
+        self.kernel, self.members, self.generator, self.scale = kernel, members, rng.as_generator(generator), 0.0
+        self.past: tuple[Tensor, Tensor, Tensor, Tensor] | None = None  # points, times, the normals z, the factor L
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
-        return self.function(x, t)
+        good = x.ndim >= 2 and x.shape[0] == self.members
+        require(good, f"A field of {self.members} members takes x ({self.members}, *batch, d); got {tuple(x.shape)}.")
+        new = x.detach().double().reshape(self.members, -1, x.shape[-1])
+        when = times(t, x).double().reshape(self.members, -1)
+        rest = self.kernel.pairs(new, when, new, when).double()
+        require(torch.allclose(rest, rest.mT), "The kernel is not symmetric under exchange of its arguments.")
+        self.scale = max(self.scale, float(rest.diagonal(dim1=-2, dim2=-1).amax()))
+        fresh = rng.randn((self.members, rest.shape[-1]), self.generator, x.device, torch.float64)
+        if self.past is None:
+            root = _cholesky(rest, self.scale)
+            value, self.past = root @ fresh[..., None], (new, when, fresh, root)
+        else:
+            points, old_times, z, old = self.past
+            k = self.kernel.pairs(new, when, points, old_times).double()
+            cross = torch.linalg.solve_triangular(old, k.mT, upper=False).mT
+            root = _cholesky(rest - cross @ cross.mT, self.scale)
+            value = cross @ z[..., None] + root @ fresh[..., None]
+            top = torch.cat([old, old.new_zeros(*old.shape[:-1], root.shape[-1])], -1)
+            points, old_times, z = (torch.cat(a, 1) for a in ((points, new), (old_times, when), (z, fresh)))
+            self.past = points, old_times, z, torch.cat([top, torch.cat([cross, root], -1)], -2)
+        return value.reshape(x.shape).to(x.dtype)
 
 
-def own(x: Tensor, members: int) -> None:
-    """Refuse places that are not one set for each member of a field."""
-    good = isinstance(x, Tensor) and x.ndim >= 2 and len(x) == members
-    require(good, f"A field of {members} members takes x ({members}, *batch, *shape); got {tuple(x.shape)}.")
+def _cholesky(matrix: Tensor, scale: float) -> Tensor:
+    """Return a Cholesky factor of covariances of values whose variance is at most ``scale``."""
+    jitter = JITTER * scale * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    root, info = torch.linalg.cholesky_ex(matrix + jitter)
+    if bool((info > 0).any()):  # rounding leaves up to about 1e-12 of the scale; more is no covariance
+        values, vectors = torch.linalg.eigh(matrix)
+        low = float(values.min())
+        require(low > -1e-7 * max(scale, 1e-300), f"The kernel is not positive semidefinite: {low:.3g}.")
+        square = (vectors * values.clamp_min(0).sqrt()[..., None, :]) @ vectors.mT
+        root = torch.linalg.cholesky(square @ square.mT + 1e3 * jitter)
+    return root
+
+
+class Drawn(Scores):
+    """Models drawn from a kernel: each the mean score plus an independent field."""
+
+    def __init__(self, members: Sequence[Score], device: torch.device) -> None:
+        self.members, self._device, self.groups = list(members), device, Groups.of(None, len(members))
+        self.process, self.shape = self.members[0].process, self.members[0].shape
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64
+
+    def member(self, index: int) -> Score:
+        return self.members[index]
+
+    def select(self, indices: Sequence[int]) -> Drawn:
+        return Drawn([self.members[m] for m in indices], self._device)
+
+    def __call__(self, x: Tensor, t: Time) -> Tensor:
+        return torch.stack([member(x, t) for member in self.members])
+
+    def paired(self, x: Tensor, t: Time) -> Tensor:
+        require(len(x) == len(self), f"paired needs x ({len(self)}, *batch, *shape); got {tuple(x.shape)}.")
+        own = isinstance(t, Tensor) and t.ndim >= len(self.members[0].split(x)[0])
+        return torch.stack([member(x[m], t[m] if own else t) for m, member in enumerate(self.members)])  # type: ignore[index]
+
+
+class _Model(Score):
+    """The mean score plus one field."""
+
+    def __init__(self, mean: Score, field: Field) -> None:
+        self.base, self.field, self.process, self.shape = mean, field, mean.process, mean.shape
+
+    def __call__(self, x: Tensor, t: Time) -> Tensor:
+        return self.base(x, t) + self.field(x[None], t)[0]
 
 
 def times(t: Time, x: Tensor) -> Tensor:
-    """t over the batch of vectors x."""
+    """Return t over the batch of vectors x."""
     return torch.as_tensor(t, dtype=x.dtype, device=x.device).expand(x.shape[:-1])

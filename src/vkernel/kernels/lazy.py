@@ -13,58 +13,58 @@ So, with the noise of the targets :math:`N_i = \mathrm{Cov}[y_i|x_i]` and the co
           \text{inputs:}\quad & \mathrm{Cov}_X\big[E(f|X)\big], \qquad E(f|X) = w(x)^T E[y|X] ,
 
 and :math:`\mathrm{Cov}[\hat s, \hat s'] = B_t B_{t'}` times it. :math:`E_X` is a mean over ``sets`` sets of inputs and
-:math:`\mathrm{Cov}_X` their sample covariance. What does not vary is held as member 0 of the ensemble has it: the
-inputs (then there is one set), the random numbers of the targets, :math:`f_0`; the last two then belong to
-:math:`E(f|X)`. The targets part vanishes for J0, so that the inputs part is the covariance of the J0 ensemble on the
-same inputs, started from :math:`f_0 = 0`. Full batches have no order.
+:math:`\mathrm{Cov}_X` their sample covariance. What does not vary is fixed at its value for member 0: the inputs (then
+there is one set), the random numbers of the targets, :math:`f_0`; the last two then belong to :math:`E(f|X)`. The
+targets part vanishes for J0, so that the inputs part is the covariance of the J0 ensemble on the same inputs, started
+from :math:`f_0 = 0`. Full batches have no order.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from vkernel.core.checks import check_whole
 from vkernel.core.errors import require
+from vkernel.core.progress import Progress
+from vkernel.core.progress import progress as show_progress
 from vkernel.data.empirical import Empirical
-from vkernel.kernels.base import PredictedMean, Time, times
-from vkernel.kernels.fields import Function
+from vkernel.kernels.base import Function, times
+from vkernel.kernels.linear import NoisyTargets
 from vkernel.process import Process
-from vkernel.score.base import Score
+from vkernel.score.base import Time
+from vkernel.train.ensemble import Ensemble
 from vkernel.train.models.lazy import Lazy as Model
-from vkernel.train.objectives import J0, VARIES, Batch, Objective, Quantile, Training, parse
+from vkernel.train.objectives import VARIES, Objective, Quantile, Training
 
 __all__ = ["Lazy"]
 
-CHUNK = 1 << 21  # pairs of a place and an input held at once
+CHUNK = 1 << 21  # pairs of a point and an input held at once
 LARGEST = 64  # dimension up to which covariances are matrices
-FEW = 4  # fewer sets of inputs than this do not measure a covariance over them
-
-Dot = Callable[[Tensor, Tensor], Tensor]
+FEWEST = 4  # sets of inputs from which a covariance over inputs is measured
 
 
-class _Places(NamedTuple):
-    """What the parts need to know of n places; sums over inputs and sets are sums over their one axis S P."""
+class _Points(NamedTuple):
+    """The functions of N points in m groups that the parts need; sums over inputs and sets are over one axis S P."""
 
-    u: Tensor  # (n, p)
-    slope: Tensor  # B, (n, 1)
-    w: Tensor  # (n, S P)
-    prior: Tensor  # K0(x, X), (n, S P), or w where f0 does not vary
-    rest: Tensor  # w^T K0(X, X) - K0(x, X), (n, S P), likewise
-    mean: Tensor  # E(f|X), centred, (d, n, S)
-
-    def reshape(self, *batch: int) -> _Places:
-        u, slope, w, prior, rest = (a.reshape(*batch, -1) for a in self[:-1])
-        return _Places(u, slope, w, prior, rest, self.mean.reshape(len(self.mean), *batch, -1))
+    u: Tensor  # (m, N, p)
+    slope: Tensor  # B, (m, N, 1)
+    w: Tensor  # (m, N, S P)
+    prior: Tensor  # K0(x, X), (m, N, S P), or w where f0 does not vary
+    rest: Tensor  # w^T K0(X, X) - K0(x, X), (m, N, S P), likewise
+    mean: Tensor  # E(f|X), centred, (d, m, N, S)
 
 
 class Lazy(Function):
     """The covariance that training gives a lazy ``model`` fitted to ``draws`` noised points.
 
-    ``sets`` sets of inputs are averaged over, those of the first members of an ensemble of this ``seed``; one, member
-    0's, where inputs do not vary. ``objective``, ``vary``, ``seed`` and ``times`` as for
+    The mean is over ``sets`` sets of inputs, those of the first members of an ensemble of this ``seed``; one, that of
+    member 0, where inputs do not vary. ``objective``, ``vary``, ``seed`` and ``times`` as for
     :func:`~vkernel.train.ensemble.train_ensemble`. ``effective`` is F_eff, the mean number of learned directions.
     """
 
@@ -80,151 +80,128 @@ class Lazy(Function):
         sets: int = 16,
         seed: int = 0,
         times: str | Quantile = "uniform",
+        progress: Progress = False,
     ) -> None:
         require(isinstance(model, Model), f"This kernel belongs to a lazy model, not {model!r}.")
-        good = isinstance(sets, int) and not isinstance(sets, bool) and sets >= 1
-        require(good, f"sets, the number of sets of inputs, must be a whole number ≥ 1; got {sets!r}.")
-        good = isinstance(draws, int) and not isinstance(draws, bool) and draws >= 1
-        require(good, f"draws, the number P of training draws, must be a whole number ≥ 1; got {draws!r}.")
-        data = data if isinstance(data, Empirical) else Empirical(data)
-        good = data.shape == (data.d,) and data.d <= LARGEST
-        require(good, f"This kernel takes vectors of up to {LARGEST} numbers; an event of the data is {data.shape}.")
-        vary = (vary,) if isinstance(vary, str) else tuple(vary)
-        goal = parse(objective)
+        training = Training.of(data, process, objective, draws, vary, seed, times)
+        self.model, self.draws, self.d = model, training.finite_draws("A lazy model"), training.data.d
+        check_whole(sets, "sets, the number of sets of inputs,")
+        good = training.data.shape == (self.d,) and self.d <= LARGEST
+        shape = training.data.shape
+        require(good, f"This kernel takes vectors of up to {LARGEST} numbers; an event of the data is {shape}.")
+        held = "inputs" not in training.vary
+        self.sets, self.varies_init = 1 if held else sets, model.init and "init" in training.vary
         super().__init__(self._sum, process)
-        self.model, self.draws, self.d = model, draws, data.d
-        self.sets = sets if "inputs" in vary else 1
-        self.varies_init = model.init and "init" in vary
-        # E(f|X): targets without noise where that varies, from f0 = 0 where f0 varies
-        weight = model.parametrisation.weight
-        self._centre = Model(model.kernel, model.tau, model.target, weight, model.init and "init" not in vary)
-        training = Training(data, process, J0() if "targets" in vary else goal, draws, vary, seed, times)
-        self._learn(training, goal if "targets" in vary else J0())
-        self._state_validity("inputs" in vary)
+        self.device = training.data.device
+        # the model of E(f|X): from f0 = 0 where f0 varies
+        centre = replace(model, init=model.init and not self.varies_init)
+        self._states = self._learn(centre, NoisyTargets(model.parametrisation, training), progress)
+        self._mean = Ensemble(centre, self._states, process, shape).mean_score
+        ratio = f"F_eff/P = {self.effective / self.draws:.2g}"
+        why = f"for one set of inputs; {ratio}" if held else f"averaged over {sets} sets of inputs; {ratio}"
+        advice = f"Give sets ≥ {FEWEST}: the covariance over inputs is hardly measured."
+        self._assess(held or sets >= FEWEST, f"exact in the lazy limit, {why}", advice)
 
-    def _learn(self, training: Training, goal: Objective) -> None:
-        """All sets: U, G, G K0(X,X), the noise N of the targets ``(d, d, S P)``, and the states of E(f|X)."""
-        at_once = max(1, CHUNK // self.draws**2)
-        smoothers, mixed, noise, states, learned = [], [], [], [], 0.0
-        for start in range(0, self.sets, at_once):
-            block = range(start, min(start + at_once, self.sets))
-            batch = training.batch(block, self.draws)
-            G, effective = self.model.smoother(batch.x, batch.t, self.process)
-            states.append(self._centre.learn(batch, G, self._centre.initial(training, block), self.process))
-            smoothers.append(G)
-            learned += float(effective.sum())
-            if self.varies_init:
-                U = states[-1]["inputs"]
-                mixed.append(G @ self.model.kernel.prior(U, U))
-            if not isinstance(goal, J0):
-                noise.append(self._noise(training, goal, batch))
-        self.effective = learned / self.sets
-        self._states = {name: torch.cat([s[name] for s in states]) for name in states[0]}
-        self._G = torch.cat(smoothers)
-        self._mixed = torch.cat(mixed) if mixed else None
+    def _learn(self, centre: Model, targets: NoisyTargets, progress: Progress) -> dict[str, Tensor]:
+        """Compute G, G K0(X,X) and the noise N of the targets ``(d, d, S P)``; return the states of E(f|X)."""
+        training, at_once = targets.training, max(1, CHUNK // self.draws**2)
+        smoothers, mixed, noise, states, self.effective = [], [], [], [], 0.0
+        with show_progress(self.sets, progress) as report:
+            for block in torch.arange(self.sets).split(at_once):
+                batch = training.batch(block.tolist(), self.draws)
+                G, effective = self.model.smoother(batch.x, batch.t, self.process)
+                states.append(centre.learn(batch, G, centre.initial(training, block.tolist()), self.process))
+                smoothers.append(G)
+                self.effective += float(effective.sum()) / self.sets
+                if self.varies_init:
+                    U = states[-1]["inputs"]
+                    mixed.append(G @ self.model.kernel.prior(U, U))
+                N = targets.noise(batch)
+                if N is not None:
+                    noise.append(N)
+                report("sets of inputs", len(block))
+        self._G, self._mixed = torch.cat(smoothers), torch.cat(mixed) if mixed else None
         self._N = torch.cat(noise).movedim((-2, -1), (0, 1)).flatten(2).contiguous() if noise else None
-
-    def _noise(self, training: Training, goal: Objective, batch: Batch) -> Tensor:
-        x = batch.x.reshape(-1, self.d)
-        cov = goal.covariance(training.score, x, batch.t.flatten())
-        unit = self.model.parametrisation.target_slope(batch.t, self.process).square()
-        return unit[..., None, None] * cov.reshape(*batch.t.shape, self.d, self.d)
-
-    def _state_validity(self, varies: bool) -> None:
-        words = f"F_eff/P = {self.effective / self.draws:.2g}"
-        if not varies:
-            self._judge(True, f"exact in the lazy limit, for one set of inputs; {words}")
-            return
-        words = f"exact in the lazy limit given the inputs, averaged over {self.sets} sets of them; {words}"
-        few = self.sets < FEW
-        advice = f". Give sets ≥ {FEW}: the covariance over inputs is hardly measured." if few else ""
-        self._judge(not few, words + advice)
+        return {name: torch.cat([s[name] for s in states]) for name in states[0]}
 
     def parts(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> dict[str, Tensor]:
-        """The terms of the covariance of the score, "targets", "inputs" and "init": each ``(*batch, d, d)``."""
+        """Return the terms of the covariance, "targets", "inputs" and "init", each ``(*batch, d, d)``."""
         there = x if x2 is None else x2
-        here_t, there_t = times(t, x), times(t if t2 is None else t2, there)
         for name, a in (("x", x), ("x2", there)):
             require(a.shape[-1] == self.d, f"{name} must be vectors of {self.d} numbers; got {tuple(a.shape)}.")
         batch = torch.broadcast_shapes(x.shape[:-1], there.shape[:-1])
-        same = there is x and torch.equal(here_t, there_t)
-        flat = [_rows(a, batch, 1) for a in (x, there)] + [_rows(a, batch, 0) for a in (here_t, there_t)]
-        found: list[dict[str, Tensor]] = []
-        for rows in torch.arange(len(flat[0]), device=x.device).split(max(1, CHUNK // self._w_size)):
-            a, b, s, s2 = (f[rows] for f in flat)
-            one = self._places(a, s)
-            two = one if same else self._places(b, s2)
-            prior = self.model.kernel.prior(one.u[:, None], two.u[:, None])[:, 0, 0] if self.varies_init else None
-            found.append(self._combine(one, two, lambda p, q: (p * q).sum(-1), prior))
+        when = times(t, x), times(t if t2 is None else t2, there)
+        same = there is x and torch.equal(*when)
+        flat = [a.expand(*batch, self.d).reshape(-1, 1, self.d) for a in (x, there)]
+        flat += [a.expand(batch).reshape(-1, 1) for a in when]
+        found = []
+        for a, b, s, s2 in zip(*(f.split(max(1, CHUNK // self._w_size)) for f in flat), strict=True):
+            one = self._points(a, s)
+            found.append(self._terms(one, one if same else self._points(b, s2)))
         shape = (*batch, self.d, self.d)
         return {name: torch.cat([f[name] for f in found]).reshape(shape).to(x.dtype) for name in found[0]}
 
     def _sum(self, x: Tensor, t: Tensor, x2: Tensor, t2: Tensor) -> Tensor:
-        found = self.parts(x, t, x2, t2)
-        return found["targets"] + found["inputs"] + found["init"]
+        return sum(self.parts(x, t, x2, t2).values(), torch.zeros(()).to(x))
 
     def pairs(self, x: Tensor, t: Tensor, x2: Tensor, t2: Tensor) -> Tensor:
         m, n, d = x.shape
-        one = self._places(x.reshape(-1, d), t.reshape(-1)).reshape(m, n)
+        one, width = self._points(x, t), max(1, CHUNK // (m * self._w_size))
         columns = []
-        for some, when in zip(*(a.split(max(1, CHUNK // (m * self._w_size)), 1) for a in (x2, t2)), strict=True):
-            two = self._places(some.reshape(-1, d), when.reshape(-1)).reshape(m, some.shape[1])
-            prior = self.model.kernel.prior(one.u, two.u) if self.varies_init else None
-            found = self._combine(one, two, lambda p, q: p @ q.mT, prior)
-            total = found["targets"] + found["inputs"] + found["init"]  # (m, n, n', d, d)
+        for some, when in zip(x2.split(width, 1), t2.split(width, 1), strict=True):
+            total = sum(self._terms(one, self._points(some, when)).values(), x.new_zeros(()).double())
             columns.append(total.movedim(3, 2).reshape(m, n * d, -1))
         return torch.cat(columns, -1)
+
+    def error(self, x: Tensor, t: Time) -> Tensor:
+        if self.sets == 1:
+            return x.new_zeros(x.shape[:-1])
+        points, S = self._points(x.reshape(-1, 1, self.d), times(t, x).reshape(-1, 1)), self.sets
+
+        def by_set(a: Tensor) -> Tensor:
+            return a.reshape(-1, S, self.draws).sum(-1)
+
+        v = points.mean.square().sum(0)[:, 0] * S / (S - 1)
+        if self._N is not None:
+            v = v + by_set(points.w.square() * self._N.diagonal().sum(-1))
+        if self.varies_init:
+            prior = self.model.kernel.prior(points.u, points.u)[:, 0]
+            v = v + self.d * (prior + by_set((points.rest - points.prior) * points.w))
+        return (v.std(-1) / (v.mean(-1) * math.sqrt(S))).reshape(x.shape[:-1]).to(x.dtype)
 
     @property
     def _w_size(self) -> int:
         return self.sets * self.draws
 
-    def _places(self, x: Tensor, t: Tensor) -> _Places:
-        """w and its like at ``x (n, d)`` and ``t (n,)``."""
-        x, t = x.double(), t.double()
-        U, kernel = self._states["inputs"], self.model.kernel
-        u = self.model.inputs(x[None], t[None], self.process)
-        slope = self.model.parametrisation.slope(t, self.process)[:, None]
-        k = kernel.ntk(u, U)  # (S, n, P)
+    def _points(self, x: Tensor, t: Tensor) -> _Points:
+        """Return w and its like at ``x (m, N, d)`` and ``t (m, N)``."""
+        (m, n, d), kernel, U = x.shape, self.model.kernel, self._states["inputs"]
+        u = self.model.inputs(x.double().reshape(1, -1, d), t.double().reshape(1, -1), self.process)
+        slope = self.model.parametrisation.slope(t.double(), self.process)[..., None]
+        k = kernel.ntk(u, U)  # (S, m N, P)
         mean = k @ self._states["coefficients"]  # an f0 that does not vary is the same for all sets
-        mean = (mean - mean.mean(0)).movedim((2, 1), (0, 1))
+        mean = (mean - mean.mean(0)).movedim((2, 1), (0, 1)).reshape(d, m, n, -1)
         w = prior = rest = k @ self._G
         if self._mixed is not None:
             prior = kernel.prior(u, U)
             rest = k @ self._mixed - prior
-        w, prior, rest = (a.movedim(0, 1).flatten(1) for a in (w, prior, rest))
-        return _Places(u[0], slope, w, prior, rest, mean)
+        w, prior, rest = (a.movedim(0, 1).reshape(m, n, -1) for a in (w, prior, rest))
+        return _Points(u.reshape(m, n, -1), slope, w, prior, rest, mean)
 
-    def _combine(self, one: _Places, two: _Places, dot: Dot, prior: Tensor | None) -> dict[str, Tensor]:
-        """The parts, ``(*batch, d, d)``; ``dot`` sums over the last axis, for a batch of pairs or for all pairs."""
-        slopes = dot(one.slope, two.slope)[..., None, None]
-        inputs = self._matrix_of(lambda a, b: dot(one.mean[a], two.mean[b])) / max(self.sets - 1, 1)
+    def _terms(self, one: _Points, two: _Points) -> dict[str, Tensor]:
+        """Return the parts for all pairs within each group, ``(m, N, N', d, d)``."""
+        slopes = (one.slope @ two.slope.mT)[..., None, None]
+        inputs = self._matrices(lambda a, b: one.mean[a] @ two.mean[b].mT) / max(self.sets - 1, 1)
         targets, init = torch.zeros_like(inputs), torch.zeros_like(inputs)
         if self._N is not None:
             N = self._N
-            targets = self._matrix_of(lambda a, b: dot(one.w * N[a, b], two.w)) / self.sets
-        if prior is not None:
-            change = (dot(one.rest, two.w) - dot(one.w, two.prior)) / self.sets
-            init = (prior + change)[..., None, None] * torch.eye(self.d, dtype=slopes.dtype, device=slopes.device)
+            targets = self._matrices(lambda a, b: (one.w * N[a, b]) @ two.w.mT) / self.sets
+        if self.varies_init:
+            change = (one.rest @ two.w.mT - one.w @ two.prior.mT) / self.sets
+            eye = torch.eye(self.d, dtype=slopes.dtype, device=slopes.device)
+            init = (self.model.kernel.prior(one.u, two.u) + change)[..., None, None] * eye
         return {"targets": slopes * targets, "inputs": slopes * inputs, "init": slopes * init}
 
-    def _matrix_of(self, entry: Callable[[int, int], Tensor]) -> Tensor:
+    def _matrices(self, entry: Callable[[int, int], Tensor]) -> Tensor:
         rows = [torch.stack([entry(a, b) for b in range(self.d)], -1) for a in range(self.d)]
         return torch.stack(rows, -2)
-
-    @property
-    def mean(self) -> Score:
-        """The predicted mean score."""
-        return PredictedMean(self.mean_at, self.process, self.d)
-
-    def mean_at(self, x: Tensor, t: Time) -> Tensor:
-        """The mean of the learned score over the sets, like x."""
-        when = times(t, x).reshape(1, -1)
-        s = self._centre.score(self._states, x.reshape(1, -1, x.shape[-1]), when, self.process)
-        return s.mean(0).reshape(x.shape)
-
-
-def _rows(a: Tensor, batch: tuple[int, ...], event: int) -> Tensor:
-    """A tensor spread over the batch, and the batch flattened; ``event`` axes at the end stay as they are."""
-    shape = a.shape[a.ndim - event :]
-    return a.expand(*batch, *shape).reshape(-1, *shape)

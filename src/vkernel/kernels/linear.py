@@ -15,99 +15,116 @@ A linear model :math:`\hat s = a_t + B_t W\phi`, fitted to P draws with weights 
 
   .. math:: \mathrm{Cov}[W] = E_X\Big[\sum_i \frac{\omega_i}{P} N_i\, H_i H_i^T\Big] + \mathrm{Cov}_X\big[E(W|X)\big] .
 
-The terms with N are *target noise*, and vanish for J0; what is left, the misfit or the covariance over inputs, is
+The terms with N are the *target noise*, and vanish for J0; the rest, the misfit or the covariance over inputs, is
 exactly the covariance of the J0 ensemble on the same inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from vkernel.core import rng
+from vkernel.core.checks import check_choice, check_whole
 from vkernel.core.errors import require
-from vkernel.core.progress import Progress
+from vkernel.core.progress import Progress, Reporter
 from vkernel.core.progress import progress as show_progress
 from vkernel.core.rng import Generator
 from vkernel.data.empirical import Empirical
-from vkernel.kernels.base import Field, PredictedMean, Time, own, times
-from vkernel.kernels.fields import FiniteRank
+from vkernel.kernels.base import FiniteRank, times
 from vkernel.process import Process
-from vkernel.score.base import Score, wide_time
+from vkernel.sample.sde import Field
+from vkernel.score.base import Time, wide_time
+from vkernel.train.ensemble import Ensemble
+from vkernel.train.models.base import Parametrisation
 from vkernel.train.models.linear import Linear as Model
 from vkernel.train.models.linear import factor
-from vkernel.train.objectives import J0, VARIES, Batch, Objective, Quantile, Training, parse
+from vkernel.train.objectives import J0, VARIES, Batch, Objective, Quantile, Training
 
-__all__ = ["Linear", "LinearField"]
+__all__ = ["Gradients", "Linear", "LinearField", "NoisyTargets"]
 
-FORMS = ("given-inputs", "leading")
 CHUNK = 1 << 24  # numbers of a table of features held at once
-SETS_CHUNK = 1 << 20  # the same for sets of inputs, few enough that progress is reported often
 LARGEST = 6000  # weights whose covariance is a matrix
-RATIO = 0.05  # the leading order is taken for good up to this F_eff / P; at .11 it is off by a factor of 2
+RATIO = 0.05  # largest F_eff / P at which the leading order is accurate; at .11 it is off by a factor of 2
+GROUPS, ROOM = 8, 1 << 26  # groups of sets for the error of the prediction, and numbers kept for them
+FEWEST = 8  # sets of inputs from which a covariance over inputs is measured
+
+
+class NoisyTargets:
+    """Draws whose targets have no noise, and the noise N = Cov[y|x] that the objective adds to them.
+
+    Targets that are held fixed ("targets" is not in ``vary``) keep their noise, and N = 0.
+    """
+
+    def __init__(self, parametrisation: Parametrisation, training: Training) -> None:
+        varies = "targets" in training.vary
+        self.parametrisation, self.goal = parametrisation, training.objective if varies else J0()
+        self.training = replace(training, objective=J0()) if varies else training
+
+    def noise(self, batch: Batch) -> Tensor | None:
+        """Return N, ``(M, P, d, d)``, or ``None`` where it vanishes."""
+        if self.goal.ratio == 0:
+            return None
+        cov = self.goal.covariance(self.training.score, batch.x.flatten(0, 1), batch.t.flatten())
+        slope = self.parametrisation.target_slope(batch.t, self.training.process)
+        return slope.square()[..., None, None] * cov.reshape(*batch.t.shape, *cov.shape[1:])
 
 
 class LinearField(FiniteRank):
-    """A kernel of finite rank whose basis is a linear model's: what :class:`Linear` and ``SGD`` share.
+    """A kernel of finite rank whose basis is a linear model's: the common base of :class:`Linear` and ``SGD``.
 
-    ``weights`` is Cov[W], ``(F o, F o)`` with the output's index fastest; ``mean`` is E[W], ``(F, o)``.
+    ``weights`` is Cov[W], ``(F o, F o)`` with the index of the output fastest; ``mean_weights`` is E[W], ``(F, o)``.
+    ``groups (G, F, F)`` are independent estimates of Cov[W], traced over outputs, from which ``error`` follows.
     """
 
-    def __init__(self, model: Model, process: Process, weights: Tensor, mean: Tensor) -> None:
-        self.model, self.mean_weights = model, mean
-        super().__init__(self._basis, (weights + weights.mT) / 2, process)
+    def __init__(
+        self, model: Model, process: Process, weights: Tensor, mean: Tensor, groups: Tensor | None = None
+    ) -> None:
+        self.model, self.mean_weights, self.groups = model, mean, groups
+        self._ensemble = Ensemble(model, {"weights": mean[None]}, process, (mean.shape[-1],))
+        super().__init__(self._basis, (weights + weights.mT) / 2, process, self._ensemble.member(0))
 
     def _basis(self, x: Tensor, t: Time) -> Tensor:
         self.process.check(wide_time(t, x.device))
         when = times(t, x)
         slope = self.model.parametrisation.slope(when.double(), self.process).to(x.dtype)
         phi = (slope[..., None] * self.model.features(x, when)).movedim(-1, 0)
-        o = self.mean_weights.shape[-1]
-        return torch.einsum("f...,ab->fa...b", phi, torch.eye(o, dtype=x.dtype, device=x.device)).flatten(0, 1)
+        eye = torch.eye(self.mean_weights.shape[-1], dtype=x.dtype, device=x.device)
+        return torch.einsum("f...,ab->fa...b", phi, eye).flatten(0, 1)
 
-    @property
-    def mean(self) -> Score:
-        """The predicted mean score."""
-        return PredictedMean(self.mean_at, self.process, self.mean_weights.shape[-1])
+    def error(self, x: Tensor, t: Time) -> Tensor:
+        if self.groups is None:
+            return x.new_zeros(x.shape[:-1])
+        phi = self.model.features(x, times(t, x)).double()
+        v = torch.einsum("...f,gfh,...h->g...", phi, self.groups, phi)
+        return (v.std(0) / (v.mean(0) * math.sqrt(len(v)))).to(x.dtype)
 
-    def mean_at(self, x: Tensor, t: Time) -> Tensor:
-        """The mean of the learned score, like x."""
-        when = times(t, x).reshape(1, -1)
-        out = self.model.score({"weights": self.mean_weights[None]}, x.reshape(1, -1, x.shape[-1]), when, self.process)
-        return out.reshape(x.shape)
+    def _changes(self, members: int, generator: Generator) -> Tensor:
+        return (self.normals(members, generator) @ self.root).reshape(members, *self.mean_weights.shape)
 
     def draw(self, members: int, generator: Generator = None) -> Field:
-        require(members >= 1, f"A field is drawn for at least one member; got {members}.")
-        return self.field(
-            rng.randn((members, len(self.root)), rng.as_generator(generator), self.root.device, torch.float64)
-        )
+        return self._ensemble.field({"weights": self._changes(members, generator)})
 
-    def field(self, z: Tensor) -> Field:
-        """The fields of given standard normals ``z (members, F o)``."""
-        members = len(z)
-        delta = (z @ self.root).reshape(members, *self.mean_weights.shape)
-
-        def field(x: Tensor, t: Time) -> Tensor:
-            own(x, members)
-            flat = x.reshape(members, -1, x.shape[-1])
-            when = torch.as_tensor(t, dtype=x.dtype, device=x.device)
-            when = when.reshape(1, 1) if when.ndim == 0 else when.expand(x.shape[:-1]).reshape(members, -1)
-            out = self.model.features.apply(delta.to(x), flat, when)
-            return (self.model.parametrisation.slope(when, self.process)[..., None] * out).reshape(x.shape)
-
-        return field
+    def models(self, members: int, generator: Generator = None) -> Ensemble:
+        """Draw models of this kernel: linear models with Gaussian weights."""
+        weights = self.mean_weights + self._changes(members, generator)
+        return Ensemble(self.model, {"weights": weights}, self.process, self._ensemble.shape)
 
 
 class Linear(LinearField):
     """The covariance that training gives a linear ``model`` fitted to ``draws`` noised points.
 
     ``form`` is "given-inputs" (averaged over ``sets`` sets of inputs) or "leading" (expectations over ``quadrature``
-    draws). ``objective``, ``vary``, ``seed`` and ``times`` as for ``vk.train_ensemble``. The two
-    terms are ``target_noise`` and ``misfit``, covariances of W. With the seed of an ensemble the kernel sees that
-    ensemble's inputs; give another one for a prediction that owes it nothing.
+    draws). ``objective``, ``vary``, ``seed`` and ``times`` as for ``vk.train_ensemble``. The two terms are
+    ``target_noise`` and ``misfit``, covariances of W. With the seed of an ensemble the kernel uses that ensemble's
+    inputs; give another one for an independent prediction.
     """
+
+    groups: Tensor | None = None
 
     def __init__(
         self,
@@ -125,135 +142,142 @@ class Linear(LinearField):
         quadrature: int = 1 << 17,
         progress: Progress = False,
     ) -> None:
-        require(isinstance(model, Model), f"This kernel belongs to a linear model, not {model!r}.")
-        require(form in FORMS, f"form must be one of {', '.join(FORMS)}; got {form!r}.")
-        require(draws is not None, "A linear model is fitted to a finite number of draws: give draws=P.")
-        for name, count in (("sets", sets), ("quadrature", quadrature)):
-            require(isinstance(count, int) and count >= 1, f"{name} must be a whole number ≥ 1; got {count!r}.")
-        vary = (vary,) if isinstance(vary, str) else tuple(vary)
-        data = data if isinstance(data, Empirical) else Empirical(data)
-        size = model.features.count * data.d
-        require(size <= LARGEST, f"Cov[W] would be {size} × {size}; this kernel takes up to F d = {LARGEST}.")
-        goal = parse(objective)
-        self.draws, self.form, self.features = draws, form, model.features.count
-        # E[y|x] is what J0 asks for: with its targets the misfit, with the objective's covariance the noise. Targets
-        # that are held are part of what is given, noise and all.
-        held = "targets" not in vary
-        good = form != "leading" or not held
-        require(good, "The leading order averages over targets; where they are held, use form='given-inputs'.")
-        training = Training(data, process, goal if held else J0(), draws, vary, seed, times)
-        parts = _Parts(model, training, J0() if held else goal)
+        training = Training.of(data, process, objective, draws, vary, seed, times)
+        self.model, self.features, self.draws = check_linear(model, training), model.features.count, draws
+        P, held = training.finite_draws("A linear model"), "inputs" not in training.vary
+        self.form, sets = check_choice(form, "form", ("given-inputs", "leading")), check_whole(sets, "sets")
         if form == "leading":
-            self.target_noise, self.misfit, mean, self.effective = parts.leading(quadrature)
-            if "inputs" not in vary:
-                self.misfit = torch.zeros_like(self.misfit)
+            good = "targets" in training.vary
+            require(good, "The leading order averages over targets; where they are held, use form='given-inputs'.")
+            mean = self._leading(Gradients(model, training, quadrature), P, held)
         else:
-            self.target_noise, self.misfit, mean, self.effective = parts.given_inputs(
-                sets if "inputs" in vary else 1, progress
-            )
-        super().__init__(model, process, self.target_noise + self.misfit, mean)
-        self._state_validity(sets if "inputs" in vary else None)
+            with show_progress(sets, progress) as report:
+                mean = self._given_inputs(NoisyTargets(model.parametrisation, training), P, 1 if held else sets, report)
+        super().__init__(model, process, self.target_noise + self.misfit, mean, self.groups)
+        ratio = self.effective / P
+        if form == "leading":
+            why = f"effective features / draws = {ratio:.2g}; the leading order in 1/P is for ratios up to {RATIO}"
+            self._assess(ratio <= RATIO, why, "Use form='given-inputs'.")
+        else:
+            inputs = "which are held" if held else f"averaged over {sets} sets of them"
+            why = f"exact given the inputs, {inputs}; effective F/P = {ratio:.2g}"
+            self._assess(held or sets >= FEWEST, why, f"Give sets ≥ {FEWEST}: the misfit is hardly measured.")
 
     def only(self, part: str) -> LinearField:
-        """The kernel of one term alone, "target_noise" or "misfit"."""
-        require(part in ("target_noise", "misfit"), f"The terms are target_noise and misfit, not {part!r}.")
-        return LinearField(self.model, self.process, getattr(self, part), self.mean_weights)
+        """Return the kernel of one term alone, "target_noise" or "misfit"."""
+        parts = {"target_noise": self.target_noise, "misfit": self.misfit}
+        require(part in parts, f"The terms are target_noise and misfit, not {part!r}.")
+        return LinearField(self.model, self.process, parts[part], self.mean_weights)
 
-    def _state_validity(self, sets: int | None) -> None:
-        ratio = self.effective / self.draws
-        if self.form == "leading":
-            words = f"effective features / draws = {ratio:.2g}; the leading order in 1/P is for ratios up to {RATIO}"
-            self._judge(ratio <= RATIO, words if ratio <= RATIO else f"{words}. Use form='given-inputs'.")
-        elif sets is None:
-            self._judge(True, f"exact given the inputs, which are held; effective F/P = {ratio:.2g}")
-        else:
-            words = f"exact given the inputs, averaged over {sets} sets of them; effective F/P = {ratio:.2g}"
-            few = sets < 8
-            self._judge(not few, words if not few else f"{words}. Give sets ≥ 8: the misfit is hardly measured.")
-
-
-class _Parts:
-    """The terms of Cov[W], from draws with noiseless targets and the objective's target noise."""
-
-    def __init__(self, model: Model, training: Training, goal: Objective) -> None:
-        self.model, self.training, self.goal, self.process = model, training, goal, training.process
-        self.F, self.o = model.features.count, training.data.d
-
-    def noise(self, batch: Batch) -> Tensor:
-        """N = Cov[y|x], ``(M, P, o, o)``."""
-        x = batch.x.reshape(-1, *batch.x.shape[2:])
-        cov = self.goal.covariance(self.training.score, x, batch.t.flatten())
-        unit = self.model.parametrisation.target_slope(batch.t, self.process).square()
-        return unit[..., None, None] * cov.reshape(*batch.t.shape, self.o, self.o)
-
-    def outer(self, H: Tensor, N: Tensor) -> Tensor:
-        """sum_i N_i,ab h_i h_i^T as ``(F o, F o)``, summed over members, for ``H (M, F, P)`` and ``N (M, P, o, o)``."""
-        out = torch.empty((self.F, self.o, self.F, self.o), dtype=H.dtype, device=H.device)
-        for a in range(self.o):
-            for b in range(a + 1):
-                block = ((H * N[:, None, :, a, b]) @ H.mT).sum(0)
-                out[:, a, :, b], out[:, b, :, a] = block, block.mT
-        return out.reshape(self.F * self.o, -1)
-
-    def given_inputs(self, sets: int, progress: Progress) -> tuple[Tensor, Tensor, Tensor, float]:
-        """Target noise and misfit, the mean of W, and the effective number of features."""
-        P, model = self.training.draws, self.model
-        assert P is not None
-        at_once = max(1, SETS_CHUNK // (P * self.F))
-        noise: Tensor | float = 0.0
-        found, effective = [], 0.0
-        with show_progress(sets, progress) as report:
-            for start in range(0, sets, at_once):
-                batch = self.training.batch(range(start, min(start + at_once, sets)), P)
-                A, Y = model.system(batch, self.process)
-                if self.F <= P:
-                    H = torch.cholesky_solve(A.mT, factor(A.mT @ A, model.ridge, self.F, P))
+    def _given_inputs(self, targets: NoisyTargets, P: int, sets: int, report: Reporter) -> Tensor:
+        """Compute the two terms of Cov[W] given sets of inputs; return E[W]."""
+        model, training, F, o = self.model, targets.training, self.features, targets.training.data.d
+        at_once, ridge = max(1, CHUNK // (P * F)), model.ridge
+        parts = torch.arange(sets).chunk(max(2, min(GROUPS, ROOM // F**2)))
+        found, by_group, self.effective = [], [], 0.0
+        for part in parts:
+            noise = torch.zeros((F * o, F * o), dtype=torch.float64, device=training.data.device)
+            for block in part.split(at_once):
+                batch = training.batch(block.tolist(), P)
+                A, Y = model.system(batch, training.process)
+                if F <= P:
+                    H = torch.cholesky_solve(A.mT, factor(A.mT @ A, ridge, F, P))
                 else:
-                    H = torch.cholesky_solve(A, factor(A @ A.mT, model.ridge, self.F, P)).mT
+                    H = torch.cholesky_solve(A, factor(A @ A.mT, ridge, F, P)).mT
                 found.append(H @ Y)
-                effective += float(torch.einsum("mfp,mpf->", H, A))
-                if not isinstance(self.goal, J0):
-                    scale = model.parametrisation.omega(batch.t, self.process) / P
-                    noise = noise + self.outer(H, scale[..., None, None] * self.noise(batch)) / sets
-                report("predicting V", len(found[-1]))
+                self.effective += float(torch.einsum("mfp,mpf->", H, A)) / sets
+                N = targets.noise(batch)
+                if N is not None:
+                    scale = model.parametrisation.omega(batch.t, training.process) / P
+                    noise += _outer(H, scale[..., None, None] * N)
+                report("sets of inputs", len(block))
+            by_group.append(noise)
         W = torch.cat(found)
-        flat = (W - W.mean(0)).reshape(sets, -1)
-        misfit = flat.mT @ flat / max(sets - 1, 1)
-        return noise + torch.zeros_like(misfit), misfit, W.mean(0), effective / sets
+        away = W - W.mean(0)
+        self.target_noise = sum(by_group, torch.zeros_like(by_group[0])) / sets
+        self.misfit = away.reshape(sets, -1).mT @ away.reshape(sets, -1) / max(sets - 1, 1)
+        if sets > 1:
+            spread = [torch.einsum("sfa,sga->fg", a, a) * sets / (sets - 1) for a in (away[p] for p in parts)]
+            traced = [torch.einsum("faga->fg", n.reshape(F, o, F, o)) for n in by_group]
+            self.groups = torch.stack([(n + s) / len(p) for n, s, p in zip(traced, spread, parts, strict=True)])
+        return W.mean(0)
 
-    def leading(self, count: int) -> tuple[Tensor, Tensor, Tensor, float]:
-        """The same to leading order in 1/P, with expectations over ``count`` draws."""
-        P, model = self.training.draws, self.model
-        assert P is not None
-        step = min(count, max(1, CHUNK // self.F))
-        starts = range(0, count - count % step, step)
-        total = len(starts) * step
-        gram, cross = torch.zeros(()), torch.zeros(())
-        for start in starts:
-            A, Y = model.system(self._batch(start, step), self.process)
-            gram, cross = gram + A[0].mT @ A[0] / len(starts), cross + A[0].mT @ Y[0] / len(starts)
-        root = factor(gram, model.ridge, self.F, total)
-        W = torch.cholesky_solve(cross, root)
-        noise, misfit = torch.zeros(()), torch.zeros(())
-        for start in starts:
-            batch = self._batch(start, step)
-            phi = model.features(batch.x, batch.t)
-            omega = model.parametrisation.omega(batch.t, self.process).square()[..., None, None] / total
-            b = model.parametrisation.training_target(batch.m, batch.x, batch.t, self.process) - phi @ W
-            misfit = misfit + self.outer(phi.mT, omega * b[..., :, None] * b[..., None, :])
-            if not isinstance(self.goal, J0):
-                noise = noise + self.outer(phi.mT, omega * self.noise(batch))
-        mean = model.ridge * W.reshape(-1)  # E[ω b φ]
-        misfit = misfit - mean[:, None] * mean
-        effective = self.F - model.ridge * float(torch.cholesky_inverse(root).trace())
-        both = (self._sandwich(root, a + torch.zeros_like(misfit)) / P for a in (noise, misfit))
-        return (*both, W, effective)  # type: ignore[return-value]
+    def _leading(self, gradients: Gradients, P: int, held: bool) -> Tensor:
+        """Compute the two terms of Cov[W] to leading order in 1/P; return E[W]."""
+        F, ridge = self.features, self.model.ridge
+        root = factor(gradients.gram, ridge, F, gradients.total)
+        W = torch.cholesky_solve(gradients.cross, root)
 
-    def _batch(self, start: int, count: int) -> Batch:
-        return self.training.batch([0], count, start)
+        def sandwich(middle: Tensor) -> Tensor:  # (Σ+γ)^-1 on both sides, on the index of features
+            half = torch.cholesky_solve(middle.reshape(F, -1), root).reshape(F, -1, F, W.shape[-1])
+            half = torch.cholesky_solve(half.movedim(2, 0).reshape(F, -1), root)
+            return half.reshape(F, F, -1, W.shape[-1]).permute(1, 2, 0, 3).reshape(middle.shape) / P
 
-    def _sandwich(self, root: Tensor, middle: Tensor) -> Tensor:
-        """(Σ+γ)^-1 on both sides, on the index of features."""
-        half = torch.cholesky_solve(middle.reshape(self.F, -1), root).reshape(self.F, self.o, self.F, self.o)
-        half = torch.cholesky_solve(half.movedim(2, 0).reshape(self.F, -1), root)
-        return half.reshape(self.F, self.F, self.o, self.o).permute(1, 2, 0, 3).reshape(self.F * self.o, -1)
+        self.target_noise = sandwich(gradients.noise)
+        self.misfit = torch.zeros_like(self.target_noise) if held else sandwich(gradients.misfit(W))
+        self.effective = F - ridge * float(torch.cholesky_inverse(root).trace())
+        return W
+
+
+class Gradients:
+    r"""Moments over ``count`` draws of the gradient :math:`\omega (W\phi - y) \phi^T` of a linear model's loss.
+
+    ``gram`` is :math:`\Sigma = E\,\omega\phi\phi^T`, ``cross`` is :math:`E\,\omega\phi y^T`.
+    """
+
+    def __init__(self, model: Model, training: Training, count: int) -> None:
+        check_whole(count, "quadrature")
+        self.model, self.process, self.targets = model, training.process, NoisyTargets(model.parametrisation, training)
+        self.size = min(count, max(1, CHUNK // model.features.count))
+        self.starts = range(0, count - count % self.size, self.size)
+        self.total, self.gram, self.cross = len(self.starts) * self.size, torch.zeros(()), torch.zeros(())
+        for batch in self._batches():
+            A, Y = (a[0] / math.sqrt(len(self.starts)) for a in model.system(batch, training.process))
+            self.gram, self.cross = self.gram + A.mT @ A, self.cross + A.mT @ Y
+
+    def _batches(self) -> Iterator[Batch]:
+        return (self.targets.training.batch([0], self.size, start) for start in self.starts)
+
+    @functools.cached_property
+    def noise(self) -> Tensor:
+        r""":math:`E[\omega^2 N \phi\phi^T]`, ``(F o, F o)``."""
+        found = torch.zeros((self.cross.numel(), self.cross.numel())).to(self.cross)
+        for batch in self._batches():
+            N = self.targets.noise(batch)
+            if N is None:
+                break
+            found += _outer(self.model.features(batch.x, batch.t).mT, self._omega(batch) * N)
+        return found
+
+    def misfit(self, W: Tensor) -> Tensor:
+        r"""Return :math:`E[\omega^2 bb^T\phi\phi^T] - E[\omega b\phi]E[\omega b\phi]^T`, b = E[y|x] - Wφ."""
+        mean = (self.cross - self.gram @ W).reshape(-1)  # E[ω b φ]
+        found = -mean[:, None] * mean
+        for batch in self._batches():
+            phi = self.model.features(batch.x, batch.t)
+            y = self.model.parametrisation.training_target(batch.m, batch.x, batch.t, self.process)
+            b = y - phi @ W
+            found += _outer(phi.mT, self._omega(batch) * b[..., :, None] * b[..., None, :])
+        return found
+
+    def _omega(self, batch: Batch) -> Tensor:
+        return self.model.parametrisation.omega(batch.t, self.process).square()[..., None, None] / self.total
+
+
+def check_linear(model: Model, training: Training) -> Model:
+    """Return a linear model; refuse others, and too many weights for a matrix Cov[W]."""
+    require(isinstance(model, Model), f"This kernel belongs to a linear model, not {model!r}.")
+    size = model.features.count * training.data.d
+    require(size <= LARGEST, f"Cov[W] would be {size} × {size}; this kernel takes up to F d = {LARGEST}.")
+    return model
+
+
+def _outer(H: Tensor, N: Tensor) -> Tensor:
+    """Return sum_i N_i,ab h_i h_i^T, ``(F o, F o)``, summed over members, of ``H (M, F, P)`` and ``N (M, P, o, o)``."""
+    F, o = H.shape[1], N.shape[-1]
+    out = torch.empty((F, o, F, o), dtype=H.dtype, device=H.device)
+    for a in range(o):
+        for b in range(a + 1):
+            block = ((H * N[:, None, :, a, b]) @ H.mT).sum(0)
+            out[:, a, :, b], out[:, b, :, a] = block, block.mT
+    return out.reshape(F * o, F * o)

@@ -78,28 +78,26 @@ def train_ensemble(
         progress: whether to show a bar, or a function of a label and the finished share.
     """
     require(isinstance(model, Model), f"train_ensemble needs a model such as vk.models.Linear(…), not {model!r}.")
-    data = data if isinstance(data, Empirical) else Empirical(data)
+    training = Training.of(data, process, objective, draws, vary, seed, times, dtype or model.state_dtype)
     try:
         indices = tuple(range(members)) if isinstance(members, int) else tuple(operator.index(m) for m in members)
     except TypeError:
         indices = ()
     good = len(indices) >= 1 and min(indices) >= 0 and len(set(indices)) == len(indices)
     require(good, f"members must be a number ≥ 1 or distinct indices ≥ 0; got {members!r}.")
-    vary = (vary,) if isinstance(vary, str) else tuple(vary)
-    goal = parse(objective)
-    training = Training(data, process, goal, draws, vary, seed, times, dtype or model.state_dtype)
+    label = f"{len(indices)} members, {training.objective!r}"
     with show_progress(1.0, progress) as report:
-        state = model.fit(training, indices, lambda share: report(f"{len(indices)} members, {goal!r}", share))
+        state = model.fit(training, indices, lambda share: report(label, share))
     info = {
         "members": list(indices),
         "draws": draws,
-        "objective": goal.spec,
-        "vary": list(vary),
+        "objective": training.objective.spec,
+        "vary": list(training.vary),
         "seed": int(seed),
         "times": times if isinstance(times, str) else "function",
-        "data": {"name": data.name, "n": data.n},
+        "data": {"name": training.data.name, "n": training.data.n},
     }
-    found = Ensemble(model, state, process, data.shape, info)
+    found = Ensemble(model, state, process, training.data.shape, info)
     if found.diverged:
         warnings.warn(found.report, stacklevel=2)
     return found
@@ -198,12 +196,16 @@ class Ensemble(Scores):
     def combine(self, weights: Tensor) -> Callable[[Tensor, Time], Tensor]:
         if not self.model.linear:
             return super().combine(weights)
-        mixed = {k: torch.tensordot(weights.to(a), a, dims=1) for k, a in self.state.items()}
+        return self.field({k: torch.tensordot(weights.to(a), a, dims=1) for k, a in self.state.items()})
+
+    def field(self, state: State) -> Callable[[Tensor, Time], Tensor]:
+        """Return the part of the score that is linear in the output of a state, each member at its own points."""
+        count = len(next(iter(state.values())))
 
         def field(x: Tensor, t: Time) -> Tensor:
-            good = isinstance(x, Tensor) and x.ndim >= 2 and len(x) == len(weights)
-            require(good, f"A field of {len(weights)} members takes x ({len(weights)}, *batch, *shape).")
-            return self.evaluate(mixed, x, t, paired=True, affine=False)
+            good = isinstance(x, Tensor) and x.ndim >= 2 and len(x) == count
+            require(good, f"A field of {count} members takes x ({count}, *batch, *shape).")
+            return self.evaluate(state, x, t, paired=True, affine=False)
 
         return field
 

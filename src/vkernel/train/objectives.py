@@ -236,6 +236,23 @@ class Training:
         sigma = float(self.process.sigma(torch.tensor(self.process.eps, dtype=torch.float64)))
         require(sigma > 0, f"There is no noise at eps in {self.process!r}, so the score has no value there; raise eps.")
 
+    @classmethod
+    def of(
+        cls,
+        data: Empirical | Tensor,
+        process: Process,
+        objective: str | Objective,
+        draws: int | None,
+        vary: Sequence[str],
+        seed: int,
+        times: str | Quantile,
+        dtype: torch.dtype = torch.float64,
+    ) -> Training:
+        """Return the draws for arguments as users give them: points for data, names for objectives and vary."""
+        data = data if isinstance(data, Empirical) else Empirical(data)
+        varies = (vary,) if isinstance(vary, str) else tuple(vary)
+        return cls(data, process, parse(objective), draws, varies, seed, times, dtype)
+
     @functools.cached_property
     def score(self) -> EmpiricalScore:
         """The exact score of the data."""
