@@ -1,108 +1,115 @@
-"""The paper's figures, correct, with their numbers, and one page that says in words what is seen.
+"""The figures of the paper, corrected, with their numbers, and a page that describes them: ``vkernel reproduce``.
 
-Every module of this package with a function ``make(run) -> Exhibit`` is an exhibit: to add one, add a module. It has a
-``TITLE``, its place in the ``ORDER`` of the page, and the ``SECONDS`` it takes, roughly, for the progress bar. ``make``
-calls ``run.step(share)`` as work is done, and may raise :class:`~vkernel.reproduce.page.Skip` with a sentence, which
-the page then shows in its place. The shipped studies (:mod:`vkernel.reproduce.studies`) follow if everything is wanted.
+An exhibit is a function ``make(run) -> Exhibit`` and a text, ``texts/NAME.toml`` (:mod:`vkernel.reproduce.exhibit`).
+To add one, write both and name it in :func:`exhibits`. ``make`` calls ``run.step(share)`` as work is done, and may
+raise :class:`~vkernel.reproduce.exhibit.Skip` with a sentence, which the page then shows instead.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib
-import pkgutil
 import platform
 import shlex
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from vkernel.core.progress import Reporter, progress
+from vkernel.core.files import write
+from vkernel.core.progress import progress
 
 if TYPE_CHECKING:
-    from vkernel.reproduce.page import Exhibit
+    from vkernel.reproduce.exhibit import Part
 
 __all__ = ["exhibits", "run"]
 
+HINT = (
+    "Six studies of what controls generalization, and three phase diagrams, can be added to this page: run the same "
+    "command with --all. It may be stopped at any time; run again, it goes on."
+)
 
-def exhibits() -> list[ModuleType]:
-    """The modules that make an exhibit, in the order of the page."""
-    found = (importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__))
-    return sorted((module for module in found if hasattr(module, "make")), key=lambda module: module.ORDER)
 
+def exhibits() -> list[Part]:
+    """Return the exhibits, in the order of the page, with the seconds that each takes on two cores."""
+    from vkernel.reproduce import figure2, images, maps, planes, samplers, variances
+    from vkernel.reproduce.exhibit import Part
 
-def _step(tell: Reporter, module: Any, share: float) -> None:
-    tell(module.TITLE, share * module.SECONDS)
+    return [
+        Part("Figure 1: where the target is noisy", 6.0, maps.figure1),
+        Part("C along the line between two digits", 20.0, images.digits_line),
+        Part("C along the line between two CIFAR images", 30.0, images.cifar_line),
+        Part("Memorisation, and the error that fakes generalization", 20.0, samplers.memorise),
+        Part("Trajectories over the C map", 9.0, maps.paths2d),
+        Part("Final laws against κ and step count", 32.0, samplers.laws),
+        Part("Figure 2: linear models between three points", 18.0, figure2.figure2),
+        Part("Figure 3: features decide where the gaps fill", 35.0, planes.figure3),
+        Part("V, predicted and measured", 20.0, variances.v_linear),
+        Part("Where the variance comes from", 20.0, variances.shares),
+        Part("Training time: a lazy network's variance against τ", 24.0, variances.v_lazy),
+        Part("Networks on the plane of Figure 3", 40.0, planes.mlp_plane),
+        Part("Between two images", 14.0, images.between_images),
+    ]
 
 
 def run(out: Path, *, seed: int = 0, quick: bool = False, everything: bool = False) -> Path:
     """Make every figure into the folder ``out`` and return its ``index.html``.
 
-    The same ``seed`` gives the same numbers. ``quick`` makes the figures coarser and the intervals wider, for tests.
-    ``everything`` adds the shipped studies, whose results are kept in ``out/studies``: stopped, they go on where they
-    were. Progress goes to standard error; the last line, on standard output, says where the page is.
+    Args:
+        out: the folder, made if needed.
+        seed: the same seed gives the same numbers.
+        quick: coarser figures and wider intervals, for tests.
+        everything: add the shipped studies. Their results are kept in ``out/studies``: a run that was stopped goes on.
+
+    Progress is written to standard error; the last line, on standard output, says where the page is.
     """
-    from vkernel.reproduce import page, studies
-
-    start = time.perf_counter()
-    out = page.open_folder(Path(out).expanduser())
-    wanted = studies.all_of(out, seed, quick=quick) if everything else []
-    parts: list[Any] = [*exhibits(), *wanted]
-    made: list[page.Exhibit] = []
-    skipped: list[dict[str, str]] = []
-    words = ("--all",) if everything else ()
-    command = shlex.join(("vkernel", "reproduce", "--out", str(out), "--seed", str(seed), *words))
-    write = functools.partial(_write, out, made, skipped, command + " (quick)" * quick, seed)
-    with progress(sum(part.SECONDS for part in parts)) as tell:
-        for part in parts:
-            began = time.perf_counter()
-            step = functools.partial(_step, tell, part)
-            step(0.0)
-            try:
-                exhibit = part.make(page.Run(out, seed, quick, step))
-            except page.Skip as reason:
-                skipped.append({"title": part.TITLE, "reason": str(reason)})
-                step(1.0)
-                continue
-            made.append(dataclasses.replace(exhibit, seconds=time.perf_counter() - began))
-            if part in wanted:  # a run that is stopped leaves the page as far as it came
-                write(time.perf_counter() - start, "")
-    seconds = time.perf_counter() - start
-    index = write(seconds, "" if everything else studies.HINT)
-    for item in skipped:
-        print(f"{item['title']} was not made. {item['reason']}", file=sys.stderr)
-    print(f"{len(made)} figures, made in {seconds:.0f} s: {index}")
-    return index
-
-
-def _write(
-    out: Path,
-    made: list[Exhibit],
-    skipped: list[dict[str, str]],
-    command: str,
-    seed: int,
-    seconds: float,
-    hint: str,
-) -> Path:
     import numpy
     import torch
 
-    from vkernel.reproduce import page
+    from vkernel.reports import html
+    from vkernel.reproduce import exhibit, shipped
     from vkernel.version import __version__
 
-    return page.render(
-        out / "index.html",
-        exhibits=made,
-        skipped=skipped,
-        hint=hint,
-        command=command,
-        seed=seed,
-        version=__version__,
-        versions=f"vkernel {__version__}, torch {torch.__version__}, numpy {numpy.__version__}, "
-        f"Python {platform.python_version()}",
-        machine=f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads, no GPU used",
-        seconds=seconds,
-    ).resolve()
+    start, out = time.perf_counter(), exhibit.open_folder(Path(out).expanduser())
+    studies = shipped.parts(out, seed, quick=quick) if everything else []
+    parts = [*exhibits(), *studies]
+    command = shlex.join(("vkernel", "reproduce", "--out", str(out), "--seed", str(seed), *["--all"] * everything))
+    versions = f"torch {torch.__version__}, numpy {numpy.__version__}, Python {platform.python_version()}"
+    made: list[exhibit.Exhibit] = []
+    skipped: list[dict[str, str]] = []
+
+    def write_page(hint: str) -> Path:
+        text = html.page(
+            "index.html",
+            exhibits=made,
+            skipped=skipped,
+            hint=hint,
+            command=command + " (quick)" * quick,
+            seed=seed,
+            versions=f"vkernel {__version__}, {versions}",
+            machine=f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads, no GPU used",
+            seconds=time.perf_counter() - start,
+        )
+        return write(out / "index.html", text).resolve()
+
+    with progress(sum(part.seconds for part in parts)) as report:
+        for part in parts:
+            began = time.perf_counter()
+
+            def step(share: float, part: Part = part) -> None:
+                report(part.title, share * part.seconds)
+
+            step(0.0)
+            try:
+                found = part.make(exhibit.Run(out, seed, quick, step))
+            except exhibit.Skip as reason:
+                skipped.append({"title": part.title, "reason": str(reason)})
+                step(1.0)
+                continue
+            made.append(dataclasses.replace(found, title=part.title, seconds=time.perf_counter() - began))
+            if part in studies:  # a run that is stopped leaves the page with what it has
+                write_page("")
+    index = write_page("" if everything else HINT)
+    for item in skipped:
+        print(f"{item['title']} was not made. {item['reason']}", file=sys.stderr)
+    print(f"{len(made)} figures, made in {time.perf_counter() - start:.0f} s: {index}")
+    return index

@@ -7,10 +7,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from vkernel.reproduce.transport import carry, quantiles
 
 import vkernel as vk
 from vkernel.reproduce import figure2, page
-from vkernel.reproduce.transport import carry, quantiles
 
 PROCESS = vk.VP(eps=1e-3)
 GRID = vk.features.grid("gaussian", 16, 1, -1.5, 1.5, PROCESS)

@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from vkernel.reproduce.mlp_plane import answer, density, masses, moved, ratio, start
+from vkernel.reproduce.page import Exhibit, number
+from vkernel.reproduce.twins import twins
 
 import vkernel as vk
 from vkernel import plots
@@ -15,9 +18,6 @@ from vkernel.core.errors import InputError
 from vkernel.core.estimate import Estimate
 from vkernel.data import toy
 from vkernel.reproduce import figure3, mlp_plane, page
-from vkernel.reproduce.mlp_plane import answer, density, masses, moved, ratio, start
-from vkernel.reproduce.page import Exhibit, number
-from vkernel.reproduce.twins import twins
 from vkernel.train.ensemble import train_ensemble
 from vkernel.train.features import grid
 from vkernel.train.models.linear import Linear

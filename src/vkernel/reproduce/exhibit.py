@@ -1,0 +1,295 @@
+"""The vocabulary of the page: an exhibit has pictures, tables, a finding, a text, and its numbers on disk.
+
+Code computes numbers. The text of an exhibit is the file ``texts/NAME.toml``, whose strings are Jinja templates over
+these numbers:
+
+===========================  ==========================================================================================
+``sizes``                    how much was computed, one paragraph
+``opening``, ``closing``     paragraphs before and after the pictures
+``[finding]``                ``number``, ``interval`` and ``words``: the result of the exhibit
+``[pictures.NAME]``          ``alt``, for readers who do not see the picture, and ``caption``
+``[tables.NAME]``            ``caption``, and ``cells``: a line for the head and one for each row, cells between " | "
+``base``                     another such file, whose keys are added
+``[study]``, ``[quick]``     the study that the exhibit runs (:mod:`vkernel.study.spec`), and smaller values for tests
+===========================  ==========================================================================================
+
+Lists hold paragraphs; those that are empty once filled in are left out. Filters are ``number`` (three significant
+figures), ``percent``, ``interval`` ("low to high") and ``estimate`` ("value (low to high)"), of an
+:class:`~vkernel.core.estimate.Estimate` or of three numbers, and ``mean`` ("value ± half width"), of a sample. Every
+file is written completely or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import math
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from xarray import Dataset
+
+from vkernel import plots, study
+from vkernel.core import rng
+from vkernel.core.errors import InputError
+from vkernel.core.estimate import Estimate
+from vkernel.core.files import write
+
+__all__ = ["Exhibit", "Finding", "Page", "Part", "Picture", "Run", "Skip", "Table", "number", "one_thread", "percent"]
+
+
+class Skip(Exception):
+    """Raised by an exhibit that cannot be made here; the message is a sentence for the page."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Three files whose names begin with ``stem``, with a description and a caption."""
+
+    stem: str
+    alt: str
+    caption: tuple[str, ...]
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers as text; the first cell of a row is its name."""
+
+    caption: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The number in which an exhibit results."""
+
+    number: str
+    interval: str
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """One section of the page."""
+
+    name: str
+    pictures: tuple[Picture, ...]
+    data: str
+    sizes: str
+    title: str = ""
+    opening: tuple[str, ...] = ()
+    finding: Finding | None = None
+    tables: tuple[Table, ...] = ()
+    closing: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """The folder to write to, the seed, whether small sizes suffice, and ``step(share)``, which reports progress."""
+
+    out: Path
+    seed: int
+    quick: bool
+    step: Callable[[float], None]
+
+    def stream(self, purpose: str, member: int = 0) -> torch.Generator:
+        """Return the random stream of one purpose: it depends on the seed and on nothing else."""
+        return rng.stream(self.seed, f"reproduce/{purpose}", member)
+
+    def spec(self, name: str) -> dict[str, Any]:
+        """Return the study of an exhibit; a quick run replaces values, and its ``grid`` the whole grid."""
+        text = _read(name)
+        found = {"title": name, "seed": self.seed, **text["study"]}
+        for key, value in text["quick"].items() if self.quick else ():
+            merge = isinstance(value, dict) and key != "grid"
+            found[key] = found.get(key, {}) | value if merge else value
+        return found
+
+    def progress(self, share: float) -> Callable[[str, float], None]:
+        """Return a callback for the progress, from 0 to 1, of work that is ``share`` of the exhibit."""
+        done = 0.0
+
+        def report(label: str, now: float) -> None:
+            nonlocal done
+            self.step(share * (now - done))
+            done = now
+
+        return report
+
+    def study(self, spec: Mapping[str, Any], share: float, **changes: Any) -> Dataset:
+        """Run a study with some tables changed and return its results; it is ``share`` of the work of the exhibit."""
+        whole = {**spec, **changes}
+        with tempfile.TemporaryDirectory() as folder:
+            store = Path(folder) / "store.zarr"
+            return study.run({**whole, "block": whole["members"]}, store, progress=self.progress(share)).load()
+
+
+@dataclass(frozen=True)
+class Part:
+    """An exhibit to be made: its title, the seconds it takes, and its function."""
+
+    title: str
+    seconds: float
+    make: Callable[[Run], Exhibit]
+
+
+class Page:
+    """An exhibit in the making: the templates of its text, the values for them, and the pictures and tables so far."""
+
+    def __init__(self, run: Run, name: str, arrays: Mapping[str, Any], text: str = "", **values: Any) -> None:
+        self.run, self.name, self.arrays = run, name, arrays
+        self.text, self.values = _read(text or name), {**arrays, **values}
+        self.pictures: list[Picture] = []
+
+    def __call__(self, key: str, **more: Any) -> Any:
+        """Fill in what stands under ``key``, such as "finding.words"; a template refers to another as ``text(key)``."""
+        part = functools.reduce(lambda tree, name: tree[name], key.split("."), self.text)
+        return _fill(part, self.values | more | {"text": functools.partial(self, **more)})
+
+    def picture(self, stem: str, draw: Callable[[], Figure], key: str = "main", **more: Any) -> None:
+        """Add a picture with the text ``pictures.key``: draw it for light and dark pages, and write PNG and SVG."""
+        text, dpi = self(f"pictures.{key}", **more), 50 if self.run.quick else 144
+        for dark in (False, True):
+            with plots.style(dark=dark):
+                figure = draw()
+            png = plots.to_bytes(figure, "png", dpi)
+            write(self.run.out / f"{stem}{'-dark' if dark else ''}.png", png)
+            if not dark:
+                figure.set_layout_engine("none")  # the layout is known from the PNG
+                plots.save(figure, self.run.out / f"{stem}.svg", dpi)
+        width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))  # from the header of the file
+        self.pictures.append(Picture(stem, text["alt"], text["caption"], width, height))
+
+    def exhibit(self, share: float = 0.0, data: str = "") -> Exhibit:
+        """Write the arrays, unless a file ``data`` holds them, and return the exhibit; drawing was ``share`` of it."""
+        found = {key: self(key) for key in ("sizes", "opening", "closing") if key in self.text}
+        if "finding" in self.text:
+            found["finding"] = Finding(**self("finding"))
+        if not data:
+            buffer, plain = io.BytesIO(), {key: np.asarray(value) for key, value in self.arrays.items()}
+            np.savez_compressed(buffer, **plain)  # type: ignore[arg-type]
+            data = write(self.run.out / f"{self.name}.npz", buffer.getvalue()).name
+        tables = (
+            [_table(**table) for table in self("tables").values() if table["cells"]] if "tables" in self.text else ()
+        )
+        self.run.step(share)
+        return Exhibit(self.name, tuple(self.pictures), data, tables=tuple(tables), **found)
+
+
+@functools.cache
+def _read(name: str) -> dict[str, Any]:
+    found = tomllib.loads((resources.files("vkernel.reproduce") / "texts" / f"{name}.toml").read_text(encoding="utf-8"))
+    return {**_read(found["base"]), **found} if "base" in found else found
+
+
+def _fill(part: Any, values: Mapping[str, Any]) -> Any:
+    if isinstance(part, str):
+        return _unbroken(_templates().from_string(part).render(values))
+    if isinstance(part, Mapping):
+        return {key: _fill(value, values) for key, value in part.items()}
+    return tuple(text for text in (_fill(value, values) for value in part) if text)
+
+
+def _table(caption: str, cells: str) -> Table:
+    head, *rows = (tuple(line.strip().split(" | ")) for line in cells.splitlines() if line.strip())
+    return Table(caption, head, tuple(rows))
+
+
+@functools.cache
+def _templates() -> Any:
+    import jinja2
+
+    found = jinja2.Environment(undefined=jinja2.StrictUndefined)
+    found.filters |= {"number": number, "percent": percent, "interval": interval, "estimate": estimate, "mean": mean}
+    return found
+
+
+def _unbroken(text: str) -> str:
+    """Return the text with non-breaking spaces inside formulas and before units."""
+    for pattern in (" = ", " · ", " %", " / ", " → ", " ± ", "tr C", "σ² tr"):
+        text = text.replace(pattern, pattern.replace(" ", "\u00a0"))
+    return text.strip()
+
+
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def number(value: Any, digits: int = 3) -> str:
+    """Format a number for a sentence, with powers of ten where it is very small or large."""
+    value = float(value)
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    if 1e-3 <= abs(value) < 1e5:
+        places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+        return f"{value:,.{places}f}"
+    mantissa, exponent = f"{value:.{digits - 2}e}".split("e")
+    return f"{mantissa} · 10{str(int(exponent)).translate(_RAISED)}"
+
+
+def percent(share: Any) -> str:
+    """Format a share of a whole, cut at 0 and 1, with one decimal below 10 %."""
+    share = min(1.0, max(0.0, float(share)))
+    return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"
+
+
+def interval(found: Any, form: int | str = 3) -> str:
+    """Format the interval of an estimate, "low to high", with so many digits or in a format such as ".2f"."""
+    _, low, high = _three(found, form)
+    return f"{low} to {high}"
+
+
+def estimate(found: Any, form: int | str = 3, ends: int | str = "") -> str:
+    """Format an estimate with its interval, "value (low to high)"; ``ends`` is the format of the interval."""
+    return f"{_three(found, form)[0]} ({interval(found, ends or form)})"
+
+
+def mean(values: Tensor) -> str:
+    """Format the mean of a sample with the half width of its interval, "value ± half width"."""
+    found = Estimate.of_mean(values)
+    return f"{found.value:.3f} ± {found.high - found.value:.3f}"
+
+
+def _three(found: Estimate | Sequence[Any], form: int | str) -> list[str]:
+    values = (found.value, found.low, found.high) if isinstance(found, Estimate) else found
+    if form == "%":
+        return [percent(v) for v in values]
+    return [number(v, form) if isinstance(form, int) else f"{float(v):{form}}" for v in values]
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread: in many steps on small arrays, threads wait longer than they work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def open_folder(out: Path) -> Path:
+    """Make the folder if needed, and refuse it if nothing can be written there."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InputError(
+            f"{out} cannot be a folder for figures: a file is in its place. Give another --out."
+        ) from error
+    except OSError as error:
+        raise InputError(f"The folder {out} cannot be made: {error.strerror or error}. Give another --out.") from error
+    write(out / ".vkernel-probe", b"").unlink(missing_ok=True)
+    return out

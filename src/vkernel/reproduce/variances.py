@@ -1,0 +1,325 @@
+r"""The variance of the learned score: predicted and measured, its sources, and its growth during training.
+
+All models are trained on {-1, 0, 1}. Variances are in the unit of the loss, :math:`\sigma_t^2\,\mathrm{tr\,Cov}_\theta
+[\hat s]`, on ±1.5, and averages over x are weighted by the density :math:`p(x|t)` of noised data.
+
+**Linear models** (docs/theory.md, §8.1). The paper's denoiser, 16 × 16 Gaussian features, ridge .1, fitted to P draws;
+
+.. math:: R = \frac{\sum_t \sigma_t^2 \int p(x|t)\, \mathrm{Var}_{measured}\, dx}
+                   {\sum_t \sigma_t^2 \int p(x|t)\, \mathrm{Var}_{predicted}\, dx} .
+
+A measured variance is the mean over members of :math:`q_m = \frac{M}{M-1} |\hat s_m - s_{avg}|^2`. The prediction is a
+mean over sets of inputs, of other seeds than the ensemble, in groups whose spread gives its error. J0 has the inputs of
+J1 with noiseless targets: its variance is the misfit alone.
+
+**Sources** (§7.3). :math:`\mathrm{Var}\,\hat s = \mathrm{Var}_X\,E[\hat s|X] + E_X\,\mathrm{Var}[\hat s|X]`, inputs and
+misfit plus target noise, by a nested design (:func:`vkernel.variance_split`) that is repeated with other seeds; the
+jackknife over repetitions gives the error of a share. The V-kernel given inputs predicts the same shares.
+
+**Training time** (§9). An infinitely wide network, trained by gradient flow for time :math:`\tau`, is linear in its
+initial function :math:`f_0` and in its targets. Three parts of its variance, each in closed form given the inputs, are
+measured by networks on the same inputs that differ in one thing:
+
+.. math:: \text{target noise:}\quad & \mathrm{Var}[\hat s^{J_1} - \hat s^{J_0}], \\
+          \text{initialisation:}\quad & \mathrm{Var}[\hat s^{J_0} - \hat s^{J_0,\,f_0 = 0}], \\
+          \text{inputs:}\quad & \mathrm{Var}[\hat s^{J_0,\,f_0 = 0}] .
+
+The first two differences have mean zero given the inputs, so the three are uncorrelated and add up to the whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vkernel import kernels, plots
+from vkernel.core import rng
+from vkernel.core.estimate import Estimate, jackknife, leave_one_out, ratio_of_means, relative_se
+from vkernel.data import toy
+from vkernel.process import VP
+from vkernel.reproduce.exhibit import Exhibit, Page, Run, one_thread
+from vkernel.score import EmpiricalScore
+from vkernel.train import features
+from vkernel.train.models import NTK, Lazy, Linear
+from vkernel.train.variance import variance_split
+
+__all__ = ["crossing", "places", "share_of", "shares", "squares", "v_lazy", "v_linear"]
+
+PROCESS, DATA = VP(eps=1e-3), toy("triple")
+TIMES = (0.05, 0.2, 0.5)
+OBJECTIVES, FORMS = ("J1", "J0"), ("given inputs", "leading order")
+CASES = ((0.25, 300, 6, 40), (1.0, 200, 6, 24), (4.0, 120, 6, 12), (20.0, 80, 6, 8))  # P/F, members, groups, sets
+QUICK_CASES = ((0.25, 60, 3, 8), (1.0, 30, 3, 8))
+EXPECTED = (0.9, 1.15)  # the ratio at P/F ≥ 10, by the theory file
+
+
+def denoiser(per_axis: int = 16) -> Linear:
+    """Return the paper's linear denoiser."""
+    return Linear(features.grid("gaussian", per_axis, process=PROCESS), target="x0", ridge=0.1)
+
+
+def places(t: float, count: int = 121, limit: float = 1.5) -> tuple[Tensor, Tensor]:
+    """Return places ``(count, 1)`` on an even grid and weights proportional to p(x|t) there, of sum 1."""
+    x = torch.linspace(-limit, limit, count, dtype=torch.float64)[:, None]
+    return x, torch.softmax(EmpiricalScore(DATA, PROCESS).posterior(x, t).logp, 0)
+
+
+def squares(s: Tensor) -> Tensor:
+    """Return q, like the scores ``s (M, …)``: its mean over members is their variance."""
+    return (s - s.mean(0)).square() * (len(s) / (len(s) - 1))
+
+
+def _pooled(curves: Tensor, weights: Tensor) -> Tensor:
+    """Return means over p(x|t), summed over times and then for each time: ``(…, 1 + T)`` from ``(…, T, n)``."""
+    each = (weights * curves).sum(-1)
+    return torch.cat([each.sum(-1, keepdim=True), each], -1)
+
+
+@one_thread()
+def v_linear(run: Run) -> Exhibit:
+    """Compare the predicted variance of linear models with that of ensembles."""
+    spec, cases = run.spec("v_linear"), QUICK_CASES if run.quick else CASES
+    model, x = denoiser(), places(0.2, spec["measure"]["places"])[0]
+    weights = torch.stack([places(t, len(x))[1] for t in TIMES])
+    S = PROCESS.S(torch.tensor(TIMES, dtype=torch.float64))[:, None]
+    seed, F = rng.key(run.seed, "reproduce/v_linear/ensemble"), model.features.count
+
+    def curves(kernel: kernels.Linear) -> Tensor:  # (objective, T, n): without target noise, the misfit is that of J0
+        both = (kernel, kernel.only("misfit"))
+        return torch.stack([S * torch.stack([k.cov(x, t).trace() for t in TIMES]) for k in both])
+
+    common = (1 << 20) * curves(_leading(run, model, 1 << 20, 1 << (12 if run.quick else 17)))
+    run.step(0.1)
+    cost = [(2 * members + 2 * groups * sets) * max(r * F, 200) for r, members, groups, sets in cases]
+    results = []
+    for (r, members, groups, sets), share in zip(cases, (0.4 * c / sum(cost) for c in cost), strict=True):
+        P = round(r * F)
+        seeds = (rng.key(run.seed, "reproduce/v_linear/kernel", group) for group in range(groups))
+        kernel = functools.partial(kernels.Linear, model, DATA, PROCESS, draws=P, sets=sets)
+        predicted, leading = torch.stack([curves(kernel(seed=s)) for s in seeds]), common / P
+        run.step(share)
+        ds = run.study(spec, share, members=members, seed=seed, training={"draws": P})["score"]
+        bands, ratios = [], []
+        for k, objective in enumerate(OBJECTIVES):
+            q = S * squares(torch.from_numpy(ds.sel(objective=objective).values))  # (M, T, n)
+            top, order = _pooled(q, weights), _pooled(leading[k], weights)
+            given = ratio_of_means(top, _pooled(predicted[:, k], weights), paired=False)
+            first = Estimate.of_log(top.mean(0) / order, relative_se(top), members - 1)
+            ratios.append(torch.stack([given.stack(), first.stack()]))
+            bands.append(Estimate.of_log(q.mean(0), relative_se(q), members - 1).stack())
+        results.append((torch.stack(bands), predicted.mean(0), leading, torch.stack(ratios)))
+    band, line, order, table = (torch.stack(v, 1) for v in zip(*results, strict=True))
+    table = table.movedim(1, 0)  # (P/F, objective, form, 3, 1 + T)
+    held = (band[:, :, 1] <= line) & (line <= band[:, :, 2])  # (objective, P/F, T, n)
+    judged = [_leading(run, model, round(case[0] * F), 1 << 12) for case in cases]
+    arrays: dict[str, Any] = {
+        "draws_over_features": [case[0] for case in cases],
+        "times": TIMES,
+        "x": x[:, 0],
+        "objectives": OBJECTIVES,
+        "forms": FORMS,
+        "weights": weights,
+        "measured": band,
+        "given_inputs": line,
+        "leading": order,
+        "ratio": table,
+        "leading_warned": [not kernel.valid for kernel in judged],
+        "leading_why": [kernel.why for kernel in judged],
+    }
+    covered, ends = (held * weights).sum(-1).mean((0, 2)), {"first": table[0, ..., 0], "last": table[-1, ..., 0]}
+    page = Page(run, "v_linear", arrays, cases=cases, F=F, expected=EXPECTED, covered=covered, **ends)
+    r = arrays["draws_over_features"]
+    draw = functools.partial(plots.variance_panels, r, TIMES, x[:, 0], OBJECTIVES, line, order, band, weights)
+    page.picture("v_linear", draw, "curves")
+    titles = ("J1, noisy targets", "J0, noiseless targets")
+    panels = {title: {f: table[:, k, i, :, 0].mT for i, f in enumerate(FORMS)} for k, title in enumerate(titles)}
+    page.picture("v_linear_ratio", lambda: plots.ratio_panels(r, panels, EXPECTED), "ratio")
+    return page.exhibit(0.1)
+
+
+def _leading(run: Run, model: Linear, P: int, count: int) -> kernels.Linear:
+    """Return the V-kernel to leading order in 1/P; it may be used beyond its validity here."""
+    seed = rng.key(run.seed, "reproduce/v_linear/leading")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", kernels.ValidityWarning)
+        return kernels.Linear(model, DATA, PROCESS, draws=P, seed=seed, form="leading", quadrature=count)
+
+
+# Sources
+
+RATIOS, QUICK_RATIOS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125), (4.0, 1.0)  # F/P
+
+
+def share_of(found: Tensor) -> Estimate[Tensor]:
+    """Return shares ``(source, where)`` of variances ``(repetition, source, where)``, by leaving one repetition out."""
+
+    def share(some: Tensor) -> Tensor:
+        return some.sum(0) / some.sum((0, 1))
+
+    return jackknife(share(found), leave_one_out(share, found))
+
+
+def _design(ratio: float, quick: bool) -> tuple[tuple[int, int, int], tuple[int, int]]:
+    """Return repetitions, sets of inputs and draws of targets; and repetitions and sets of the prediction."""
+    if quick:
+        return (3, 4, 2), (3, 8)
+    measured = (12, 14, 5) if ratio >= 1 else (12, 5, 5) if ratio >= 0.25 else (9, 4, 5)
+    return measured, (6, 32 if ratio >= 1 else max(8, round(32 * ratio)))
+
+
+@one_thread()
+def shares(run: Run) -> Exhibit:
+    """Split the variance of linear models into target noise and inputs, measured and predicted."""
+    model, ratios = denoiser(), QUICK_RATIOS if run.quick else RATIOS
+    found = [places(t, 31 if run.quick else 121) for t in TIMES]
+    x, t = torch.stack([x for x, _ in found]), torch.tensor(TIMES, dtype=torch.float64)[:, None]
+    weights = PROCESS.S(t) * torch.stack([w for _, w in found])
+    draws = {ratio: round(model.features.count / ratio) for ratio in ratios}
+    designs = {ratio: _design(ratio, run.quick) for ratio in ratios}
+
+    def split(ratio: float, repetition: int, goal: str = "J1") -> Tensor:  # (source, where)
+        seed, sizes = rng.key(run.seed, "reproduce/shares/trainings", repetition), designs[ratio][0][1:]
+        options = {"draws": draws[ratio], "objective": goal, "progress": False}
+        return _pooled(variance_split(model, DATA, PROCESS, x, t, sizes, seed, **options).variance.value, weights)
+
+    def predict(ratio: float, group: int) -> Tensor:  # the same by the V-kernel
+        seed, sets = rng.key(run.seed, "reproduce/shares/kernel", group), designs[ratio][1][1]
+        kernel = kernels.Linear(model, DATA, PROCESS, draws=draws[ratio], seed=seed, sets=sets)
+        parts = [kernel.only(part).cov(x, t).trace() for part in ("misfit", "target_noise")]
+        return _pooled(torch.stack(parts), weights)
+
+    cost = {ratio: draws[ratio] * math.prod(designs[ratio][0]) for ratio in ratios}
+    measured, predicted = [], []
+    for ratio in ratios:
+        counts = (designs[ratio][0][0], designs[ratio][1][0])
+        for results, one, count in zip((measured, predicted), (split, predict), counts, strict=True):
+            results.append(share_of(torch.stack([one(ratio, k) for k in range(count)])).stack(-1))
+            run.step(0.4 * cost[ratio] / sum(cost.values()))
+    twin = split(ratios[0], 0, "J0")
+    run.step(0.05)
+    table, theory = torch.stack(measured), torch.stack(predicted)  # (ratio, source, where, 3)
+    noise, line, names = table[:, 1], theory[:, 1], ("all times", *(f"t = {t:g}" for t in TIMES))
+    arrays = {
+        "features_over_draws": ratios,
+        "where": names,
+        "sources": ("inputs", "targets"),
+        "share": table,
+        "predicted": theory,
+        "variance_of_J0": twin,
+    }
+    rows = {"few": noise[0, 0], "one": noise[ratios.index(1.0), 0], "many": noise[-1, 0]}
+    met = (noise[..., 1] <= line[..., 2]) & (line[..., 1] <= noise[..., 2])
+    sizes = {"F": model.features.count, "designs": {r: d for r, (d, _) in designs.items()}, "times": TIMES}
+    page = Page(run, "shares", arrays, noise=noise, line=line, met=met, **rows, **sizes)
+    page.picture("shares", lambda: plots.share_curves(ratios, names, noise.movedim(1, 0), line.movedim(1, 0)))
+    return page.exhibit(0.15)
+
+
+# Training time
+
+PARTS = {"targets": "target noise", "inputs": "inputs", "init": "initialisation"}
+TIME, EULER = 0.2, 30  # uniform Euler steps, as in the paper
+TAUS, QUICK_TAUS = tuple(10 ** (k / 2) for k in range(-4, 11)), (0.1, 1.0, 1e2, 1e4)
+
+
+def lazy(tau: float) -> Lazy:
+    """Return the network of infinite width, trained for time ``tau``."""
+    return Lazy(NTK(2, "relu", init_width=256), tau, target="x0")
+
+
+def crossing(taus: Tensor, up: Tensor, down: Tensor) -> float:
+    """Return the first τ at which ``up`` overtakes ``down``, linear between points on log axes; NaN where never."""
+    gap = (up.clamp_min(1e-300) / down.clamp_min(1e-300)).log()
+    over = ((gap[:-1] < 0) & (gap[1:] >= 0)).nonzero().flatten().tolist()
+    if not over:
+        return math.nan
+    k, x = over[0], taus.log()
+    return float((x[k] - gap[k] * (x[k + 1] - x[k]) / (gap[k + 1] - gap[k])).exp())
+
+
+def _crossing(taus: Tensor, parts: Tensor, groups: int) -> Tensor:
+    """Return when target noise overtakes initialisation ``(3,)`` in ``parts (τ, repetition, part)``."""
+
+    def at(some: Tensor) -> float:
+        mean = some.mean(1)
+        return math.log(crossing(taus, mean[:, 0], mean[:, 2]))
+
+    return jackknife(at(parts), leave_one_out(at, parts, groups, dim=1)).exp().stack()
+
+
+def _whole(parts: Tensor) -> Tensor:
+    return torch.cat([parts, parts.sum(-1, keepdim=True)], -1)
+
+
+def paired_squares(s: Tensor, s0: Tensor, still: Tensor, weights: Tensor) -> Tensor:
+    """Return q ``(M, part + 1)``, the whole last, from scores ``(M, n)`` of J1, of J0, and of J0 with f₀ = 0."""
+    S = PROCESS.S(torch.tensor(TIME, dtype=torch.float64))
+    return torch.stack([S * (weights * squares(d)).sum(-1) for d in (s - s0, still, s0 - still, s)], -1)
+
+
+@one_thread()
+def v_lazy(run: Run) -> Exhibit:
+    """Follow the parts of the variance of a lazy network against its training time."""
+    spec, taus = run.spec("v_lazy"), QUICK_TAUS if run.quick else TAUS
+    groups, sets, few = (3, 4, 4) if run.quick else (4, 8, 22)
+    spec["seed"], measured = rng.key(run.seed, "reproduce/v_lazy/ensemble"), spec["grid"]["model.tau"]
+    x, weights = places(TIME, spec["measure"]["places"])
+    lines, directions = [], []
+    for tau in taus:
+        seeds = (rng.key(run.seed, "reproduce/v_lazy/kernel", group) for group in range(groups))
+        kernel = functools.partial(kernels.Lazy, lazy(tau), DATA, PROCESS, draws=spec["training"]["draws"], sets=sets)
+        found = [kernel(seed=seed) for seed in seeds]
+        parts = [V.parts(x, TIME) for V in found]
+        lines.append(torch.stack([torch.stack([weights @ p[name][:, 0, 0] for name in PARTS]) for p in parts]))
+        directions.append(sum(V.effective for V in found) / groups)
+        run.step(0.3 / len(taus))
+    ds = run.study(spec, 0.45)
+    quiet: dict[str, Any] = {"model": spec["model"] | {"init": False}, "objective": {"K": math.inf}}
+    still = run.study(spec, 0.1, sampler={"samples": 0}, grid={"model.tau": measured}, **quiet)["score"]
+    both = [ds["score"].sel(objective=o) for o in OBJECTIVES]
+    scores = [torch.from_numpy(v.isel(time=0).transpose("tau", "member", "place").values) for v in (*both, still)]
+    q = torch.stack([paired_squares(*three, weights) for three in zip(*scores, strict=True)])
+    line = torch.stack(lines) * PROCESS.S(torch.tensor(TIME, dtype=torch.float64))  # (τ, group, part)
+    value = torch.stack([Estimate.of_log(v.mean(0), relative_se(v), len(v) - 1).stack() for v in q], 1)
+    gaps = torch.from_numpy(ds["gap"].transpose("tau", "objective", "member").values)
+    gaps = torch.cat([gaps, gaps[:, :1] - gaps[:, 1:]], 1)  # J1, J0 and their difference
+    same, times = [taus.index(tau) for tau in measured], torch.tensor(measured, dtype=torch.float64)
+    cross = torch.stack([_crossing(times, line[same], groups), _crossing(times, q, 8)])  # predicted and measured
+    pairs = zip(q, _whole(line[same]), strict=True)
+    ratio = torch.stack([ratio_of_means(a, b, paired=False).stack() for a, b in pairs])  # (τ, 3, part + 1)
+    arrays: dict[str, Any] = {
+        "tau": taus,
+        "parts": [*PARTS, "total"],
+        "predicted": _whole(line).mean(1),
+        "learned_directions": directions,
+        "measured_tau": measured,
+        "measured": value,
+        "ratio": ratio,
+        "gap_mass": Estimate.of_mean(gaps, dim=-1).stack(-1),
+        "gap_mass_of_few": _integrators(run, spec, few),
+        "crossing": torch.nan_to_num(cross, nan=-1.0),
+    }
+    sizes = {"groups": groups, "sets": sets, "few": few, "euler": EULER, "time": TIME}
+    outside = [f"{tau:g}" for tau, (_, low, high) in zip(measured, ratio[..., -1], strict=True) if not low <= 1 <= high]
+    names = [*PARTS.values(), "all together"]
+    page = Page(run, "v_lazy", arrays, spec=spec, cross=cross, outside=outside, names=names, **sizes)
+    curves = dict(zip(names, arrays["predicted"].mT, strict=True))
+    points = dict(zip(names, value.movedim((2, 0), (0, 1)), strict=True))
+    masses = {goal: arrays["gap_mass"][:, k].mT for k, goal in enumerate(OBJECTIVES)}
+    page.picture("v_lazy", lambda: plots.part_curves(taus, curves, measured, points, masses, float(cross[0, 0])))
+    return page.exhibit(0.1)
+
+
+def _integrators(run: Run, spec: dict[str, Any], members: int) -> Tensor:
+    """Return mean gap masses ``(integrator, objective)`` at the last τ: as used, finer, and the paper's."""
+    own, paper = spec["sampler"], {"steps": EULER, "method": "euler", "spacing": "uniform"}
+    schemes = {"name": "scheme", "values": [own, own | {"steps": 2 * own["steps"]}, own | paper], "labels": [*"abc"]}
+    grid = {"objective.K": spec["grid"]["objective.K"], "sampler": schemes}
+    model = spec["model"] | {"tau": spec["grid"]["model.tau"][-1]}
+    found = run.study(spec, 0.05, members=members, model=model, measure={"gap": spec["measure"]["gap"]}, grid=grid)
+    return torch.from_numpy(found["gap"].mean("member").transpose("scheme", "objective").values)
