@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +13,8 @@ import torch
 from exhibits import Made, brute_force, check, make, says, without_pictures
 
 import vkernel as vk
+from vkernel import plots
 from vkernel.core.errors import InputError
-from vkernel.plots import dynamics
 from vkernel.reproduce import images
 from vkernel.reproduce.exhibit import Run, Skip
 
@@ -136,16 +137,6 @@ def test_cifar_is_skipped_with_a_sentence(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(Skip, match=r"labels\.json .*[.]$"):
         images.cifar_line(Run(tmp_path, 0, True, lambda share: None))
 
-    """P(|x| < .75) on {-1, 1} at eps .05, where differences are large."""
-    process = vk.VP(eps=0.05)
-    score = vk.EmpiricalScore(vk.data.toy("pair"), process)
-    x_T = process.prior((1500, 1), generator=0)
-    shares = []
-    for kappa in (0.0, 0.3):
-        x = sample.effective_sde(score, kernels.Naive(score, kappa), process, x_T, steps=60, generator=1, spacing="log")
-        shares.append(memorise.wilson(int((x.abs() < 0.75).sum()), len(x)))
-    assert shares[1][2] < shares[0][1]
-
 
 def test_ends_of_images_against_brute_force() -> None:
     data = vk.data.digits()
@@ -163,6 +154,6 @@ def test_ends_of_images_against_brute_force() -> None:
 def test_pictures_refuse_what_they_cannot_draw() -> None:
     pictures = np.zeros((2, 3, 4, 4))
     with pytest.raises(InputError, match="one mark"):
-        dynamics.end_images(pictures[:, 0], pictures, ["a", "b"], [("g", 3)], np.zeros((1, 3)), [[""] * 3] * 2)
+        plots.end_images(pictures[:, 0], pictures, ["a", "b"], [("g", 3)], np.zeros((1, 3)), [[""] * 3] * 2)
     with pytest.raises(InputError, match="groups"):
-        dynamics.end_images(pictures[:, 0], pictures, ["a", "b"], [("g", 2)], np.zeros((2, 3)), [[""] * 3] * 2)
+        plots.end_images(pictures[:, 0], pictures, ["a", "b"], [("g", 2)], np.zeros((2, 3)), [[""] * 3] * 2)

@@ -222,16 +222,6 @@ def test_a_quick_run_replaces_values_of_the_study(tmp_path: Path) -> None:
     assert quick["sampler"] == full["sampler"] | {"samples": 12, "steps": 6}
     assert quick["grid"]["model.tau"] == [1.0, 1e2, 1e4]
 
-    monkeypatch.setattr(page.Run, "picture", lambda run, stem, draw, alt, caption: page.Picture(stem, alt, (), 1, 1))
-    found = []
-    for folder, seed in (("a", 1), ("b", 1), ("c", 2)):
-        (tmp_path / folder).mkdir()
-        exhibit = memorise.make(page.Run(tmp_path / folder, seed, True, lambda share: None))
-        found.append(np.load(tmp_path / folder / exhibit.data))
-    np.testing.assert_array_equal(found[0]["sample_30"], found[1]["sample_30"])
-    assert not np.array_equal(found[0]["sample_30"], found[2]["sample_30"])
-    np.testing.assert_array_equal(found[0]["gap_mass"], found[2]["gap_mass"])  # not random
-
 
 def test_threads_are_given_back(tmp_path: Path) -> None:
     before = torch.get_num_threads()

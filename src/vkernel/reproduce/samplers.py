@@ -213,8 +213,6 @@ def laws(run: Run) -> Exhibit:
         candidates=CANDIDATES,
         tail=torch.special.ndtr(ends).diff().abs().item(),
         middle=law[1][:, near].sum(1),
-        filled=[c.name for c, row in zip(CANDIDATES, search, strict=True) if row[1, 1] > row[0, 2]],
-        emptied=int((search[:, 1, 2] < search[:, 0, 1]).sum()),
     )
     points = {name: toy(key).rows(0, toy(key).n)[:, 0] for name, key in SETS.items()}
     lines = {f"κ = {k:g}": c for k, c in zip(COARSE_KAPPAS, coarse, strict=True)}
