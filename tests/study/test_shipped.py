@@ -6,16 +6,18 @@ import math
 import re
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from exhibits import without_pictures
 from typer.testing import CliRunner
 
 from vkernel import cli, plots, reproduce
 from vkernel import study as vk_study
 from vkernel.core.errors import InputError
-from vkernel.reproduce import page, studies
+from vkernel.reproduce import HINT
+from vkernel.reproduce import shipped as page_of_studies
+from vkernel.reproduce.exhibit import Part
 from vkernel.study import report, shipped
 
 SHIPPED = Path(shipped.__file__).parent
@@ -98,13 +100,13 @@ def test_the_page_has_them_all(out: Path) -> None:
             assert (out / file).stat().st_size > 0
     assert "reproduce --out" in text
     assert "--seed 2 --all" in text
-    assert studies.HINT not in text
+    assert HINT not in text
 
 
 def test_without_all_the_page_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reproduce, "exhibits", lambda: [])
     text = reproduce.run(tmp_path, quick=True).read_text()
-    assert studies.HINT in text
+    assert HINT in text
     assert not (tmp_path / "studies").exists()
 
 
@@ -112,7 +114,7 @@ def test_again_computes_nothing_and_finds_the_same(out: Path, monkeypatch: pytes
     before = (out / "studies" / "capacity.csv").read_bytes()
     (out / "studies" / "capacity.csv").unlink()
     monkeypatch.setattr("vkernel.study.runners.compute", lambda *a: pytest.fail("a block was computed again"))
-    monkeypatch.setattr(page.Run, "picture", lambda self, *a, **k: page.Picture("x", "x", (), 1, 1))
+    without_pictures(monkeypatch)
     monkeypatch.setattr(reproduce, "exhibits", lambda: [])
     reproduce.run(out, seed=2, quick=True, everything=True)
     assert (out / "studies" / "capacity.csv").read_bytes() == before
@@ -120,8 +122,8 @@ def test_again_computes_nothing_and_finds_the_same(out: Path, monkeypatch: pytes
 
 
 def test_another_seed_in_the_same_folder_is_refused_before_any_work(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = SimpleNamespace(TITLE="A", SECONDS=1.0, make=lambda run: pytest.fail("work was done first"))
-    monkeypatch.setattr(reproduce, "exhibits", lambda: [module])
+    part = Part("A", 1.0, lambda run: pytest.fail("work was done first"))
+    monkeypatch.setattr(reproduce, "exhibits", lambda: [part])
     with pytest.raises(InputError, match=r"another study .* Give another --out\."):
         reproduce.run(out, seed=3, quick=True, everything=True)
 
@@ -129,9 +131,9 @@ def test_another_seed_in_the_same_folder_is_refused_before_any_work(out: Path, m
 def test_a_run_that_is_stopped_leaves_its_page_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second study is interrupted after one block: the first is on the page, and the block is kept."""
     two = dict(list(shipped.studies().items())[:2])
-    monkeypatch.setattr(studies, "studies", lambda: two)
+    monkeypatch.setattr(page_of_studies, "studies", lambda: two)
     monkeypatch.setattr(reproduce, "exhibits", lambda: [])
-    monkeypatch.setattr(page.Run, "picture", lambda self, *a, **k: page.Picture("x", "x", (), 1, 1))
+    without_pictures(monkeypatch)
     from vkernel.study import runners, work
 
     seen = {"blocks": 0}
@@ -208,7 +210,7 @@ def test_the_study_that_the_how_to_explains_is_one() -> None:
 def test_tiny_changes_sizes_alone() -> None:
     for path in FILES:
         raw = tomllib.loads(path.read_text())
-        small = studies.tiny(raw)
+        small = page_of_studies.tiny(raw)
         assert small["grid"] == raw["grid"]
         assert vk_study.read(small).members == 2
         assert math.prod(vk_study.read(small).shape) == math.prod(vk_study.read(raw).shape)

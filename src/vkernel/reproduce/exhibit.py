@@ -176,7 +176,7 @@ class Page:
 
     def exhibit(self, share: float = 0.0, data: str = "") -> Exhibit:
         """Write the arrays, unless a file ``data`` holds them, and return the exhibit; drawing was ``share`` of it."""
-        found = {key: self(key) for key in ("sizes", "opening", "closing") if key in self.text}
+        found: dict[str, Any] = {key: self(key) for key in ("sizes", "opening", "closing") if key in self.text}
         if "finding" in self.text:
             found["finding"] = Finding(**self("finding"))
         if not data:
@@ -268,6 +268,12 @@ def _three(found: Estimate | Sequence[Any], form: int | str) -> list[str]:
     if form == "%":
         return [percent(v) for v in values]
     return [number(v, form) if isinstance(form, int) else f"{float(v):{form}}" for v in values]
+
+
+def tensor(found: object) -> Tensor:
+    """Return a sample as it is: without ``save``, samplers return tensors."""
+    assert isinstance(found, Tensor)
+    return found
 
 
 @contextlib.contextmanager

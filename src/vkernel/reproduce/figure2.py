@@ -80,7 +80,8 @@ def figure2(run: Run) -> Exhibit:
         draw = functools.partial(plots.law_grid, edges, laws[scheme], exact=exact_density, notes=notes, **labels)
         between = gaps[scheme]["J1"].value[SHOWN]
         page.picture(f"figure2-{scheme}", draw, "laws", scheme=WORDS[scheme], gaps=between)
-    curves, bare = {WORDS[s]: gaps[s] for s in shown}, {WORDS[s]: found[f"{s}_exact_gap"] for s in shown}
+    curves: dict[str, Any] = {WORDS[s]: gaps[s] for s in shown}
+    bare = {WORDS[s]: found[f"{s}_exact_gap"] for s in shown}
     page.picture("figure2-gaps", lambda: plots.gap_shares([F / P for P in draws], curves, rows, bare), "gaps")
     return page.exhibit(0.05)
 

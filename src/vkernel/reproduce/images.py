@@ -38,7 +38,7 @@ from vkernel.core.estimate import Estimate, leave_one_out
 from vkernel.data import Empirical, digits, load
 from vkernel.metrics.neighbours import nearest
 from vkernel.process import VP
-from vkernel.reproduce.exhibit import Exhibit, Page, Run, Skip, number, one_thread
+from vkernel.reproduce.exhibit import Exhibit, Page, Run, Skip, number, one_thread, tensor
 from vkernel.score import EmpiricalScore, noise_fraction
 
 __all__ = ["between_images", "cifar_line", "digits_line", "ends", "line", "log_ratio"]
@@ -133,9 +133,9 @@ def line(
     near = (t / t[chosen]).log2().abs() < 1.05
     levels = [int(k) for k in near.nonzero().flatten() if (int(k) - chosen) % 2 == 0]
     logs = _log_ratios(run, name, score, t[levels], pairs, sizes.pair_draws)
-    curves = {label: Estimate.of_mean(values, dim=1).exp() for label, values in logs.items()}
+    curves = {label: _mean_ratio(values) for label, values in logs.items()}
     at = levels.index(chosen)
-    found = {
+    found: dict[str, Any] = {
         "pair": [a, b],
         "pair_labels": labels[[a, b]],
         "pair_distance": distance,
@@ -178,8 +178,10 @@ def line(
     maps = [found[k] for k in ("t", "lam_clean", "clean", "lam", "noisy", "noisy_se")]
     page.picture(name, lambda: plots.line_maps(*maps, profiles=profiles, titles=titles, **shown), "map")
     lines = {label: curve.stack() for label, curve in curves.items()}
-    pairs_at = (found["ratio_at_chosen"], *curves[NOISY][at].fields[2:], float(t[chosen]))
-    page.picture(f"{name}_ratio", lambda: plots.ratio_curve(t[levels], lines, *pairs_at), "ratio")
+    _, low, high = found["ratio"].tolist()
+    pairs_at = found["ratio_at_chosen"]
+    draw = functools.partial(plots.ratio_curve, t[levels], lines, pairs_at, low, high, float(t[chosen]))
+    page.picture(f"{name}_ratio", draw, "ratio")
     return page.exhibit(0.15)
 
 
@@ -244,6 +246,12 @@ def log_ratio(noise: Tensor) -> Tensor:
     return plain(noise) if k == 1 else k * plain(noise) - (k - 1) * leave_one_out(plain, noise).mean(0)
 
 
+def _mean_ratio(logs: Tensor) -> Estimate[Tensor]:
+    """Return the geometric mean over pairs, ``(t,)``, of ratios with these logarithms ``(t, pair)``."""
+    found: Estimate[Tensor] = Estimate.of_mean(logs, dim=1)
+    return found.exp()
+
+
 def _three(values: Tensor, lam: Tensor) -> str:
     a, middle, b = (number(values[int((lam - at).abs().argmin())], 2) for at in (0.0, 0.5, 1.0))
     return f"{a} at one image, {middle} halfway, {b} at the other"
@@ -286,17 +294,17 @@ def ends(run: Run, name: str, sizes: SimpleNamespace) -> Ends:
     score = EmpiricalScore(data, process, memory=MEMORY)
     x_T = process.prior((sizes.starts, *data.shape), generator=run.stream(f"images/{name}"))
     alpha = float(process.alpha(torch.tensor(EPS, dtype=torch.float64)))
-    flow = sample.pf_ode(score, x_T, steps=sizes.steps) / alpha
+    flow = tensor(sample.pf_ode(score, x_T, steps=sizes.steps)) / alpha
     runs = []
     for kappa in sizes.kappas:
         V, stream = kernels.Naive(score, kappa), run.stream(f"images/{name}/{kappa:g}")
-        runs.append(sample.effective_sde(V, x_T, steps=sizes.steps, members=sizes.runs, generator=stream))
+        runs.append(tensor(sample.effective_sde(V, x_T, steps=sizes.steps, members=sizes.runs, generator=stream)))
     x = torch.stack(runs) / alpha
 
-    def near(x: Tensor) -> list[Tensor]:
+    def near(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         distance, index = nearest(x.reshape(-1, data.d), data, 2)
         batch = x.shape[: x.ndim - len(data.shape)]
-        return [v.reshape(batch) for v in (index[:, 0], distance[:, 0], distance[:, 1])]
+        return index[:, 0].reshape(batch), distance[:, 0].reshape(batch), distance[:, 1].reshape(batch)
 
     return Ends(flow, *near(flow)[:2], x, *near(x))
 
@@ -325,7 +333,7 @@ def between_images(run: Run) -> Exhibit:
         run.step(0.7 / len(sets))
     first = all_ends["digits"]
     halfway = (first.distance[-1] / (first.distance[-1] + first.second[-1])).median()
-    values = {"sets": sets, "ends": all_ends, "eps": EPS, "share": first.shares[-1], "halfway": halfway}
+    values: dict[str, Any] = {"sets": sets, "ends": all_ends, "eps": EPS, "share": first.shares[-1], "halfway": halfway}
     page = Page(run, "between_images", found, **values)
     for name, end in all_ends.items():
         about: dict[str, Any] = {"s": sets[name], "end": end}

@@ -8,6 +8,8 @@ the exact score and, from the same starts, of the effective SDE with the naive k
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -109,15 +111,16 @@ def paths2d(run: Run) -> Exhibit:
         points.append(score.data.rows(0, score.data.n))
         maps.append(_fraction(score, grid, MAP_TIME))
         x_T = process.prior((starts, 2), dtype=torch.float64, generator=run.stream("paths2d/start"))
-        flow = sample.pf_ode(score, x_T, steps=steps, method="euler", save="path").path
+        flow = _path(sample.pf_ode(score, x_T, steps=steps, method="euler", save="path"))
         V = kernels.Naive(score, KAPPA)
-        other = sample.effective_sde(V, x_T, steps=steps, save="path", generator=run.stream(f"paths2d/{name}")).path
+        stream = run.stream(f"paths2d/{name}")
+        other = _path(sample.effective_sde(V, x_T, steps=steps, save="path", generator=stream))
         ends = [torch.cdist(path[-1], points[-1]).argmin(1) for path in (flow, other)]
         moved.append(Estimate.of_share(int((ends[0] != ends[1]).sum()), starts))
         flows.append(flow[:, :shown])
         noisy.append(other[:, :shown])
         run.step(0.8 / len(SETS))
-    found = {
+    found: dict[str, Any] = {
         "sets": SETS,
         "map_time": MAP_TIME,
         "kappa": KAPPA,
@@ -134,3 +137,9 @@ def paths2d(run: Run) -> Exhibit:
     alpha = float(_alpha(process, MAP_TIME))
     page.picture("paths2d", lambda: plots.path_maps(SETS, axis, found["fraction"], found["points"], alpha, rows))
     return page.exhibit(0.2)
+
+
+def _path(found: object) -> Tensor:
+    assert isinstance(found, sample.Solution)
+    assert found.path is not None
+    return found.path

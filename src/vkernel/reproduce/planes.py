@@ -190,7 +190,7 @@ def _halving(run: Run, spec: Spec, members: int, *dims: str) -> tuple[Tensor, Te
     finer = _few(spec, members, [own, own | {"steps": 2 * own["steps"]}], **spec["grid"])
     ds = run.study(finer, 0.1, measure=spec["measure"] | {"keep": own["samples"]})
     found = ds[["far", "sample"]].diff("scheme").isel(scheme=0)
-    distance = np.sqrt((found["sample"] ** 2).sum("component")).quantile(0.95, ("member", "index"))
+    distance = ((found["sample"] ** 2).sum("component") ** 0.5).quantile(0.95, ("member", "index"))
     change, moved = (v.transpose(*dims).values for v in (-found["far"].mean("member"), distance))
     return torch.from_numpy(change), torch.from_numpy(moved)
 

@@ -12,7 +12,7 @@ places of strong noise quickly and places of weak noise slowly.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from vkernel import kernels, metrics, plots, sample
 from vkernel.core.estimate import Estimate
 from vkernel.data import Empirical, toy
 from vkernel.process import VP
-from vkernel.reproduce.exhibit import Exhibit, Page, Run, number, one_thread
+from vkernel.reproduce.exhibit import Exhibit, Page, Run, number, one_thread, tensor
 from vkernel.score import EmpiricalScore
 
 __all__ = ["gap_mass", "laws", "memorise"]
@@ -42,7 +42,7 @@ def gap_mass(score: EmpiricalScore, steps: int, rounds: int = 3, points: int = 1
     for _ in range(rounds):
         z = low[:, None] + (high - low)[:, None] * share
         x = sample.pf_ode(score, sigma * z.reshape(-1, 1), steps=steps, method="euler", spacing="uniform")
-        above = (x.reshape(z.shape) >= levels[:, None]).double().argmax(1).clamp_min(1)
+        above = (tensor(x).reshape(z.shape) >= levels[:, None]).double().argmax(1).clamp_min(1)
         low, high = z[rows, above - 1], z[rows, above]
     mass = torch.special.ndtr((low + high) / 2)
     return max(0.0, float(mass[1] - mass[0] + mass[3] - mass[2]))
@@ -78,7 +78,7 @@ def memorise(run: Run) -> Exhibit:
         **{f"sample_{name.split()[0]}": x for name, x in samples.items()},
     }
     frequency = Estimate.of_share(counts, float(counts.sum())).stack(1)
-    shown = {"shown": masses[SHOWN], "shown_eps": EPSILONS[SHOWN]}
+    shown: dict[str, Any] = {"shown": masses[SHOWN], "shown_eps": EPSILONS[SHOWN]}
     page = Page(run, "memorise", found, samples=samples, points=points, frequency=frequency, **shown)
     notes = [f"in the gaps: {number(share.value, 2)}" for share in shares]
     page.picture("memorise", lambda: plots.law_panels(samples, data.rows(0, data.n)[:, 0], GAP, notes=notes))
@@ -95,9 +95,9 @@ def _samples(run: Run, score: EmpiricalScore, steps: tuple[int, ...]) -> dict[st
     for count in steps:
         x_T = start(2000 if run.quick else min(30_000, 6_000_000 // count))
         x = sample.pf_ode(score, x_T, steps=count, method="euler", spacing="uniform")
-        found[f"{count} Euler steps"] = x[:, 0]
+        found[f"{count} Euler steps"] = tensor(x)[:, 0]
     x_T = start(500 if run.quick else 10_000, None).double()
-    found["dopri5"] = sample.pf_ode(score, x_T, method="dopri5", tolerance=1e-5)[:, 0]
+    found["dopri5"] = tensor(sample.pf_ode(score, x_T, method="dopri5", tolerance=1e-5))[:, 0]
     return found
 
 
@@ -106,7 +106,7 @@ def _counts(run: Run, data: Empirical) -> Tensor:
     score = EmpiricalScore(data, VP(eps=1e-3))
     n, process = 500 if run.quick else 10_000, score.process
     x_T = process.prior((n, data.d), generator=run.stream("memorise/weights"), dtype=torch.float64)
-    x = sample.pf_ode(score, x_T, method="dopri5", tolerance=1e-5)
+    x = tensor(sample.pf_ode(score, x_T, method="dopri5", tolerance=1e-5))
     share = metrics.mode_weights(x / process.alpha(torch.tensor(process.eps, dtype=torch.float64)), data).share.value
     return (share * n).round().long()
 
@@ -163,9 +163,10 @@ def _law(
     n = 300 if run.quick else 10_000
     x_T = process.prior((n, data.d), generator=run.stream("laws/start"), dtype=torch.float64)
     stream = run.stream(f"laws/{purpose}")
+    how: dict[str, Any] = {"steps": steps, "spacing": spacing, "generator": stream}
     if resample:
-        return sample.naive(score, x_T, kappa=kappa, steps=steps, spacing=spacing, generator=stream)
-    return sample.effective_sde(kernels.Naive(score, kappa), x_T, steps=steps, spacing=spacing, generator=stream)
+        return tensor(sample.naive(score, x_T, kappa=kappa, **how))
+    return tensor(sample.effective_sde(kernels.Naive(score, kappa), x_T, **how))
 
 
 @one_thread()
@@ -236,8 +237,8 @@ def _coarse(run: Run, grid: tuple[int, ...]) -> tuple[Tensor, Tensor, float]:
                 distances.append(metrics.total_variation(x, other, BINS, RANGE).stack())
                 pool = torch.cat([x, other])
                 for _ in range(PERMUTATIONS):
-                    halves = pool[torch.randperm(len(pool), generator=source)].chunk(2)
-                    floors.append(metrics.total_variation(*halves, BINS, RANGE).value)
+                    one, two = pool[torch.randperm(len(pool), generator=source)].chunk(2)
+                    floors.append(metrics.total_variation(one, two, BINS, RANGE).value)
         run.step(0.3 / len(grid))
     masses = torch.stack(gaps).unflatten(0, (len(grid), -1)).permute(1, 2, 0)
     return masses, torch.stack(distances, 1), sum(floors) / len(floors)
@@ -254,4 +255,5 @@ def _search(run: Run, steps: int) -> tuple[Tensor, Tensor]:
             gaps.append(Estimate.of_share(int(inside.sum()), len(x)).stack())
             last.append(metrics.mode_weights(x, c.data).share[-1].stack())
     run.step(0.1)
-    return tuple(torch.stack(v).unflatten(0, (len(CANDIDATES), 2)) for v in (gaps, last))  # type: ignore[return-value]
+    inside, at_last = (torch.stack(v).unflatten(0, (len(CANDIDATES), 2)) for v in (gaps, last))
+    return inside, at_last

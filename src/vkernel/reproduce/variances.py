@@ -45,8 +45,8 @@ from vkernel.process import VP
 from vkernel.reproduce.exhibit import Exhibit, Page, Run, one_thread
 from vkernel.score import EmpiricalScore
 from vkernel.train import features
+from vkernel.train.ensemble import variance_split
 from vkernel.train.models import NTK, Lazy, Linear
-from vkernel.train.variance import variance_split
 
 __all__ = ["crossing", "places", "share_of", "shares", "squares", "v_lazy", "v_linear"]
 
@@ -131,8 +131,9 @@ def v_linear(run: Run) -> Exhibit:
         "leading_warned": [not kernel.valid for kernel in judged],
         "leading_why": [kernel.why for kernel in judged],
     }
-    covered, ends = (held * weights).sum(-1).mean((0, 2)), {"first": table[0, ..., 0], "last": table[-1, ..., 0]}
-    page = Page(run, "v_linear", arrays, cases=cases, F=F, expected=EXPECTED, covered=covered, **ends)
+    covered, ends = (held * weights).sum(-1).mean((0, 2)), table[..., 0]  # all times together
+    values: dict[str, Any] = {"covered": covered, "first": ends[0], "last": ends[-1]}
+    page = Page(run, "v_linear", arrays, cases=cases, F=F, expected=EXPECTED, **values)
     r = arrays["draws_over_features"]
     draw = functools.partial(plots.variance_panels, r, TIMES, x[:, 0], OBJECTIVES, line, order, band, weights)
     page.picture("v_linear", draw, "curves")
@@ -184,7 +185,7 @@ def shares(run: Run) -> Exhibit:
 
     def split(ratio: float, repetition: int, goal: str = "J1") -> Tensor:  # (source, where)
         seed, sizes = rng.key(run.seed, "reproduce/shares/trainings", repetition), designs[ratio][0][1:]
-        options = {"draws": draws[ratio], "objective": goal, "progress": False}
+        options: dict[str, Any] = {"draws": draws[ratio], "objective": goal, "progress": False}
         return _pooled(variance_split(model, DATA, PROCESS, x, t, sizes, seed, **options).variance.value, weights)
 
     def predict(ratio: float, group: int) -> Tensor:  # the same by the V-kernel
@@ -195,11 +196,11 @@ def shares(run: Run) -> Exhibit:
 
     cost = {ratio: draws[ratio] * math.prod(designs[ratio][0]) for ratio in ratios}
     measured, predicted = [], []
-    for ratio in ratios:
-        counts = (designs[ratio][0][0], designs[ratio][1][0])
-        for results, one, count in zip((measured, predicted), (split, predict), counts, strict=True):
-            results.append(share_of(torch.stack([one(ratio, k) for k in range(count)])).stack(-1))
-            run.step(0.4 * cost[ratio] / sum(cost.values()))
+    for ratio, ((repetitions, *_), (groups, _)) in designs.items():
+        measured.append(share_of(torch.stack([split(ratio, k) for k in range(repetitions)])).stack(-1))
+        run.step(0.4 * cost[ratio] / sum(cost.values()))
+        predicted.append(share_of(torch.stack([predict(ratio, k) for k in range(groups)])).stack(-1))
+        run.step(0.4 * cost[ratio] / sum(cost.values()))
     twin = split(ratios[0], 0, "J0")
     run.step(0.05)
     table, theory = torch.stack(measured), torch.stack(predicted)  # (ratio, source, where, 3)
@@ -212,9 +213,10 @@ def shares(run: Run) -> Exhibit:
         "predicted": theory,
         "variance_of_J0": twin,
     }
-    rows = {"few": noise[0, 0], "one": noise[ratios.index(1.0), 0], "many": noise[-1, 0]}
+    rows: dict[str, Any] = {"few": noise[0, 0], "one": noise[ratios.index(1.0), 0], "many": noise[-1, 0]}
     met = (noise[..., 1] <= line[..., 2]) & (line[..., 1] <= noise[..., 2])
-    sizes = {"F": model.features.count, "designs": {r: d for r, (d, _) in designs.items()}, "times": TIMES}
+    designs_of = {ratio: design for ratio, (design, _) in designs.items()}
+    sizes: dict[str, Any] = {"F": model.features.count, "designs": designs_of, "times": TIMES}
     page = Page(run, "shares", arrays, noise=noise, line=line, met=met, **rows, **sizes)
     page.picture("shares", lambda: plots.share_curves(ratios, names, noise.movedim(1, 0), line.movedim(1, 0)))
     return page.exhibit(0.15)
@@ -283,7 +285,7 @@ def v_lazy(run: Run) -> Exhibit:
     still = run.study(spec, 0.1, sampler={"samples": 0}, grid={"model.tau": measured}, **quiet)["score"]
     both = [ds["score"].sel(objective=o) for o in OBJECTIVES]
     scores = [torch.from_numpy(v.isel(time=0).transpose("tau", "member", "place").values) for v in (*both, still)]
-    q = torch.stack([paired_squares(*three, weights) for three in zip(*scores, strict=True)])
+    q = torch.stack([paired_squares(a, b, c, weights) for a, b, c in zip(*scores, strict=True)])
     line = torch.stack(lines) * PROCESS.S(torch.tensor(TIME, dtype=torch.float64))  # (τ, group, part)
     value = torch.stack([Estimate.of_log(v.mean(0), relative_se(v), len(v) - 1).stack() for v in q], 1)
     gaps = torch.from_numpy(ds["gap"].transpose("tau", "objective", "member").values)
@@ -304,7 +306,7 @@ def v_lazy(run: Run) -> Exhibit:
         "gap_mass_of_few": _integrators(run, spec, few),
         "crossing": torch.nan_to_num(cross, nan=-1.0),
     }
-    sizes = {"groups": groups, "sets": sets, "few": few, "euler": EULER, "time": TIME}
+    sizes: dict[str, Any] = {"groups": groups, "sets": sets, "few": few, "euler": EULER, "time": TIME}
     outside = [f"{tau:g}" for tau, (_, low, high) in zip(measured, ratio[..., -1], strict=True) if not low <= 1 <= high]
     names = [*PARTS.values(), "all together"]
     page = Page(run, "v_lazy", arrays, spec=spec, cross=cross, outside=outside, names=names, **sizes)
