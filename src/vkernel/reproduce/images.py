@@ -204,7 +204,7 @@ def _noise(score: EmpiricalScore, x: Tensor, t: Tensor) -> Tensor:
 
 
 def _path(data: Empirical, a: int, b: int, lam: Tensor) -> Tensor:
-    first, second = data.images([a, b]).double()
+    first, second = data[[a, b]].double()
     weight = lam.reshape(-1, *(1,) * len(data.shape))
     return (1 - weight) * first + weight * second
 
@@ -219,7 +219,7 @@ def _log_ratios(
     run: Run, name: str, score: EmpiricalScore, times: Tensor, pairs: Tensor, draws: int
 ) -> dict[str, Tensor]:
     """Return the log ratios ``(t, pair)`` of midpoints to ends, with noise and on the line itself."""
-    a, b = (score.data.images(pairs[:, side]).double() for side in (0, 1))
+    a, b = (score.data[pairs[:, side]].double() for side in (0, 1))
     places = torch.stack([a, (a + b) / 2, b])
     z = torch.randn((draws, 1, *a.shape), generator=run.stream(f"{name}/pair noise"), dtype=torch.float64)
     logs: dict[str, list[Tensor]] = {NOISY: [], BARE: []}
@@ -363,4 +363,4 @@ def _images(sizes: SimpleNamespace, end: Ends) -> Callable[[], Figure]:
     groups = [("PF-ODE", 1), *((f"effective SDE, κ = {k:g}", sizes.columns) for k in sizes.kappas)]
     mark, at = row(end.elsewhere, torch.zeros_like(end.flow_at, dtype=torch.bool)), end.flow_at[order]
     labels, images = [f"no. {int(i)}" for i in at], row(end.x, end.flow)
-    return lambda: plots.end_images(sizes.data.images(at), images, labels, groups, mark, notes)
+    return lambda: plots.end_images(sizes.data[at], images, labels, groups, mark, notes)

@@ -40,7 +40,7 @@ def figure1(run: Run) -> Exhibit:
     """Map the noise of the target around four sets of points at five times."""
     process, (axis, grid) = Toy(), _grid(SIDE)
     scores = [EmpiricalScore(toy(name), process, memory=MEMORY) for name in SETS]
-    points = torch.stack([score.data.rows(0, score.data.n) for score in scores])
+    points = torch.stack([score.data[:] for score in scores])
     maps = []
     for score in scores:
         maps.append(torch.stack([_fraction(score, grid, t) for t in TIMES]))
@@ -88,7 +88,7 @@ def _alpha(process: Process, t: Tensor | float) -> Tensor:
 
 def _limits(score: EmpiricalScore) -> tuple[Tensor, Tensor, Tensor]:
     """At the SMALL times: σ² tr C / d at each point, its maximum over midpoints, and the least distance in σ/α."""
-    y = score.data.rows(0, score.data.n)
+    y = score.data[:]
     i, j = torch.triu_indices(len(y), len(y), 1)
     found = []
     for t in SMALL:
@@ -108,7 +108,7 @@ def paths2d(run: Run) -> Exhibit:
     points, maps, flows, noisy, moved = [], [], [], [], []
     for name in SETS:
         score = EmpiricalScore(toy(name), process)
-        points.append(score.data.rows(0, score.data.n))
+        points.append(score.data[:])
         maps.append(_fraction(score, grid, MAP_TIME))
         x_T = process.prior((starts, 2), dtype=torch.float64, generator=run.stream("paths2d/start"))
         flow = _path(sample.pf_ode(score, x_T, steps=steps, method="euler", save="path"))

@@ -208,7 +208,7 @@ def _common(law: Tensor, mass: Tensor) -> dict[str, Any]:
 def _points() -> Tensor:
     """Return the training points at eps for each rotation, ``(rotation, 4, 2)``."""
     alpha = VP().alpha(torch.tensor(EPS, dtype=torch.float64))
-    return torch.stack([alpha * toy("square", rotation=r).rows(0, 4) for r in ROTATIONS])
+    return torch.stack([alpha * toy("square", rotation=r)[:] for r in ROTATIONS])
 
 
 def _draw(law: Tensor, mass: Tensor, rows: Sequence[str], top: float) -> Callable[[], Figure]:

@@ -62,7 +62,7 @@ def memorise(run: Run) -> Exhibit:
     samples = _samples(run, scores[SHOWN], steps)
     shares = [metrics.gap_mass(x, GAP) for x in samples.values()]
     run.step(0.25)
-    points, weights = toy("random").rows(0, 6), torch.tensor(WEIGHTS, dtype=torch.float64)
+    points, weights = toy("random")[:], torch.tensor(WEIGHTS, dtype=torch.float64)
     counts = _counts(run, Empirical(points, weights=weights))
     statistic, p = chisquare(counts, weights * counts.sum())
     run.step(0.2)
@@ -81,7 +81,7 @@ def memorise(run: Run) -> Exhibit:
     shown: dict[str, Any] = {"shown": masses[SHOWN], "shown_eps": EPSILONS[SHOWN]}
     page = Page(run, "memorise", found, samples=samples, points=points, frequency=frequency, **shown)
     notes = [f"in the gaps: {number(share.value, 2)}" for share in shares]
-    page.picture("memorise", lambda: plots.law_panels(samples, data.rows(0, data.n)[:, 0], GAP, notes=notes))
+    page.picture("memorise", lambda: plots.law_panels(samples, data[:][:, 0], GAP, notes=notes))
     return page.exhibit(0.1)
 
 
@@ -215,7 +215,7 @@ def laws(run: Run) -> Exhibit:
         tail=torch.special.ndtr(ends).diff().abs().item(),
         middle=law[1][:, near].sum(1),
     )
-    points = {name: toy(key).rows(0, toy(key).n)[:, 0] for name, key in SETS.items()}
+    points = {name: toy(key)[:][:, 0] for name, key in SETS.items()}
     lines = {f"κ = {k:g}": c for k, c in zip(COARSE_KAPPAS, coarse, strict=True)}
     by_set = dict(zip(SETS, gap, strict=True))
     page.picture("laws", lambda: plots.final_laws(dict(zip(SETS, law, strict=True)), KAPPAS, edges, points), "laws")
