@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import math
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -85,7 +86,7 @@ def finding(ds: xarray.Dataset) -> Estimate | None:
     return ratio_of_means(a, b, paired=True) if a.mean() > 0 and b.mean() > 0 else None
 
 
-def members_of(ds: xarray.Dataset, name: str, where: dict[str, Any]) -> np.ndarray:
+def members_of(ds: xarray.Dataset, name: str, where: Mapping[str, str | float]) -> np.ndarray:
     """Return the members' values in one condition; factors that are not named are averaged over."""
     require(name in ds, f"The study keeps no quantity {name!r}; it keeps {', '.join(map(str, ds.data_vars))}.")
     for dim, label in where.items():

@@ -255,8 +255,8 @@ class Finding(Table):
     """The number a study ends in: the ratio or the difference of a value between two conditions."""
 
     value: str = "away"
-    of: dict[str, Any]
-    to: dict[str, Any]
+    of: dict[str, str | float]
+    to: dict[str, str | float]
     kind: Literal["ratio", "difference"] = "ratio"
     words: str
 
