@@ -1,7 +1,7 @@
-r"""diffusers: its networks read as scores, and scores put in the place of its networks.
+r"""Networks of diffusers as scores, and scores as networks of diffusers.
 
 A scheduler with N betas is the process :class:`~vkernel.process.DDPM` with :math:`\alpha_t^2 = \bar\alpha_t`, and its
-``prediction_type`` is named otherwise there than here:
+``prediction_type`` has other names there:
 
 =================  ============================================
 epsilon            noise
@@ -12,8 +12,8 @@ v_prediction       v = alpha noise - sigma x0
 Of a folder only the JSON configurations and the weight files are read. The network is built from diffusers' own
 classes, so no code in the folder runs, and nothing is ever downloaded.
 
-The other way, ``as_unet`` gives to each request :math:`(x, i)` of a pipeline the answer of a score. Should the
-score be of another process, the point is moved to where sigma/alpha is equal: the denoised image
+Conversely, ``as_unet`` evaluates a score for each call :math:`(x, i)` of a pipeline. If the score has another
+process, the point is moved to where sigma/alpha is equal: the denoised image
 :math:`\hat x_0` is the same there, and :math:`\mathrm{noise} = (x - \alpha_i \hat x_0) / \sigma_i`.
 """
 
@@ -55,7 +55,7 @@ class Parts:
 
 
 def read(source: Any, scheduler: Any = None, device: torch.device | str = "cpu", label: int | None = None) -> Parts:
-    """The parts of a pipeline or its folder; or of a UNet2DModel or its folder, with a scheduler or its folder."""
+    """Return the parts of a pipeline or its folder; or of a UNet2DModel or its folder, with a scheduler or its folder."""
     if isinstance(source, str | os.PathLike):
         folder = Path(source).expanduser()
         unet, found = _read_folder(folder, scheduler is None, label)
@@ -81,19 +81,19 @@ def read(source: Any, scheduler: Any = None, device: torch.device | str = "cpu",
 
 
 def process_of(scheduler: Any) -> DDPM:
-    """The process of a diffusers scheduler; a last index without signal (zero terminal SNR) is left out."""
+    """Return the process of a diffusers scheduler, without a last index that has no signal (zero terminal SNR)."""
     abar = getattr(scheduler, "alphas_cumprod", None)
     require(
         isinstance(abar, Tensor),
         f"{_class_of(scheduler)} has no betas (alphas_cumprod); give a scheduler that has, such as DDPMScheduler, or "
-        "wrap the network with Checkpoint.from_callable and name its process.",
+        "wrap the network with vk.as_score and its process.",
     )
     abar = abar.detach().double().cpu()  # type: ignore[union-attr]
     return DDPM.from_alphas_cumprod(abar[abar > 0])
 
 
 def prediction_of(scheduler: Any) -> str:
-    """What a scheduler says its network predicts, in the words of this package."""
+    """Return what the network of a scheduler predicts, by the names of this package."""
     kind = getattr(scheduler.config, "prediction_type", "epsilon")
     require(kind in PREDICTION, f"prediction_type must be one of {', '.join(PREDICTION)}; the scheduler has {kind!r}.")
     return PREDICTION[kind]
@@ -144,8 +144,8 @@ def _check_unet(config: Any, name: str, label: int | None) -> None:
     fourier = get("time_embedding_type") == "fourier"
     require(
         not fourier,
-        f"{name} is told Fourier features of sigma (variance exploding), which is not supported here; "
-        "wrap it with Checkpoint.from_callable.",
+        f"{name} embeds Fourier features of sigma (variance exploding), which is not supported here; "
+        "wrap it with vk.as_score.",
     )
     ins, outs = get("in_channels"), get("out_channels")
     require(outs in (ins, 2 * ins), f"{name} takes {ins} channels and returns {outs}, which is not supported: {_ONLY}.")
@@ -160,7 +160,7 @@ def _read_unet(folder: Path, label: int | None) -> nn.Module:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"No UNet2DModel can be made from {folder / 'config.json'}: {files._why(error)}.") from error
+        raise InputError(f"No UNet2DModel can be made from {folder / 'config.json'}: {files.reason(error)}.") from error
     _check_unet(unet.config, str(folder), label)
     found = [folder / name for name in _WEIGHTS if (folder / name).is_file()]
     require(found, f"{folder} holds no weights; looked for {' and '.join(_WEIGHTS)}.")
@@ -176,7 +176,7 @@ def _read_scheduler(folder: Path) -> Any:
     try:
         return made.from_config(config)  # type: ignore[union-attr]
     except Exception as error:
-        raise InputError(f"No {kind} can be made from {path}: {files._why(error)}.") from error
+        raise InputError(f"No {kind} can be made from {path}: {files.reason(error)}.") from error
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON: {files._why(error)}.") from error
+        raise InputError(f"{path} is not JSON: {files.reason(error)}.") from error
     require(isinstance(held, dict), f"{path} holds a {type(held).__name__}, not the settings of a diffusers object.")
     return held
 
@@ -194,7 +194,7 @@ def _class_of(held: Any) -> str:
 
 
 class _FirstHalf(nn.Module):
-    """A network that also predicts variances, without them."""
+    """A network that also predicts variances, restricted to its first output."""
 
     def __init__(self, unet: nn.Module, channels: int) -> None:
         super().__init__()

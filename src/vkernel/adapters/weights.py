@@ -1,11 +1,11 @@
-r"""Weight files, factories and betas: what is needed to rebuild somebody's network.
+r"""Weight files, factories and betas: what is needed to rebuild a network.
 
-A weight file is data from a stranger. It is read by safetensors, or by torch with ``weights_only=True``, which builds
+A weight file is untrusted data. It is read by safetensors, or by torch with ``weights_only=True``, which builds
 tensors, numbers and containers and nothing else: a pickle that would run code is refused before it does. Nested
 dictionaries are flattened with dots (``{"ema": {"conv.weight": …}}`` holds ``ema.conv.weight``), so that ``strip``
-picks one network of several. A factory is the user's own code.
+selects one network of several. A factory is the user's code.
 
-A stored buffer of a schedule is known by its values: increasing values are :math:`\beta_t`; decreasing ones are
+A stored buffer of a schedule is classified by its values: increasing values are :math:`\beta_t`; decreasing ones are
 :math:`\bar\alpha_t = \prod (1-\beta_j)` if they end below ½ and :math:`1 - \beta_t` else.
 """
 
@@ -34,7 +34,7 @@ _DEPTH = 8  # of nested dictionaries
 
 
 def read_weights(path: str | os.PathLike[str]) -> Weights:
-    """The tensors of a file by name."""
+    """Read the tensors of a file by name."""
     path = Path(path).expanduser()
     require(path.exists(), f"There is no weight file {path}.")
     require(path.is_file(), f"{path} is a folder, not a weight file.")
@@ -52,7 +52,9 @@ def _read_safetensors(path: Path) -> Any:
     try:
         return load_file(str(path), device="cpu")
     except Exception as error:
-        raise InputError(f"{path} cannot be read as safetensors, it is truncated or damaged: {_why(error)}.") from error
+        raise InputError(
+            f"{path} cannot be read as safetensors, it is truncated or damaged: {reason(error)}."
+        ) from error
 
 
 def _read_torch(path: Path) -> Any:
@@ -75,12 +77,13 @@ def _flat(held: Mapping[Any, Any], prefix: str = "", depth: int = _DEPTH) -> Ite
             yield from _flat(value, f"{prefix}{key}.", depth - 1)
 
 
-def _why(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """Return the first line of an error's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def stripped(weights: Weights, strip: str, source: str) -> Weights:
-    """The weights whose names begin with ``strip``, without it."""
+    """Return the weights whose names begin with ``strip``, without that prefix."""
     if not strip:
         return weights
     kept = {key.removeprefix(strip): value for key, value in weights.items() if key.startswith(strip)}
@@ -89,19 +92,19 @@ def stripped(weights: Weights, strip: str, source: str) -> Weights:
 
 
 def build(factory: str | Callable[[], nn.Module]) -> nn.Module:
-    """The module that a factory makes."""
+    """Build a module with a factory."""
     make = named(factory) if isinstance(factory, str) else factory
     require(callable(make), f"The factory must be a function that returns a network; got {type(make).__name__}.")
     try:
         module = make()
     except Exception as error:
-        raise InputError(f"The factory {factory!r} failed: {type(error).__name__}: {_why(error)}.") from error
+        raise InputError(f"The factory {factory!r} failed: {type(error).__name__}: {reason(error)}.") from error
     require(isinstance(module, nn.Module), f"The factory {factory!r} returned a {type(module).__name__}, not a Module.")
     return module
 
 
 def named(text: str, what: str = "factory") -> Callable[..., Any]:
-    """``package.file:factory`` or ``path/to/file.py:factory``; importing runs that file, which is the user's own."""
+    """Import ``package.file:factory`` or ``path/to/file.py:factory``; this runs the user's file."""
     where, _, name = text.rpartition(":")
     require(where and name, f"A {what} is named package.file:{what} or path/to/file.py:{what}, not {text!r}.")
     try:
@@ -110,7 +113,7 @@ def named(text: str, what: str = "factory") -> Callable[..., Any]:
         raise
     except Exception as error:
         raise InputError(
-            f"{where} cannot be imported ({type(error).__name__}: {_why(error)}); a file that is on no package path is "
+            f"{where} cannot be imported ({type(error).__name__}: {reason(error)}); a file that is on no package path is "
             f"named path/to/file.py:{what}."
         ) from error
     require(hasattr(module, name), f"{where} has no {name!r}.")
@@ -128,7 +131,7 @@ def _import_path(path: Path) -> Any:
 
 
 def fill(module: nn.Module, weights: Weights, source: str) -> nn.Module:
-    """The module with these weights, refused unless names and shapes are the module's and all values are finite."""
+    """Load weights into the module; refuse other names or shapes than the module's, and values that are not finite."""
     own = {key: value for key, value in module.state_dict().items() if isinstance(value, Tensor)}
     missing, extra = [k for k in own if k not in weights], [k for k in weights if k not in own]
     other = [k for k in own if k in weights and own[k].shape != weights[k].shape]
@@ -150,7 +153,7 @@ def fill(module: nn.Module, weights: Weights, source: str) -> nn.Module:
 
 
 def _prefix(own: Iterable[str], weights: Weights) -> str | None:
-    """What stands before all of the module's names in the file, if anything does."""
+    """Return the prefix of all of the module's names in the file, if there is one."""
     names = list(own)
     candidates = sorted({key.removesuffix(names[0]) for key in weights if key.endswith(names[0])}, key=len)
     return next((p for p in candidates if p and all(p + name in weights for name in names)), None)
@@ -166,7 +169,7 @@ def _listed(names: Iterable[str], count: int = 4) -> str:
 
 
 def read_process(betas: Any, weights: Weights, source: str) -> tuple[Process, str]:
-    """The process that ``betas`` describes, and what was assumed to understand it."""
+    """Return the process that ``betas`` describes, and a sentence on what was assumed."""
     if isinstance(betas, Process):
         return betas, ""
     if not isinstance(betas, str):
@@ -184,7 +187,7 @@ def read_process(betas: Any, weights: Weights, source: str) -> tuple[Process, st
 
 
 def _vectors(weights: Weights) -> list[str]:
-    """Names of vectors, the likely buffers of a schedule: the longest first."""
+    """Return the names of vectors, the likely buffers of a schedule: the longest first."""
     return sorted((k for k, v in weights.items() if v.ndim == 1 and len(v) > 1), key=lambda k: -len(weights[k]))
 
 
@@ -204,7 +207,7 @@ def _cosine(steps: int) -> DDPM:
 
 
 def from_buffer(values: Tensor, name: str) -> tuple[DDPM, str]:
-    """The process of a stored schedule, and the sentence that says how it was understood."""
+    """Return the process of a stored schedule, and a sentence on how it was interpreted."""
     table = values.double().reshape(-1)
     inside = bool(table.isfinite().all()) and len(table) > 1 and bool(((table >= 0) & (table <= 1)).all())
     require(inside, f"The buffer {name!r} is no schedule: at least two numbers in [0, 1] are needed.")
@@ -219,7 +222,7 @@ def from_buffer(values: Tensor, name: str) -> tuple[DDPM, str]:
 
 
 def _after_first(betas: Tensor) -> DDPM:
-    """The process; an index 0 without noise keeps its place and is left out of the range of t."""
+    """Return the process; an index 0 without noise keeps its place and is excluded from the range of t."""
     if betas[0] > 0:
         return DDPM(betas)
     return DDPM(torch.cat([torch.full((1,), 1e-12, dtype=torch.float64), betas[1:]]), eps=1.0)
