@@ -55,7 +55,7 @@ class Parts:
 
 
 def read(source: Any, scheduler: Any = None, device: torch.device | str = "cpu", label: int | None = None) -> Parts:
-    """Return the parts of a pipeline or its folder; or of a UNet2DModel or its folder, with a scheduler or its folder."""
+    """Return the parts of a pipeline or its folder; or of a UNet2DModel with a scheduler, objects or folders."""
     if isinstance(source, str | os.PathLike):
         folder = Path(source).expanduser()
         unet, found = _read_folder(folder, scheduler is None, label)

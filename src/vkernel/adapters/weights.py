@@ -52,9 +52,7 @@ def _read_safetensors(path: Path) -> Any:
     try:
         return load_file(str(path), device="cpu")
     except Exception as error:
-        raise InputError(
-            f"{path} cannot be read as safetensors, it is truncated or damaged: {reason(error)}."
-        ) from error
+        raise InputError(f"{path} cannot be read as safetensors, truncated or damaged: {reason(error)}.") from error
 
 
 def _read_torch(path: Path) -> Any:
@@ -113,7 +111,7 @@ def named(text: str, what: str = "factory") -> Callable[..., Any]:
         raise
     except Exception as error:
         raise InputError(
-            f"{where} cannot be imported ({type(error).__name__}: {reason(error)}); a file that is on no package path is "
+            f"{where} cannot be imported ({type(error).__name__}: {reason(error)}); a file outside the package path is "
             f"named path/to/file.py:{what}."
         ) from error
     require(hasattr(module, name), f"{where} has no {name!r}.")

@@ -125,7 +125,7 @@ class Extractor:
         except Exception as error:
             raise InputError(
                 f"The features {self.name!r} failed on images of shape {tuple(images.shape)}: {type(error).__name__}: "
-                f"{files._why(error)}."
+                f"{files.reason(error)}."
             ) from error
         require(
             out.ndim > 0 and len(out) == n and out.numel() > 0 and not out.is_complex(),
