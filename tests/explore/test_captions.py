@@ -108,6 +108,6 @@ def test_every_control_and_layer_has_a_sentence_and_a_field() -> None:
 
 def test_tour_has_five_short_stops() -> None:
     assert len(TOUR) == 5
-    for stop in TOUR:
-        assert len(stop.text.split()) <= 60
-        assert from_query(stop.state.to_query())[0] == stop.state
+    for _, text, state in TOUR:
+        assert len(text.split()) <= 60
+        assert from_query(state.to_query())[0] == state

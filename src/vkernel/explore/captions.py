@@ -23,7 +23,7 @@ from vkernel.explore.state import LIMIT, MAX_POINTS, PROCESS_OPTIONS, Point, Sta
 from vkernel.process import PROCESSES
 from vkernel.version import __version__
 
-__all__ = ["CONTROLS", "LAYERS", "PRESETS", "TOUR", "Caption", "Panel", "Stop", "panel", "preset", "report", "snippet"]
+__all__ = ["CONTROLS", "LAYERS", "PRESETS", "TOUR", "Caption", "Panel", "panel", "preset", "report", "snippet"]
 
 ASSETS = Path(__file__).parent / "assets"
 GAP = "gap mass: samples that copy no training point"
@@ -48,50 +48,43 @@ class Caption:
     options: tuple[tuple[str | float, str], ...] = ()
 
 
-class Stop(NamedTuple):
-    """A stop of the guided tour: a title, a text of at most sixty words, and the state that it describes."""
+class Panel(NamedTuple):
+    """The panel of results: a number, its caption, and sentences below it."""
 
-    title: str
-    text: str
-    state: State
+    number: str
+    caption: str
+    sentences: list[str]
 
 
 PRESETS: dict[str, dict[str, str]] = _CONTENT["presets"]  # captions of the sets by name, in groups
 CONTROLS = {title: [Caption(**control) for control in group] for title, group in _CONTENT["controls"].items()}
 LAYERS = [Caption(**layer) for layer in _CONTENT["layers"]]
-TOUR = [Stop(stop["title"], stop["text"], State(**stop["state"])) for stop in _CONTENT["tour"]]
+TOUR = [(stop["title"], stop["text"], State(**stop["state"])) for stop in _CONTENT["tour"]]  # titles, texts, states
+
+
+_POINTS = {  # of the sets; those without points in the file are toy sets of the paper
+    name: clamp(_CONTENT["points"].get(name) or toy(name).rows(0, MAX_POINTS).tolist())
+    for name in (name for group in PRESETS.values() for name in group)
+}
 
 
 def preset(name: str) -> tuple[Point, ...]:
     """Return the points of a named set."""
-    known = [name for group in PRESETS.values() for name in group]
-    require(name in known, f"There is no set {name!r}; there are {', '.join(known)}.")
-    return clamp(_CONTENT["points"].get(name) or toy(name).rows(0, MAX_POINTS).tolist())
+    require(name in _POINTS, f"There is no set {name!r}; there are {', '.join(_POINTS)}.")
+    return _POINTS[name]
 
 
 def preset_name(points: tuple[Point, ...]) -> str:
     """Return the name of the set that has these points, or ""."""
-    return next((name for group in PRESETS.values() for name in group if preset(name) == points), "")
-
-
-@dataclass(frozen=True)
-class Panel:
-    """The panel of results: a number, its caption, and sentences below it."""
-
-    number: str
-    caption: str
-    sentences: tuple[str, ...]
+    return next((name for name, own in _POINTS.items() if own == points), "")
 
 
 def layers_for(sampler: str, layers: tuple[str, ...]) -> tuple[str, ...]:
     """Keep the layers that a sampler has; the layer "law" of a trained model adds its single members."""
     available = {layer.name for layer in LAYERS if not layer.samplers or sampler in layer.samplers}
-    kept = [name for name in layers if name in available]
-    if "variance" in layers and "variance" not in available:
-        kept.append("noise")
-    if "members" in available and "law" in kept:
-        kept.append("members")
-    return tuple(kept)
+    wanted = {*layers, "members"} if "law" in layers else {*layers}
+    instead = {"noise"} if "variance" in wanted - available else set()  # one of the two maps stays
+    return tuple(wanted & available | instead)
 
 
 def short(e: Estimate) -> str:
@@ -115,30 +108,29 @@ def _decimal(value: float, places: int) -> str:
 
 
 def _percent(e: Estimate) -> str:
+    value, se = 100 * e.value, 100 * e.se
     if e.high < 0.001:
         return "less than 0.1 %"
-    if e.se <= 0:
-        return f"{100 * e.value:.0f} %"
-    if 100 * e.se < 0.05:
-        return f"{100 * e.value:.1f} %"
-    places = 1 if 100 * e.se < 0.95 else 0
-    return f"{100 * e.value:.{places}f} ± {100 * e.se:.{places}f} %"
+    if se < 0.05:
+        return f"{value:.{1 if se > 0 else 0}f} %"
+    places = 1 if se < 0.95 else 0
+    return f"{value:.{places}f} ± {se:.{places}f} %"
 
 
 def panel(state: State, noise: Estimate, result: Result | None) -> Panel:
     """Describe the picture of a state; ``result`` is the last run, ``None`` before the first."""
     now = f"At t = {state.t:.3g}, {_percent(noise)} of the training target is noise (ρ)."
     if result is None:
-        return Panel("…", GAP, (now,))
+        return Panel("…", GAP, [now])
     if result.gap is None:
         alone = "One training point: there is no gap, the target has no noise, and every sampler ends at the point."
-        return Panel("–", "gap mass: needs two points", (alone, now))
+        return Panel("–", "gap mass: needs two points", [alone, now])
     sentences = [gap_sentence(result)]
     bare, sampler = result.exact_gap, result.state.sampler
     if sampler not in ("exact", "naive") and bare is not None and bare.value > CLOSE:
         sentences.append(f"Of this the exact score itself has {short(bare)}: points are close for this ε.")
     sentences += [text for text in (_sampler_sentence(result.state), now, result.note) if text]
-    return Panel(short(result.gap), GAP, tuple(sentences))
+    return Panel(short(result.gap), GAP, sentences)
 
 
 def gap_sentence(result: Result) -> str:
@@ -168,20 +160,16 @@ def _ratio(gap: Estimate, twin: Estimate) -> str:
 
 
 def _sampler_sentence(state: State) -> str:
-    if state.sampler == "exact":
-        return ""
-    if state.sampler == "naive":
-        return f"Every step follows one training point drawn at random, with strength κ = {state.kappa:g}."
-    P, kind = compute.draws(state), state.features.title()
+    P, M, kind = compute.draws(state), compute.members(state), state.features.title()
     goal = {0: "noiseless targets (J0)", 1: "noisy targets (J1)"}.get(state.K, f"targets averaged over {state.K} draws")
-    if state.sampler == "effective":
-        return f"Theory: one Gaussian field of covariance V for each sample; {kind} features, P = {P}, {goal}."
-    models = {
-        "linear": f"linear models, {kind} features, P = {P} draws each",
-        "ntk": f"infinitely wide networks, training time τ = {state.tau:g}, P = {P}",
-        "mlp": "small networks, fresh draws at every step",
-    }
-    return f"{compute.members(state)} {models[state.sampler]}, {goal}."
+    return {
+        "exact": "",
+        "naive": f"Every step follows one training point drawn at random, with strength κ = {state.kappa:g}.",
+        "effective": f"Theory: one Gaussian field of covariance V per sample; {kind} features, P = {P}, {goal}.",
+        "linear": f"{M} linear models, {kind} features, P = {P} draws each, {goal}.",
+        "ntk": f"{M} infinitely wide networks, training time τ = {state.tau:g}, P = {P}, {goal}.",
+        "mlp": f"{M} small networks, fresh draws at every step, {goal}.",
+    }[state.sampler]
 
 
 def outdated(state: State, result: Result | None, shown: tuple[Result, float] | None) -> tuple[bool, bool, str]:
@@ -207,12 +195,10 @@ def snippet(state: State) -> str:
 
     It defines ``fraction``, ``noise``, ``x`` and, if there are two distinct points, ``gap``.
     """
-    template = (ASSETS / "script.py.jinja").read_text(encoding="utf8")
-    process, options = PROCESSES[state.process].__name__, PROCESS_OPTIONS.get(state.process, {})
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
-    return environment.from_string(template).render(
-        state=state, compute=compute, limit=LIMIT, process=process, options=options
-    )
+    template = environment.from_string((ASSETS / "script.py.jinja").read_text(encoding="utf8"))
+    process, options = PROCESSES[state.process].__name__, PROCESS_OPTIONS.get(state.process, {})
+    return template.render(state=state, compute=compute, limit=LIMIT, process=process, options=options)
 
 
 def report(state: State, result: Result | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+import torch
 from bokeh.core.properties import value
 from bokeh.models import ColumnDataSource, FixedTicker, LinearColorMapper, PointDrawTool, Range1d
 from bokeh.models.renderers import GlyphRenderer
@@ -56,8 +57,7 @@ class Figures:
         self._top = 1.0  # the largest density shown on the line
         self._heights, self._rows = Range1d(start=-BELOW, end=1.05), Range1d(start=0, end=3)
         self.plane, self.line, self.laws = self._make_plane(), self._make_line(), self._make_laws()
-        self.recolour(False)
-        self.fade(False, False)
+        self.restyle(False, False, False)
 
     def _set(self, name: str, **columns: Any) -> None:
         """Replace data; without columns, clear them."""
@@ -136,8 +136,8 @@ class Figures:
         )  # fmt: skip
         return p
 
-    def recolour(self, dark: bool) -> None:
-        """Set the colours of the light or the dark page."""
+    def restyle(self, dark: bool, old_samples: bool, old_map: bool) -> None:
+        """Set the colours of the light or the dark page, and fade samples or a map of V of an earlier state."""
         with style(dark=dark):
             self._ink, paper, rule = (mpl.rcParams[k] for k in ("text.color", "figure.facecolor", "grid.color"))
             blue, orange, green, pink, *_ = mpl.rcParams["axes.prop_cycle"].by_key()["color"]
@@ -147,11 +147,16 @@ class Figures:
                 ax.axis_label_text_font_style = "normal"
                 ax.major_label_text_color = ax.axis_label_text_color = ax.major_tick_line_color = self._ink
             p.grid.grid_line_color = rule
-        for name, colour in {"noise": green, "variance": pink, "law": blue}.items():
-            self._areas[name].glyph.fill_color = colour
-        for name, colour in {"law": blue, "members": blue, "exact": orange, "density": self._ink}.items():
-            self._strokes[name].glyph.line_color = colour
-        self._grains.glyph.fill_color = self._ink
+        samples, variance = (FADED if old else 1.0 for old in (old_samples, old_map))
+        areas = {"noise": (green, 0.22), "variance": (pink, 0.22 * variance), "law": (blue, 0.16 * samples)}
+        for name, (colour, alpha) in areas.items():
+            self._areas[name].glyph.update(fill_color=colour, fill_alpha=alpha)
+        lines = {"law": (blue, samples), "members": (blue, samples / 2), "exact": (orange, samples)}
+        for name, (colour, alpha) in (lines | {"density": (self._ink, 1.0)}).items():
+            self._strokes[name].glyph.update(line_color=colour, line_alpha=alpha)
+        self._particles.glyph.update(fill_alpha=0.9 * samples, line_alpha=0.8 * samples)
+        self._grains.glyph.update(fill_color=self._ink, fill_alpha=0.55 * samples)
+        self._map.glyph.global_alpha = variance
         _paint(self._on_paper, self._ink)
         self._contrast()
 
@@ -159,18 +164,6 @@ class Figures:
         """Draw lines and arrows of the plane in white on a map, in ink on paper and on a faded map."""
         bare = not len(self.data["map"].data["image"]) or self._map.glyph.global_alpha < 1
         _paint(self._on_map, self._ink if bare else "white")
-
-    def fade(self, samples: bool, variance: bool) -> None:
-        """Lower the opacity of samples, or of the map of V, that belong to an earlier state."""
-        old, share = (FADED if is_old else 1.0 for is_old in (samples, variance))
-        self._particles.glyph.update(fill_alpha=0.9 * old, line_alpha=0.8 * old)
-        self._grains.glyph.fill_alpha = 0.55 * old
-        for name, alpha in {"law": 1.0, "exact": 1.0, "members": 0.5}.items():
-            self._strokes[name].glyph.line_alpha = alpha * old
-        for name, alpha in {"law": 0.16 * old, "variance": 0.22 * share, "noise": 0.22}.items():
-            self._areas[name].glyph.fill_alpha = alpha
-        self._map.glyph.global_alpha = share
-        self._contrast()
 
     # Data
 
@@ -258,13 +251,10 @@ def _paint(renderers: list[GlyphRenderer], colour: str) -> None:
 
 def timeline(result: Result) -> tuple[list[float], list[float]]:
     """Return the times of the frames and their places in [0, 1] on the slider: even steps, a tenth for far times."""
-    process, times = result.state.make_process(), result.times.tolist()
-    ratios = [float(process.sigma(t) / process.alpha(t)) for t in times]
-    near = next((k for k, r in enumerate(ratios) if r <= FAR), 0)
-    last = len(times) - 1
-    far = 0.1 if 0 < near < last else 0.0
-    rest = max(last - near, 1)
-    return times, [far * k / near if k < near else far + (1 - far) * (k - near) / rest for k in range(last + 1)]
+    process, times, last = result.state.make_process(), torch.as_tensor(result.times), len(result.times) - 1
+    near = int((process.sigma(times) / process.alpha(times) > FAR).sum())
+    ends = ([0, near, last], [0, 0.1, 1]) if 0 < near < last else ([0, last], [0, 1])
+    return times.tolist(), np.interp(range(last + 1), *ends).tolist()
 
 
 def tiles(count: int) -> list[tuple[float, float, float]]:

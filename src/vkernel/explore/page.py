@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from itertools import count
 from typing import Any
@@ -52,7 +51,6 @@ class Tab:
         self._mapping = False  # whether a map of V is being computed
         self._marks: dict[str, Any] = {}
         self._document: Document | None = None
-        self.figures.recolour(self.state.dark)
         self.figures.points.on_change("data", lambda attr, old, new: self.receive({"kind": "points", **new}))
         self.bridge.on_msg(lambda event: self.receive(event.data))
         self.commit(self.state)
@@ -137,7 +135,7 @@ class Tab:
                 self.desk.cancel()
                 self._send_job("stopped", 0.0, stale=self._stale())
             case {"kind": "tour", "step": int(step)} if 0 <= step < len(captions.TOUR):
-                self.commit(captions.TOUR[step].state.replace(dark=state.dark))
+                self.commit(captions.TOUR[step][2].replace(dark=state.dark))
             case {"kind": "python"}:
                 self._send("python", text=captions.snippet(state))
             case {"kind": "json"}:
@@ -149,13 +147,12 @@ class Tab:
         """Send everything to a browser that has loaded the page; ``dark`` is its preference."""
         if dark:
             self.state = self.state.replace(dark=True)
-            self.figures.recolour(True)
         controls = [control for group in captions.CONTROLS.values() for control in group]
         options = {c.name: ["inf" if value == math.inf else value for value, _ in c.options] for c in controls}
-        self._send("content", options=options, tour=[{"title": s.title, "text": s.text} for s in captions.TOUR])
+        self._send("content", options=options, tour=[{"title": s[0], "text": s[1]} for s in captions.TOUR])
         self._send_state()
-        self._marks = {}
-        self._draw()
+        self._marks = {}  # draw and send all
+        self._show_exact(self.state)
         if self._problem:
             self._notify(self._problem)
         if self.result is None:
@@ -171,8 +168,6 @@ class Tab:
 
     def commit(self, state: State) -> None:
         """Show another state; start a run unless the last one has the same inputs."""
-        if state.dark != self.state.dark:
-            self.figures.recolour(state.dark)
         self.state = state
         self.figures.show_points(state)
         self.figures.show_laws(self.result, state)
@@ -194,10 +189,10 @@ class Tab:
             shown = None
         self.figures.show_exact(found, None if shown is None else shown[2], state)
         samples, share, label = captions.outdated(state, result, None if shown is None else shown[:2])
-        marks = {"samples": samples, "map": share, "text": label}
+        marks = {"dark": state.dark, "samples": samples, "map": share, "text": label}
         if marks != self._marks:
             self._marks = marks
-            self.figures.fade(samples, share)
+            self.figures.restyle(state.dark, samples, share)
             self._send("marks", **marks)
         if mapped and result is not None:
             self._start_map(result, state.t)
@@ -236,39 +231,36 @@ class Tab:
             self._requested = wanted
             self._send_job("", 1.0)
         elif self._document is not None:
-            self._requested, state = wanted, self.state
+            self._requested = wanted
             self._send_job("waiting for a free thread", 0.0, busy=True, stale=True)
-            calls = (partial(self._later, call, state) for call in (self._done, self._failed, self._progress))
-            self.desk.submit(partial(compute.simulate, state), *calls)
+            calls = (partial(self._later, call, wanted) for call in (self._done, self._failed, self._progress))
+            self.desk.submit(partial(compute.simulate, self.state), *calls)
 
     def _later(self, call: Callable[..., None], *args: Any) -> None:
         """Call from the thread of the document, if it is still open."""
         if (document := self._document) is not None:
             document.add_next_tick_callback(partial(call, *args))
 
-    def _current(self, state: State) -> bool:
-        return self._document is not None and run_inputs(state) == run_inputs(self.state)
+    def _progress(self, wanted: State, label: str, share: float) -> None:
+        if self._requested is wanted and self.desk.busy:
+            self._send_job(label, share, busy=True, stale=True)
 
-    def _progress(self, state: State, label: str, share: float) -> None:
-        if self._current(state) and self.desk.busy:
-            self._send_job(label, min(share, 1.0), busy=True, stale=True)
-
-    def _done(self, state: State, result: Result) -> None:
-        if self._current(state):
+    def _done(self, wanted: State, result: Result) -> None:
+        if self._requested is wanted:
             self.result = result
             self.figures.show_laws(result, self.state)
             self._show_exact(self._seen[0])  # the points stay, since one may be dragged now
             self.figures.show_paths(result)
-            self._later(self._announce, state)  # after the data of the figures
+            self._later(self._announce, wanted)  # after the data of the figures
 
-    def _announce(self, state: State) -> None:
-        if self._current(state):
+    def _announce(self, wanted: State) -> None:
+        if self._requested is wanted:
             self._send_frames()
             self._send_state()
             self._send_job("", 1.0)
 
-    def _failed(self, state: State, error: Exception) -> None:
-        if self._current(state):
+    def _failed(self, wanted: State, error: Exception) -> None:
+        if self._requested is wanted:
             self._notify(str(error) if isinstance(error, InputError) else f"This run failed: {error!r}")
             self._send_job("no result", 0.0, stale=True)
 
@@ -288,19 +280,11 @@ class Tab:
             self._send("frames", times=times, places=places, count=shape[1], d=shape[2])
 
     def _send_state(self) -> None:
-        state, stale = self.state, self._stale()
-        process = state.make_process()
-        panel = captions.panel(state, compute.noise_share(state), None if stale else self.result)
-        self._send(
-            "state",
-            state=state.to_dict(),
-            query=state.to_query(),
-            range=[process.eps, process.T],
-            preset=captions.preset_name(state.points),
-            panel=asdict(panel),
-            stale=stale,
-            most=MAX_BYTES,
-        )
+        state, stale, process = self.state, self._stale(), self.state.make_process()
+        panel = captions.panel(state, compute.noise_share(state), None if stale else self.result)._asdict()
+        given = {"query": state.to_query(), "preset": captions.preset_name(state.points), "most": MAX_BYTES}
+        given |= {"range": [process.eps, process.T], "panel": panel, "stale": stale}
+        self._send("state", state=state.to_dict(), **given)
 
     def _notify(self, sentence: str) -> None:
         self._send("notice", text=sentence)

@@ -43,18 +43,17 @@ def server(port: int = PORT, address: str = LOOPBACK, workers: Workers | None = 
     port = _bind(port, address)
     pn.extension()
     shared = workers or Workers()
-    made: Server = pn.io.server.get_server(
+    return pn.io.server.get_server(
         {"/": lambda: page(shared)},  # Panel recognises functions only
-        port=port,
-        address=address,
-        websocket_origin=_origins(address, port),
+        port,
+        address,
+        _origins(address, port),
         title="vkernel explore",
         location=False,
         websocket_max_message_size=MESSAGE,
         check_unused_sessions_milliseconds=FORGET // 3,
         unused_session_lifetime_milliseconds=FORGET,
     )
-    return made
 
 
 def serve(port: int = PORT, open: bool = True, address: str = LOOPBACK) -> None:

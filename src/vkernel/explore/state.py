@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
+import numpy as np
+
 from vkernel.core.errors import InputError, require
 from vkernel.process import Process, from_spec
 
@@ -27,11 +29,8 @@ MAX_POINTS, MAX_BYTES, MAX_WEIGHT = 1000, 1 << 20, 63
 SAMPLERS = ("exact", "naive", "effective", "linear", "ntk", "mlp")
 LAYERS = ("noise", "variance", "arrows", "boundaries", "particles", "law", "members", "exact")
 PROCESS_OPTIONS = {"edm": {"T": 10.0}}  # the default T of EDM, 80, is far outside the window
-CHOICES = {
-    "process": ("vp", "vpsong", "cosine", "flow", "toy", "edm"),
-    "sampler": SAMPLERS,
-    "features": ("gaussian", "fourier"),
-}
+PROCESSES, FEATURES = ("vp", "vpsong", "cosine", "flow", "toy", "edm"), ("gaussian", "fourier")
+CHOICES = {"process": PROCESSES, "sampler": SAMPLERS, "features": FEATURES}
 BOUNDS = {
     "eps": (1e-4, 0.3), "steps": (5, 300), "kappa": (0.0, 1.0), "ratio": (0.125, 8.0), "tau": (0.0, math.inf),
     "K": (0, 64), "t": (0.0, math.inf), "seed": (0, 9999),
@@ -70,7 +69,7 @@ class State:
     d: int = field(init=False, default=2, compare=False)
 
     def __post_init__(self) -> None:
-        points = tuple(tuple(_coordinate(v) for v in p) for p in self.points)
+        points = tuple(tuple(_number("A coordinate", v, -LIMIT, LIMIT) for v in p) for p in self.points)
         require(points, "There is no training point; add one, or choose a set.")
         require(len(points) <= MAX_POINTS, f"The page takes up to {MAX_POINTS:,} points; got {len(points):,}.")
         sizes = {len(p) for p in points}
@@ -83,7 +82,7 @@ class State:
         for name, known in CHOICES.items():
             require(given[name] in known, f"{name} must be one of {', '.join(known)}; got {given[name]!r}.")
         checked: dict[str, Any] = {name: _number(name, given[name], *BOUNDS[name], name in WHOLE) for name in BOUNDS}
-        checked |= {"points": points, "weights": weights, "d": len(points[0]), "dark": bool(self.dark)}
+        checked |= {"points": clamp(points), "weights": weights, "d": len(points[0]), "dark": bool(self.dark)}
         checked["layers"] = tuple(name for name in LAYERS if name in self.layers)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
@@ -109,7 +108,8 @@ class State:
         """Encode as the query of an address: the fields that differ from the default."""
         default, query = State(), {"v": VERSION}
         if self.points != default.points:
-            query["x"] = str(self.d) + "".join(_encode(v) for p in self.points for v in p)
+            codes = [round((v + LIMIT) * 1000) for p in self.points for v in p]
+            query["x"] = str(self.d) + "".join(ALPHABET[k // 64] + ALPHABET[k % 64] for k in codes)
         if any(w != 1 for w in self.weights):
             query["w"] = "".join(ALPHABET[w] for w in self.weights)
         for name in (*BOUNDS, *CHOICES):
@@ -147,11 +147,6 @@ def _decode(given: Mapping[str, str]) -> State:
     return State(**found, dark=given.get("dark") == "1")
 
 
-def _encode(v: float) -> str:
-    k = round((v + LIMIT) * 1000)
-    return ALPHABET[k // 64] + ALPHABET[k % 64]
-
-
 def _decode_points(text: str) -> tuple[Point, ...]:
     size, letters = text[:1], text[1:]
     valid = size in ("1", "2") and letters and len(letters) % (2 * int(size)) == 0
@@ -178,63 +173,50 @@ def from_csv(text: str) -> tuple[tuple[Point, ...], tuple[int, ...], str]:
         raise InputError(f"This file cannot be read as CSV: {error}.") from None
     rows = [row for row in rows if any(row)]
     require(rows, "This file is empty; a point is a row of one or two numbers.")
-    header = [] if all(_parse(cell) is not None for cell in rows[0]) else [name.lower() for name in rows.pop(0)]
+    named = any(math.isnan(_parse(cell)) and cell.lower() != "nan" for cell in rows[0])
+    header = [name.lower() for name in rows.pop(0)] if named else []
     require(rows, "This file has a header and no row.")
     require(len(rows) <= MAX_POINTS, f"This file has {len(rows):,} rows; the page takes up to {MAX_POINTS:,} points.")
     heavy = next((k for k, name in enumerate(header) if name in ("weight", "weights", "w")), None)
     points, weights = [], []
     for number, row in enumerate(rows, start=1 + bool(header)):
         require(len(row) == len(rows[0]), f"Row {number} has {len(row)} columns, the first one {len(rows[0])}.")
-        values = [_cell(cell, number) for cell in row]
+        values = [_parse(cell) for cell in row]
+        wrong = ", ".join(cell[:20] for cell, v in zip(row, values, strict=True) if not abs(v) < 1e100)
+        require(not wrong, f"Row {number} contains {wrong!r}; coordinates must be finite numbers below 1e100.")
         weight = 1 if heavy is None else values.pop(heavy)
         weights.append(int(_number(f"weight in row {number}", weight, 1, MAX_WEIGHT, True)))
         points.append(values)
     require(len(points[0]) in (1, 2), f"This file has {len(points[0])} columns of coordinates; a point has one or two.")
-    placed, remark = _fit_window(points)
-    return placed, tuple(weights), f"{len(points):,} point{'s' * (len(points) > 1)} imported{remark}."
+    placed, remark = _fit_window(np.array(points))
+    return (
+        tuple(map(tuple, placed.tolist())),
+        tuple(weights),
+        f"{len(points):,} point{'s' * (len(points) > 1)} imported{remark}.",
+    )
 
 
-def _parse(text: object) -> float | None:
+def _parse(text: object) -> float:
+    """Return the number in a text; NaN for other texts."""
     try:
         return float(text)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        return None
+        return math.nan
 
 
-def _cell(cell: str, row: int) -> float:
-    value = _parse(cell)
-    require(value is not None, f"Row {row} contains {cell[:20]!r}, which is not a number.")
-    assert value is not None
-    require(math.isfinite(value), f"Row {row} contains {cell[:20]!r}; coordinates must be finite.")
-    require(abs(value) < 1e100, f"Row {row} contains {cell[:20]!r}, which is too large.")
-    return value
-
-
-def _fit_window(points: Sequence[Sequence[float]]) -> tuple[tuple[Point, ...], str]:
-    if all(abs(v) <= LIMIT for p in points for v in p):
-        return tuple(tuple(p) for p in points), ""
-    ends = [(min(axis), max(axis)) for axis in zip(*points, strict=True)]
-    half = max((high - low) / 2 for low, high in ends)
+def _fit_window(points: np.ndarray) -> tuple[np.ndarray, str]:
+    if np.abs(points).max() <= LIMIT:
+        return points, ""
+    low, high = points.min(0), points.max(0)
+    half = (high - low).max() / 2
     scale = FIT / half if half > 0 else 1.0
-    middles = [(low + high) / 2 for low, high in ends]
-    moved = tuple(tuple(scale * (v - m) for v, m in zip(p, middles, strict=True)) for p in points)
-    return moved, f", centred and scaled by {scale:.3g} to fit the window"
-
-
-def _coordinate(v: object) -> float:
-    value = _parse(v)
-    require(value is not None and math.isfinite(value), f"A coordinate is {v!r}; it must be a finite number.")
-    assert value is not None
-    require(abs(value) <= LIMIT, f"A coordinate is {value:g}, outside the window [-{LIMIT:g}, {LIMIT:g}].")
-    return round(value, 3) + 0.0
+    return scale * (points - (low + high) / 2), f", centred and scaled by {scale:.3g} to fit the window"
 
 
 def _number(name: str, value: object, low: float, high: float, whole: bool = False) -> float:
-    number = _parse(value)
-    require(number is not None, f"{name} must be a number, not {str(value)[:20]!r}.")
-    assert number is not None
-    require(low <= number <= high, f"{name} must lie between {low:g} and {high:g}; got {number:g}.")
-    require(not whole or number == int(number), f"{name} must be a whole number; got {number:g}.")
+    number, kind = _parse(value), "whole number" if whole else "number"
+    valid = low <= number <= high and (not whole or number == int(number))
+    require(valid, f"{name} must be a {kind} between {low:g} and {high:g}; got {str(value)[:20]!r}.")
     return int(number) if whole else number
 
 
