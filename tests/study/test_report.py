@@ -236,7 +236,7 @@ def test_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 
 
 def test_wrong_runners(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="inline, ray"):
+    with pytest.raises(InputError, match="inline, threads, ray"):
         study.run(SMALL, tmp_path / "s", "nope")
     with pytest.raises(InputError, match="address is for the runner 'ray'"):
         study.run(SMALL, tmp_path / "s", address="auto")
@@ -329,7 +329,7 @@ def test_the_command_line_refuses_in_one_sentence(
     assert "data.nmae" in refuses("run", bad, "--store", tmp_path / "s")
     assert "missing.toml" in refuses("run", tmp_path / "missing.toml", "--store", tmp_path / "s")
     bad.write_text('title = "t"\nmembers = 3\nblock = 2\n[data]\nname = "pair"\n[training]\ndraws = 9')
-    assert "inline, ray" in refuses("run", bad, "--store", tmp_path / "s", "--runner", "nope")
+    assert "inline, threads, ray" in refuses("run", bad, "--store", tmp_path / "s", "--runner", "nope")
     assert "another study" in refuses("run", bad, "--store", small)
     assert "store" in refuses("run", bad)
     assert "no [large] table" in refuses("run", bad, "--store", tmp_path / "s", "--large")

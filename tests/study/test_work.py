@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -231,7 +232,7 @@ def test_a_block_that_diverged_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         return {k: a * math.nan for k, a in original(self, *args).items()}
 
     monkeypatch.setattr(models.Linear, "fit", fit)
-    monkeypatch.setattr(work, "_LAST", {})
+    monkeypatch.setattr(work, "_LAST", threading.local())
     got = block(with_(measure={"gap": [0.1, 0.2], "times": [0.5], "places": 2}))
     assert set(got) == {"away", "nearest", "share", "gap", "density", "score"}
     for name, value in got.items():
@@ -353,7 +354,7 @@ def test_conditions_that_differ_in_the_sampler_train_once(monkeypatch: pytest.Mo
         return train_ensemble(*args, **kwargs)
 
     monkeypatch.setattr(work, "train_ensemble", counted)
-    monkeypatch.setattr(work, "_LAST", {})
+    monkeypatch.setattr(work, "_LAST", threading.local())
     spec = grid(
         objective__K=[1, inf], sampler={"values": [{"samples": 8, "steps": s} for s in (4, 8)], "labels": [4, 8]}
     )

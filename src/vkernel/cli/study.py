@@ -19,7 +19,7 @@ def study_run(
         Path, typer.Argument(metavar="SPEC", help="The study: a TOML file, or a name that study list prints.")
     ],
     store: Annotated[Path, typer.Option(metavar="FOLDER", help="The folder for results; run again to continue.")],
-    runner: Annotated[str, typer.Option(help="inline (this process), or ray (a cluster).")] = "inline",
+    runner: Annotated[str, typer.Option(help="inline (this process), threads (of this process), or ray (a cluster).")] = "inline",
     address: Annotated[
         str | None, typer.Option(help="The Ray cluster: auto, or HOST:PORT (default: this machine).")
     ] = None,

@@ -135,7 +135,8 @@ class Run:
         whole = {**spec, **changes}
         with tempfile.TemporaryDirectory() as folder:
             store = Path(folder) / "store.zarr"
-            return study.run({**whole, "block": whole["members"]}, store, progress=self.progress(share)).load()
+            whole["block"] = whole["members"]
+            return study.run(whole, store, "threads", progress=self.progress(share)).load()
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def run(
     Args:
         spec: a TOML file, the name of a shipped study, or a dictionary.
         store: a folder; it is made if it is not there. A run that was stopped goes on where it was.
-        runner: "inline" or "ray".
+        runner: "inline", "threads" or "ray".
         address: of a Ray cluster, "auto" or HOST:PORT; by default a cluster on this machine.
         large: take the values of the study's ``[large]`` table.
         progress: ``True`` shows a live table, ``False`` nothing; a callable receives each condition and the share of

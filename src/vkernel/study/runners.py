@@ -1,4 +1,4 @@
-"""Runners compute the blocks of a study, in this process or on a Ray cluster, and a live table shows how far they are.
+"""Runners compute the blocks of a study, here, in threads or on a Ray cluster; a live table shows how far they are.
 
 A runner takes the missing blocks and yields their results as they come; only the caller writes to the store. Ray
 schedules, retries when a worker or a node is lost, and assigns GPUs. At most ``AHEAD`` blocks per processor are in
@@ -7,11 +7,15 @@ flight, so that results do not pile up.
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.live import Live
 
-__all__ = ["RUNNERS", "LiveTable", "inline", "ray"]
+__all__ = ["RUNNERS", "LiveTable", "inline", "ray", "threads"]
 
 Work = list[tuple[Condition, int]]
 Results = Generator[tuple[Condition, int, dict[str, np.ndarray]], None, None]
@@ -40,6 +44,21 @@ def inline(spec: Spec, missing: Work, address: str | None = None) -> Results:
     """Compute one block after the other in this process."""
     for condition, block in missing:
         yield condition, block, compute(spec, condition, block)
+
+
+def threads(spec: Spec, missing: Work, address: str | None = None) -> Results:
+    """Compute blocks in as many threads of this process as there are processors; one thread has those of equal models.
+
+    torch releases Python's lock, so that threads gain where its operations are large.
+    """
+    groups = [list(group) for _, group in itertools.groupby(missing, lambda work: (work[0].trained, work[1]))]
+    workers = max(1, min(len(groups), (os.cpu_count() or 1) // spec.threads))
+    with warnings.catch_warnings(), ThreadPoolExecutor(workers) as pool:  # each block changes the filters of warnings
+        try:
+            for group in pool.map(lambda group: [(*work, compute(spec, *work)) for work in group], groups):
+                yield from group
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def ray(spec: Spec, missing: Work, address: str | None = None) -> Results:
@@ -114,7 +133,11 @@ def _get(cluster: Any, reference: Any) -> dict[str, np.ndarray]:
         raise InputError(f"The Ray cluster failed: {first} Finished blocks are safe; run again to go on.") from None
 
 
-RUNNERS: dict[str, Callable[[Spec, Work, str | None], Results]] = {"inline": inline, "ray": ray}
+RUNNERS: dict[str, Callable[[Spec, Work, str | None], Results]] = {
+    "inline": inline,
+    "threads": threads,
+    "ray": ray,
+}
 
 
 class LiveTable:

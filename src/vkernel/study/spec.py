@@ -313,6 +313,11 @@ class Condition(Tables):
     labels: dict[str, str | float]
     process: Annotated[ProcessTable, AfterValidator(ProcessTable.with_eps)]
 
+    @property
+    def trained(self) -> tuple[BaseModel, ...]:
+        """The tables that determine the trained models; conditions that differ in others share their models."""
+        return self.data, self.process, self.model, self.training, self.objective
+
     def __str__(self) -> str:
         return _labelled(self.labels) or "the one condition"
 

@@ -22,6 +22,7 @@ import functools
 import hashlib
 import json
 import math
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -212,8 +213,7 @@ class Problem:
     @property
     def key(self) -> str:
         """A line that is the same for conditions that train the same models on the same device."""
-        c = self.condition
-        tables = [t.model_dump_json() for t in (c.process, c.model, c.training, c.objective)]
+        tables = [t.model_dump_json() for t in self.condition.trained]
         return json.dumps([self.spec.seed, self.spec.threads, self.device, self.sha256, *tables])
 
     def start(self, n: int) -> Tensor:
@@ -264,14 +264,15 @@ def _device(spec: Spec) -> str:
     return "cuda" if spec.device != "cpu" and torch.cuda.is_available() else "cpu"
 
 
-_LAST: dict[str, tuple[str, Any]] = {}
+_LAST = threading.local()
 
 
 def _last(kind: str, key: str, make: Callable[[], T]) -> T:
-    """Return what the block before made under the same key, or make it anew."""
-    if _LAST.get(kind, ("", None))[0] != key:
-        _LAST[kind] = (key, make())
-    found: T = _LAST[kind][1]
+    """Return what the block before, in this thread, made under the same key, or make it anew."""
+    held: dict[str, tuple[str, Any]] = vars(_LAST)
+    if held.get(kind, ("", None))[0] != key:
+        held[kind] = (key, make())
+    found: T = held[kind][1]
     return found
 
 
