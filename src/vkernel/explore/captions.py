@@ -90,20 +90,15 @@ def layers_for(sampler: str, layers: tuple[str, ...]) -> tuple[str, ...]:
 def short(e: Estimate) -> str:
     """Format an estimate in a few characters, ``.18 ± .01``; a share of zero is given by its upper bound."""
     if e.value <= 0 and e.high > 0:
-        return f"less than {_decimal(e.high, _places(e.high))}"
+        return f"less than {_decimal(e.high, e.high)}"
     if not math.isfinite(e.se) or e.se <= 0:
-        return _decimal(e.value, 2)
-    places = _places(e.se)
-    return f"{_decimal(e.value, places)} ± {_decimal(e.se, places)}"
+        return _decimal(e.value, 0.01)
+    return f"{_decimal(e.value, e.se)} ± {_decimal(e.se, e.se)}"
 
 
-def _places(size: float) -> int:
-    """The number of decimals that show one digit of ``size``."""
-    return min(max(-math.floor(math.log10(size)) if size > 0 else 2, 1), 5)
-
-
-def _decimal(value: float, places: int) -> str:
-    text = f"{value:.{places}f}"
+def _decimal(value: float, size: float) -> str:
+    """Format a number with as many decimals as show one digit of ``size``."""
+    text = f"{value:.{min(max(-math.floor(math.log10(size)), 1), 5)}f}"
     return text.replace("0.", ".", 1) if abs(value) < 1 and float(text) != 0 else text
 
 

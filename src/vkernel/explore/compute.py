@@ -205,7 +205,9 @@ def members(state: State) -> int:
 def simulate(state: State, report: Report = lambda label, share: None) -> Result:
     """Run the state's sampler; an exception raised by ``report(label, share)`` ends the run."""
     run = _Run(state, report)
-    return {"exact": run.exact, "naive": run.naive, "effective": run.effective}.get(state.sampler, run.ensemble)()
+    if state.sampler == "exact":
+        return run.result(run.x, run.path)
+    return {"naive": run.naive, "effective": run.effective}.get(state.sampler, run.ensemble)()
 
 
 class _Run:
@@ -225,14 +227,10 @@ class _Run:
         self.report(label, start)
         return lambda _, share: self.report(label, start + (stop - start) * share)
 
-    def exact(self) -> Result:
-        return self.result(self.x, self.path[:, :PARTICLES])
-
     def naive(self) -> Result:
         given: dict[str, Any] = {"kappa": self.state.kappa, "steps": self.steps, "generator": self.seed, "save": "path"}
         part = self.part("the naive estimator", 0.1, 0.95)
-        x, path = _saved(sample.naive(self.score, self.x_T, progress=part, **given))
-        return self.result(x, path[:, :PARTICLES], twin=self.x)
+        return self.result(*_saved(sample.naive(self.score, self.x_T, progress=part, **given)), twin=self.x)
 
     def effective(self) -> Result:
         learner, P = model(self.state), draws(self.state) or 0
@@ -248,7 +246,7 @@ class _Run:
             part = self.part("the same without noise of the target", 0.85, 0.95)
             twin = _saved(sample.effective_sde(V.only("misfit"), self.x_T, progress=part, **given))[0]
         note = "" if V.valid else f"The prediction of V warns: {V.why}."
-        return self.result(x, path[:, :PARTICLES], twin=twin, note=note, learned=V)
+        return self.result(x, path, twin=twin, note=note, learned=V)
 
     def ensemble(self) -> Result:
         half = 0.95 if self.state.K == 0 else 0.5
@@ -296,6 +294,7 @@ class _Run:
         self.report("laws", 0.97)
         gap, twin_gap, exact_gap = (None if a is None else self.gap(a) for a in (x, twin, self.x))
         laws = () if single is None else tuple(self.law(member)[0] for member in single)
+        path = path[:, :PARTICLES] if x.ndim == 2 else path
         times, frames = self.process.times(self.steps, "log").numpy(), path.float().numpy()
         both = (*self.law(x), self.law(self.x)[0])
         return Result(self.state, times, frames, *both, laws, gap, twin_gap, exact_gap, **rest)

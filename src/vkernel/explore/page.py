@@ -203,18 +203,17 @@ class Tab:
         if self._document is None or known or self._mapping:
             return
         self._mapping = True
-        done, failed = partial(self._later, self._map_done, result, t), partial(self._later, self._map_failed)
-        self.maps.submit(lambda report: compute.variance(result, t), done, failed, lambda label, share: None)
+        ended = partial(self._later, self._map_ended, result, t)
+        self.maps.submit(lambda report: compute.variance(result, t), ended, ended, lambda label, share: None)
 
-    def _map_done(self, result: Result, t: float, share: np.ndarray | None) -> None:
+    def _map_ended(self, result: Result, t: float, found: np.ndarray | Exception | None) -> None:
         self._mapping = False
+        if isinstance(found, Exception):
+            self._notify(f"The map of V failed: {found}")
+            return
         if self.result is result:
-            self._variance = result, t, share
+            self._variance = result, t, found
         self._draw()
-
-    def _map_failed(self, error: Exception) -> None:
-        self._mapping = False
-        self._notify(f"The map of V failed: {error}")
 
     # Runs
 

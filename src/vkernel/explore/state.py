@@ -189,11 +189,8 @@ def from_csv(text: str) -> tuple[tuple[Point, ...], tuple[int, ...], str]:
         points.append(values)
     require(len(points[0]) in (1, 2), f"This file has {len(points[0])} columns of coordinates; a point has one or two.")
     placed, remark = _fit_window(np.array(points))
-    return (
-        tuple(map(tuple, placed.tolist())),
-        tuple(weights),
-        f"{len(points):,} point{'s' * (len(points) > 1)} imported{remark}.",
-    )
+    sentence = f"{len(points):,} point{'s' * (len(points) > 1)} imported{remark}."
+    return tuple(map(tuple, placed.tolist())), tuple(weights), sentence
 
 
 def _parse(text: object) -> float:
