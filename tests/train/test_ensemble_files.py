@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 from ensembles import broken, places
+from safetensors.torch import load_file
 
 import vkernel as vk
 from vkernel.core.errors import InputError
@@ -30,6 +32,17 @@ def test_saved_ensembles_come_back_bit_for_bit(ens, tmp_path):
         assert back.state[name].dtype == a.dtype
     x = places(ens, 4)
     assert torch.equal(back(x, 0.3), ens(x, 0.3))
+
+
+@pytest.mark.parametrize("kind", ["linear", "fourier", "random", "lazy", "mlp"])
+def test_ensembles_of_0_1_load_with_their_scores(kind, tmp_path):
+    """Folders and scores written by version 0.1: three linear models, a lazy one and an MLP."""
+    with zipfile.ZipFile(Path(__file__).parent / "data" / "ensembles-0.1.zip") as archive:
+        archive.extractall(tmp_path)
+    ens = vk.load_ensemble(tmp_path / kind)
+    then = load_file(tmp_path / kind / "expected.safetensors")
+    torch.testing.assert_close(ens(then["x"], 0.3), then["scores"], rtol=1e-6, atol=1e-6)
+    assert ens.sample(4, steps=5).shape == (len(ens), 4, 1)
 
 
 def test_diverged_members_survive_a_file(line, tmp_path):
