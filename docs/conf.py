@@ -41,17 +41,29 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
 # There is no intersphinx, since the build must work without a network: what other packages define has no page here.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(torch|numpy|np|xarray|matplotlib|PIL|pathlib|os|collections|typing|types|abc)(\..+)?"),
-    # Internal types that signatures show.
+    (r"py:.*", r"(torch|numpy|np|xarray|matplotlib|PIL|pathlib|os|collections|typing|types|abc|dist|plt)(\..+)?"),
+    # Type variables, aliases and internal types that signatures show.
     (
         r"py:class",
-        r"vkernel\.posterior\.pieces\.\w+|vkernel\.posterior\.(ladder\.Ladder|cuda\.Fast)|(vkernel\.progress\.)?Reporter",
+        r"vkernel\.[\w.]+\.(Kind|N|T|Chunk|Weights|GPUPath|Dense|Pruned|ScoreUNet|NetworkKernel|LinearField)",
     ),
-    (r"py:class", r"(vkernel\.study\.)?spec\.\w+|Spec|Condition|annotated_types\..+"),
-    (r"py:class", r"vkernel\.auditing\.(pipelines|ground|copying)\.\w+|Group|dict\[str"),
+    (r"py:class", r"Array|Indices|Weight|Theory|Progress|Reporter|DeviceMesh|MatplotlibFigure|annotated_types\..+"),
+    (r"py:class", r"vkernel\.study\.spec\.\w+|spec\.\w+|Spec|Condition|Group|dict\[str"),
     # Annotations are strings (PEP 563); inside unions autodoc may leave these as they are written.
     (r"py:class", r"Tensor|Generator|Path|Any|Callable|Iterable|Iterator|Sequence|Mapping|Score|Figure|Axes|optional"),
+    # Names of the top level and of a module's internals, which docstrings mention and other sections describe.
+    (r"py:(class|func|data)", r"vkernel\.(compare|as_score|variance_split|posterior\.gpu\.fp16\.accumulation)"),
+    (
+        r"py:(class|func|data)",
+        r"InputError|PREDICTIONS|kernel_from_spec|load|Level|Problem|integrate|Recordings|accumulation",
+    ),
+    (r"py:class", r"_Graph"),
+    # Napoleon reads the words before a colon in the docstring of a property as its type.
+    (r"py:class", r".+ .+"),
 ]
+# Modules of the package that have no section of their own may be mentioned.
+MODULES = (path.relative_to(ROOT / "src").with_suffix("") for path in (ROOT / "src").rglob("*.py"))
+nitpick_ignore = [("py:mod", ".".join(path.parts).removesuffix(".__init__")) for path in MODULES]
 
 # -- Gallery: every picture is made by running its script -------------------------------------------------------------
 sphinx_gallery_conf = {

@@ -29,7 +29,7 @@ x_T = process.sigma(process.T).double() * torch.special.ndtri((torch.arange(256,
 places = torch.linspace(-1.4, 1.4, 57, dtype=torch.float64)[:, None]
 figure, (above, below) = plt.subplots(2, 1, figsize=(6, 6), sharex=True, layout="constrained")
 for goal, ensemble in ensembles.items():
-    samples = ensemble.sample(x_T=x_T[:, None], steps=100, method="exponential", spacing="log")
+    samples = ensemble.sample(x_T=x_T[:, None], steps=100)
     law, edges = vk.metrics.histogram(samples, bins=60, range=(-1.5, 1.5))
     mass = vk.metrics.gap_mass(samples)
     above.stairs(law.value.clamp_min(1e-3), edges, label=f"{goal}: {mass.value:.2f} ± {mass.se:.2f} in the gaps")
