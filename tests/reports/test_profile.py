@@ -14,7 +14,7 @@ from torch import Tensor
 import vkernel as vk
 from vkernel.core.errors import InputError
 from vkernel.core.estimate import Estimate
-from vkernel.reports.profile import curves, geometry, risks
+from vkernel.reports.profile import measure
 from vkernel.reports.profile.report import page, sentences
 
 
@@ -83,9 +83,9 @@ def test_collapse_time_by_quadrature(triple: vk.Profile) -> None:
 def test_own_collapse_times_by_quadrature(triple: vk.Profile) -> None:
     points = [-1.0, 0.0, 1.0]
     for one in triple.isolated:
-        truth = root(lambda t, i=one["index"]: own_weight_1d(points, i, t) - 0.5, 0.03, 0.6)
-        assert one["t"] == pytest.approx(truth, rel=0.01)
-    assert [one["t"] for one in triple.isolated] == sorted((one["t"] for one in triple.isolated), reverse=True)
+        truth = root(lambda t, i=one.index: own_weight_1d(points, i, t) - 0.5, 0.03, 0.6)
+        assert one.t == pytest.approx(truth, rel=0.01)
+    assert [one.t for one in triple.isolated] == sorted((one.t for one in triple.isolated), reverse=True)
 
 
 def test_pair_shares_by_quadrature(triple: vk.Profile) -> None:
@@ -104,8 +104,8 @@ def test_pair_shares_by_quadrature(triple: vk.Profile) -> None:
         share += both * (y[:, None] - y).square() / ratio**2
     share = 2 * share / share.sum()
     for pair in triple.boundary_pairs:
-        assert pair["share"] == pytest.approx(float(share[pair["i"], pair["j"]]), abs=0.03)
-    assert sum(pair["share"] for pair in triple.boundary_pairs) == pytest.approx(1.0, abs=1e-9)
+        assert pair.share == pytest.approx(float(share[pair.i, pair.j]), abs=0.03)
+    assert sum(pair.share for pair in triple.boundary_pairs) == pytest.approx(1.0, abs=1e-9)
 
 
 def test_pairs_of_many_points_add_up(cloud: vk.Empirical) -> None:
@@ -115,7 +115,7 @@ def test_pairs_of_many_points_add_up(cloud: vk.Empirical) -> None:
     i, j = torch.triu_indices(30, 30, 1)
     for t in (0.02, 0.1, 0.3):
         ratio = float(vk.VP().sigma(t) / vk.VP().alpha(t))
-        noise = risks._pair_noise(score, i, j, [ratio], 0, quiet).sum(1)
+        noise = measure.pair_noise(score, i, j, [ratio], 0, quiet).sum(1)
         total = Estimate.of_mean(noise)
         rho = vk.noise_fraction(score, vk.VP(), t, queries=20000, generator=1)
         assert abs(total.value - rho.value) < 4 * math.hypot(total.se, rho.se)
@@ -130,7 +130,7 @@ def test_mmse_and_noise_fraction_are_one_number(cloud: vk.Empirical) -> None:
 
 
 def test_neighbours_by_brute_force(cloud: vk.Empirical) -> None:
-    g = geometry.measure(vk.EmpiricalScore(cloud, vk.VP()), 0, quiet)
+    g = measure.Geometry.measure(cloud, 0, quiet)
     gaps = torch.cdist(cloud.rows(0, 400).double(), cloud.rows(0, 400).double()) + torch.eye(400) * 1e9
     assert torch.allclose(g.distance, gaps.min(1).values, atol=1e-6)
     assert torch.equal(g.neighbour, gaps.argmin(1))
@@ -142,7 +142,7 @@ def test_intrinsic_dimension(k: int, d: int) -> None:
     g = torch.Generator().manual_seed(k)
     basis = torch.linalg.qr(torch.randn(d, k, generator=g)).Q
     data = vk.Empirical(torch.randn(3000, k, generator=g) @ basis.T)
-    found = geometry.measure(vk.EmpiricalScore(data, vk.VP()), 0, quiet).intrinsic_dimension
+    found = measure.Geometry.measure(data, 0, quiet).intrinsic_dimension
     assert found is not None
     assert found.value == pytest.approx(k, rel=0.15)
 
@@ -155,7 +155,7 @@ def test_duplicates_are_found_and_merged() -> None:
     points[120] = points[7] + 1e-4 * torch.randn(40, generator=g)
     p = vk.profile(vk.Empirical(points), queries=64)
     assert p.duplicates == [[3, 50, 51]]
-    assert [group["indices"] for group in p.near_duplicates] == [[7, 120]]
+    assert [group.indices for group in p.near_duplicates] == [[7, 120]]
     assert p.n == 200
     assert p.distinct == 198
 
@@ -164,7 +164,7 @@ def test_chance_is_not_called_a_duplicate() -> None:
     for seed in range(5):
         g = torch.Generator().manual_seed(seed)
         for d in (1, 2, 10):
-            p = geometry.measure(vk.EmpiricalScore(torch.rand(500, d, generator=g), vk.VP()), 0, quiet)
+            p = measure.Geometry.measure(vk.Empirical(torch.rand(500, d, generator=g)), 0, quiet)
             assert len(p.near) <= 1
 
 
@@ -172,12 +172,12 @@ def test_an_outlier_is_isolated(cloud: vk.Empirical) -> None:
     points = cloud.rows(0, 400).clone()
     points[123] = torch.tensor([9.0, 9.0])
     p = vk.profile(vk.Empirical(points), queries=128)
-    assert p.isolated[0]["index"] == 123
+    assert p.isolated[0].index == 123
 
 
 def test_a_far_pair_shares_a_boundary() -> None:
     """Two points that only compete with one another hold all the noise in n = 2, and their weight's part otherwise."""
-    assert vk.profile(vk.data.toy("pair"), queries=64).boundary_pairs[0]["share"] == pytest.approx(1.0)
+    assert vk.profile(vk.data.toy("pair"), queries=64).boundary_pairs[0].share == pytest.approx(1.0)
 
 
 def test_one_point() -> None:
@@ -185,7 +185,7 @@ def test_one_point() -> None:
     assert p.collapse_time == vk.VP().T
     assert p.window is None
     assert set(p.curves["noise_fraction"]) == {0.0}
-    assert p.isolated == [{"index": 0, "t": vk.VP().T}]
+    assert p.isolated == [measure.IsolatedPoint(0, vk.VP().T)]
     assert page(p)
 
 
@@ -268,9 +268,9 @@ def test_unwritable_file(triple: vk.Profile, tmp_path: Path) -> None:
 
 
 def test_large_sets_are_sampled() -> None:
-    assert geometry.count(60_000, 784) == 60_000
-    assert geometry.count(1_000_000, 3072) < 1_000_000
-    assert curves.work() > curves.LEVELS
+    assert measure.neighbour_count(60_000, 784) == 60_000
+    assert measure.neighbour_count(1_000_000, 3072) < 1_000_000
+    assert measure.WORK > measure.LEVELS
 
 
 @pytest.mark.skipif(

@@ -1,4 +1,4 @@
-"""Self-contained pages: a template, one style sheet, and pictures in both looks inside the file."""
+"""One renderer for all pages: a template, one style sheet, and figures in light and dark inside the file."""
 
 from __future__ import annotations
 
@@ -6,31 +6,33 @@ import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING
 
-from matplotlib.figure import Figure
-
-from vkernel import plots
 from vkernel.version import __version__
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["Picture", "page", "picture"]
 
-DOTS = 110  # to the inch
+DOTS = 110  # per inch
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture as two ``data:`` addresses; the page shows the one that fits the reader's screen."""
+    """Hold a figure as two ``data:`` addresses, for light and dark screens, and its largest width in pixels."""
 
     title: str
     caption: str
     light: str
     dark: str
-    width: int  # pixels, at most
+    width: int
 
 
 def picture(title: str, caption: str, draw: Callable[[], Figure]) -> Picture:
-    """What ``draw`` makes, drawn twice: for light and for dark screens."""
+    """Draw a figure twice, for light and for dark screens."""
+    from vkernel import plots
+
     looks, width = {}, 0
     for look in ("light", "dark"):
         with plots.style(dark=look == "dark"):
@@ -39,8 +41,11 @@ def picture(title: str, caption: str, draw: Callable[[], Figure]) -> Picture:
     return Picture(title, caption, **looks, width=width)
 
 
-def page(template: str, **held: Any) -> str:
-    """The page of that template; what it holds is escaped, and a name that it lacks is an error."""
+def page(template: str, **values: object) -> str:
+    """Render a template of ``reports/templates``; values are escaped, and a name without a value is an error.
+
+    Templates also receive the ``style`` sheet, the ``version`` of the package and today's ``date``.
+    """
     import jinja2
 
     folder = resources.files("vkernel.reports") / "templates"
@@ -50,4 +55,4 @@ def page(template: str, **held: Any) -> str:
     )
     style = (folder / "style.css").read_text(encoding="utf-8")
     today = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
-    return environment.get_template(template).render(style=style, version=__version__, date=today, **held)
+    return environment.get_template(template).render(style=style, version=__version__, date=today, **values)

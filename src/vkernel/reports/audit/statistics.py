@@ -52,7 +52,7 @@ class Ground:
     @classmethod
     def of_profile(cls, profile: Profile) -> Ground:
         """From what a profile has measured."""
-        groups = [*profile.duplicates, *(group["indices"] for group in profile.near_duplicates)]
+        groups = [*profile.duplicates, *(group.indices for group in profile.near_duplicates)]
         process, t = profile.process, profile.collapse_time
         at = None if t is None else torch.tensor(t, dtype=torch.float64)
         collapse = None if at is None else float(process.sigma(at) / process.alpha(at))
