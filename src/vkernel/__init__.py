@@ -40,6 +40,7 @@ _NAMES = {
     "Process": "process",
     "Profile": "reports.profile",
     "Score": "score.base",
+    "Scores": "sample.scores",
     "Toy": "process",
     "VE": "process",
     "VP": "process",
@@ -139,6 +140,7 @@ if TYPE_CHECKING:
     from vkernel.reports.compare import compare
     from vkernel.reports.profile import Profile, profile
     from vkernel.sample import path
+    from vkernel.sample.scores import Scores
     from vkernel.score.base import Score
     from vkernel.score.conversions import proxy_score, to_flow, to_noise, to_v, to_x0
     from vkernel.score.empirical import EmpiricalScore
