@@ -42,7 +42,7 @@ def test_profile_of_a_csv(tmp_path: Path) -> None:
     assert "<html" in (tmp_path / "p.html").read_text()
 
 
-def test_quiet_says_only_what_it_wrote(tmp_path: Path) -> None:
+def test_quiet_prints_only_what_it_wrote(tmp_path: Path) -> None:
     got = vkernel("profile", "toy:pair", "-q", "--queries", 16, "--json", tmp_path / "p.json")
     assert got.stdout.strip() == f"wrote {tmp_path / 'p.json'}"
     assert got.stderr == ""
@@ -53,9 +53,11 @@ def test_version_and_help() -> None:
     assert "reproduce" in vkernel("--help").stdout
     assert "--process" in vkernel("profile", "--help").stdout
     assert vkernel().returncode == 2
+    module = subprocess.run([sys.executable, "-m", "vkernel", "--version"], capture_output=True, text=True, check=True)
+    assert __version__ in module.stdout
 
 
-def test_wrong_words() -> None:
+def test_wrong_arguments() -> None:
     assert "DATA" in refused("profile")
     assert "nope" in refused("nope")
     assert "--nope" in refused("profile", "toy:pair", "--nope")
@@ -76,7 +78,7 @@ def test_values_that_are_not_finite(tmp_path: Path, value: float) -> None:
     assert "1" in refused("profile", path)
 
 
-def test_files_that_are_no_data(tmp_path: Path) -> None:
+def test_files_without_data(tmp_path: Path) -> None:
     empty = tmp_path / "empty.npy"
     np.save(empty, np.zeros((0, 3)))
     refused("profile", empty)
@@ -143,7 +145,7 @@ def test_import_is_light() -> None:
         assert f"'{heavy}'" not in names
 
 
-def test_an_interrupt_is_said_and_is_no_success(monkeypatch, capsys):
+def test_interrupt_is_reported_and_is_no_success(monkeypatch, capsys):
     """Typer turns Ctrl-C into a return value; a chained command must not go on."""
     from vkernel import cli
 

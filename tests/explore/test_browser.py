@@ -66,7 +66,7 @@ def page(browser: Any) -> Iterator[Watched]:
     assert made.errors == []
 
 
-def test_it_loads_fits_every_screen_and_asks_nobody_else(page: Watched, server: tuple[str, int]) -> None:
+def test_page_loads_fits_every_screen_and_requests_no_other_host(page: Watched, server: tuple[str, int]) -> None:
     for name, start, dark in (("plane", SQUARE, True), ("line", LINE, False)):
         state = start.replace(sampler="linear", dark=dark, layers=("noise", "particles", "law", "members", "exact"))
         tab = page.open(f"{server[0]}?{state.to_query()}")
@@ -87,18 +87,18 @@ def test_it_loads_fits_every_screen_and_asks_nobody_else(page: Watched, server: 
     assert page.hosts == {urlsplit(server[0]).netloc}
 
 
-def test_dragging_a_point_changes_the_map_on_the_way_and_at_the_end(page: Watched, server: tuple[str, int]) -> None:
+def test_drag_changes_the_map_during_and_after_it(page: Watched, server: tuple[str, int]) -> None:
     points = tuple(map(tuple, np.random.default_rng(2).uniform(-1.4, 1.4, (63, 2)).round(3).tolist()))
     state = State(points=((1.6, 1.6), *points), t=0.1)
     tab = page.open(f"{server[0]}?{state.to_query()}")
     before = tab.evaluate("map()")
     start, stop = tab.evaluate("[pixel('plane picture', 1.6, 1.6), pixel('plane picture', 0.2, 1.75)]")
     tab.evaluate(
-        """() => { window.took = []; window.asked = 0
+        """() => { window.took = []; window.sent = 0
         const source = bokeh('plane picture').renderers.find((r) => r.glyph.type === 'Image').data_source
-        const answered = () => { if (asked) { took.push(performance.now() - asked); asked = 0 } }
+        const answered = () => { if (sent) { took.push(performance.now() - sent); sent = 0 } }
         source.connect(source.properties.data.change, answered)
-        bokeh('points').connect(bokeh('points').change, () => { if (!asked) asked = performance.now() }) }"""
+        bokeh('points').connect(bokeh('points').change, () => { if (!sent) sent = performance.now() }) }"""
     )
     tab.mouse.move(*start)
     tab.mouse.down()
@@ -122,7 +122,7 @@ def test_dragging_a_point_changes_the_map_on_the_way_and_at_the_end(page: Watche
     assert min(took) < 300  # milliseconds from the drag to the new map, 64 points, 100 × 100
 
 
-def test_a_malformed_address_starts_afresh_then_clicking_adds_and_backspace_removes(
+def test_malformed_address_gives_the_default_and_clicks_add_and_remove_points(
     page: Watched, server: tuple[str, int]
 ) -> None:
     tab = page.open(f"{server[0]}?v=1&x=%00%ff2garbled!&sampler=<script>&t=1e999")
@@ -166,7 +166,7 @@ def test_particles_play_pause_and_scrub(page: Watched, server: tuple[str, int]) 
     assert np.quantile(distance, 0.95) < 0.1  # the exact score ends on training points
 
 
-def test_the_model_is_switched_and_says_so(page: Watched, server: tuple[str, int]) -> None:
+def test_sampler_is_switched(page: Watched, server: tuple[str, int]) -> None:
     tab = page.open(f"{server[0]}?{SQUARE.to_query()}")
     assert not tab.is_visible("#control-ratio")
     tab.select_option("#control-sampler", label="linear models, trained")
@@ -192,7 +192,7 @@ def test_the_model_is_switched_and_says_so(page: Watched, server: tuple[str, int
         assert page.wide() == []
 
 
-def test_an_ensemble_runs_is_cancelled_and_never_freezes_the_page(page: Watched, server: tuple[str, int]) -> None:
+def test_ensemble_is_cancelled_and_the_page_stays_responsive(page: Watched, server: tuple[str, int]) -> None:
     tab = page.open(server[0])
     tab.select_option("#control-sampler", label="small networks, trained")
     tab.wait_for_function("() => document.getElementById('job-label').textContent.includes('training 8 models')")
@@ -213,7 +213,7 @@ def test_an_ensemble_runs_is_cancelled_and_never_freezes_the_page(page: Watched,
     assert "exact score memorises" in tab.inner_text("#panel-text")
 
 
-def test_an_address_gives_the_same_picture(page: Watched, server: tuple[str, int]) -> None:
+def test_address_restores_the_picture(page: Watched, server: tuple[str, int]) -> None:
     tab = page.open(server[0])
     tab.select_option("#preset", "clusters")
     tab.click("[data-layer=boundaries]")
@@ -292,7 +292,7 @@ def test_files_are_imported_or_refused_with_a_sentence(page: Watched, server: tu
     tab.wait_for_function("() => document.getElementById('notice-text').textContent.includes('must be a number')")
 
 
-def test_the_copied_script_the_saved_numbers_and_the_picture_are_the_page_s(
+def test_script_saved_numbers_and_picture_agree_with_the_page(
     page: Watched, server: tuple[str, int], tmp_path: Path
 ) -> None:
     from PIL import Image
@@ -327,7 +327,7 @@ def test_the_copied_script_the_saved_numbers_and_the_picture_are_the_page_s(
 
 
 @pytest.mark.parametrize("patient", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_tour_goes_through_its_five_steps(page: Watched, server: tuple[str, int], patient: bool) -> None:
+def test_tour_has_five_steps(page: Watched, server: tuple[str, int], patient: bool) -> None:
     tab = page.open(server[0])
     tab.click("#tour")
     for k, (title, _, state) in enumerate(TOUR):
@@ -341,7 +341,7 @@ def test_the_tour_goes_through_its_five_steps(page: Watched, server: tuple[str, 
     assert not tab.is_visible("#guide")
 
 
-def test_all_is_reached_by_keyboard(page: Watched, server: tuple[str, int]) -> None:
+def test_all_controls_are_reached_by_keyboard(page: Watched, server: tuple[str, int]) -> None:
     tab = page.open(server[0])
     reached = set()
     tab.evaluate("document.activeElement.blur()")
@@ -371,7 +371,7 @@ def test_all_is_reached_by_keyboard(page: Watched, server: tuple[str, int]) -> N
     tab.wait_for_function("() => bokeh('plane picture').background_fill_color === '#171b21'")
 
 
-def test_points_move_by_arrow_keys_and_what_is_old_says_so(page: Watched, server: tuple[str, int]) -> None:
+def test_arrow_keys_move_points_and_outdated_data_are_labelled(page: Watched, server: tuple[str, int]) -> None:
     state = SQUARE.replace(sampler="linear", layers=("variance", "arrows", "particles", "law"))
     tab = page.open(f"{server[0]}?{state.to_query()}")
     alpha = "bokeh('plane picture').renderers.find((r) => r.glyph.type === 'Image').glyph.global_alpha.value"
@@ -403,7 +403,7 @@ def test_points_move_by_arrow_keys_and_what_is_old_says_so(page: Watched, server
     assert tab.evaluate(nameless) in ([], ["code-text"])
 
 
-def test_pages_from_elsewhere_may_not_talk_to_the_server(server: tuple[str, int]) -> None:
+def test_pages_of_other_origins_are_refused(server: tuple[str, int]) -> None:
     import http.client
 
     where = urlsplit(server[0])
