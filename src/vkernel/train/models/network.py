@@ -69,15 +69,9 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 class Network(Model):
     """An ``nn.Module`` of (z, e) trained for all members at once; final kinds are MLP and UNet.
 
-    Args:
-        target: what f predicts, "noise", "x0" or "score"; ``weight`` is λ of the loss.
-        lr: the learning rate; ``decay="cosine"`` lowers it to 0, ``None`` leaves it constant.
-        batch: draws per step; ``None`` takes all of a finite number of draws.
-        ema: decay of the average of the parameters, or ``None`` for the last ones.
-        optimiser: "adam" or "sgd".
-        chunk: members trained at once; ``None`` trains all, 1 one after another (on a GPU: as a CUDA graph).
-        bf16: run convolutions and products in bfloat16 (``torch.autocast``); parameters, gradients, the optimiser and
-            the loss stay in ``dtype``.
+    ``decay="cosine"`` lowers ``lr`` to 0; ``chunk`` is the number of members trained at once, ``None`` all of them.
+    ``bf16=True`` evaluates the module in bfloat16 (``torch.autocast``); parameters, gradients and the loss keep
+    ``dtype``.
     """
 
     target: str = "noise"
@@ -164,9 +158,8 @@ class Network(Model):
         for some in _blocks(range(M), self.chunk):
             members, width = slice(some[0], some[-1] + 1), max(1, HELD // (len(some) * self.largest(shape)))
             part = {name: p[members] for name, p in state.items()}
-            with self._precision(like.device):
-                parts = zip(z[members].split(width, 1), e[members].split(width, 1), strict=True)
-                found.append(torch.cat([f(part, *each).to(like.dtype) for each in parts], 1))
+            parts = zip(z[members].split(width, 1), e[members].split(width, 1), strict=True)
+            found.append(torch.cat([f(part, *each).to(like.dtype) for each in parts], 1))
         return torch.cat(found).to(x)
 
     def inputs(self, x: Tensor, t: Tensor, process: Process) -> tuple[Tensor, Tensor]:
@@ -179,7 +172,13 @@ class Network(Model):
     def function(self, shape: Shape) -> Callable[[State, Tensor, Tensor], Tensor]:
         """Return the output of one member, ``f(parameters, z (N, *shape), e)``."""
         module = self._module(shape)
-        return lambda parameters, z, e: functional_call(module, parameters, (z, e))
+
+        def function(parameters: State, z: Tensor, e: Tensor) -> Tensor:
+            with torch.autocast(z.device.type, dtype=torch.bfloat16, enabled=self.bf16, cache_enabled=False):
+                out: Tensor = functional_call(module, parameters, (z, e))
+                return out
+
+        return function
 
     def loss(self, shape: Shape) -> Loss:
         """Return L of one member, ``L(parameters, z, e, y, ω)``."""
@@ -214,8 +213,7 @@ class Network(Model):
         gradient = vmap(grad(self.loss(training.data.shape)))
 
         def step(draws: Draws, lr: float) -> None:
-            with self._precision(training.data.device):
-                slopes = gradient(state, *draws)
+            slopes = gradient(state, *draws)
             for name, p in state.items():
                 p.grad = slopes[name]
             optimiser.param_groups[0]["lr"] = lr
@@ -223,24 +221,20 @@ class Network(Model):
 
         return step
 
-    def _captured(self, training: Training) -> bool:
-        """Return whether steps are replayed from a CUDA graph."""
-        return training.data.device.type == "cuda" and self.chunk == 1 and self.optimiser == "adam"
-
     def _graph_step(self, training: Training, state: State) -> Step:
         """Return the same step, replayed from a CUDA graph."""
-        plain, graphs = self.loss(training.data.shape), list[_Graph]()
-
-        def loss(parameters: State, *draws: Tensor) -> Tensor:
-            with self._precision(training.data.device):
-                return plain(parameters, *draws)
+        graphs = list[_Graph]()
 
         def step(draws: Draws, lr: float) -> None:
             if not graphs:  # the shapes of the first draws are those of all
-                graphs.append(_Graph(loss, state, draws, self.lr))
+                graphs.append(_Graph(self.loss(training.data.shape), state, draws, self.lr))
             graphs[0](draws, lr)
 
         return step
+
+    def _captured(self, training: Training) -> bool:
+        """Return whether steps are replayed from a CUDA graph."""
+        return training.data.device.type == "cuda" and self.chunk == 1 and self.optimiser == "adam"
 
     def minibatches(self, training: Training, members: Sequence[int]) -> Iterator[Draws]:
         """Yield the draws of every step."""
@@ -286,9 +280,6 @@ class Network(Model):
             with torch.device("meta"):
                 self._modules[shape] = self.module(shape)
         return self._modules[shape]
-
-    def _precision(self, device: torch.device) -> torch.autocast:
-        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.bf16, cache_enabled=False)
 
 
 def _blocks(members: Sequence[int], size: int | None) -> list[Sequence[int]]:
