@@ -28,7 +28,7 @@ left.legend()
 
 for kappa in (0, 0.1, 1):
     V = kernels.Naive(score, kappa)
-    x = sample.effective_sde(V, x_T, mean=score, method="euler", steps=80, generator=1, spacing="log")[:, 0]
+    x = sample.effective_sde(V, x_T, steps=80, generator=1)[:, 0]
     gap = (x.abs() < 0.5).float().mean()
     label = f"κ = {kappa}: {100 * gap:.1f} % in |x| < ½"
     right.hist(x, bins=60, range=(-2, 2), density=True, histtype="step", lw=1.6, label=label)
