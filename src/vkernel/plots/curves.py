@@ -56,10 +56,11 @@ class Panel:
             if label in self.expected:
                 at, value = (array(v) for v in self.expected[label])
                 base.band(ax, at, value if value.ndim == 2 else [value] * 3, colour, alpha=0.18)
+            few = len(x) <= 8
             if self.kind == "band":
-                base.band(ax, places, curve, colour, label, "o-")
+                base.band(ax, places, curve, colour, label, "o-" if few else "-")
                 continue
-            aside = k - (len(self.curves) - 1) / 2  # error bars must not cover each other
+            aside = few * (k - (len(self.curves) - 1) / 2)  # error bars must not cover each other
             shifted = places * (1 + 0.03 * aside) if "x" in self.log else places + 0.015 * aside * (np.ptp(places) or 1)
             base.error_bars(ax, shifted, curve, colour, label, base.MARKERS[k % 6], self.styles[k % len(self.styles)])
         if self.expected:
@@ -130,18 +131,20 @@ def noise_profile(
     require(len({len(v) for v in (t, rho, rho_se, ess, mmse, entropy)}) == 1, "Every curve needs one value per time.")
     figure = Figure(figsize=(9.6, 6.4))
     axes = figure.subplots(2, 2, sharex=True)
-    blue, orange, green, purple = lines()[:4]
     (a, b), (c, d) = axes
-    a.plot(t, rho, color=blue, label="ρ(t)")
-    a.fill_between(t, rho - 1.96 * rho_se, rho + 1.96 * rho_se, color=blue, alpha=0.25, lw=0, label="95 % interval")
-    a.set(title="Noise fraction of the target", ylabel="ρ = E tr C / (E tr C + E|s|²)")
-    a.set_ylim(0, 1.05 * max(0.05, float(np.nanmax(rho + 1.96 * rho_se))))
-    b.plot(t, ess, color=green)
-    b.set(title="Effective number of training points", ylabel="1/Σ rᵢ²", yscale="log")
-    c.plot(t, mmse, color=orange)
-    c.set(title="Error of the ideal denoiser", ylabel="E|x₀ − m|²/d  (data unit²)", ylim=(0, None))
-    d.plot(t, entropy, color=purple)
-    d.set(title="Entropy of the posterior", ylabel="entropy (nats)", ylim=(0, None))
+    panels = (
+        (a, rho, "linear", "Noise fraction of the target", "ρ = E tr C / (E tr C + E|s|²)"),
+        (c, mmse, "linear", "Error of the ideal denoiser", "E|x₀ − m|²/d  (data unit²)"),
+        (b, ess, "log", "Effective number of training points", "1/Σ rᵢ²"),
+        (d, entropy, "linear", "Entropy of the posterior", "entropy (nats)"),
+    )
+    for (ax, curve, scale, title, ylabel), colour in zip(panels, lines(), strict=False):
+        ax.plot(t, curve, color=colour, label="ρ(t)" if ax is a else "")
+        ax.set(title=title, ylabel=ylabel, yscale=scale)
+        ax.set_ylim(bottom=0 if scale == "linear" else None)
+    half = 1.96 * rho_se
+    a.fill_between(t, rho - half, rho + half, color=lines()[0], alpha=0.25, lw=0, label="95 % interval")
+    a.set_ylim(0, 1.05 * max(0.05, float(np.nanmax(rho + half))))
     for ax, value, label in ((b, points, f"n = {points}"), (d, math.log(points or 1), "log n")) if points else ():
         base.level(ax, value)
         ax.annotate(label, (0, value), (6, -3), ("axes fraction", "data"), "offset points", va="top", size=9)

@@ -243,27 +243,24 @@ def _times(one: xarray.Dataset, *names: str) -> Iterator[tuple[str, str, list[np
 
 
 def _variance(ax: Axes, one: xarray.Dataset) -> None:
-    order = np.argsort(array(one.x))
-    x, some = array(one.x)[order], slice(None, None, max(1, len(order) // 30))
-    ax.plot([], [], color=ink(), lw=1.6, label="predicted by V")
-    ax.plot([], [], "o", color=ink(), ms=3.5, label="measured ± se")
-    for n, k in enumerate(_few(one.sizes["t"])):
-        predicted, measured, se = (array(one[v][k])[order] for v in ("predicted", "measured", "measured_se"))
-        ax.plot(x, predicted, color=lines()[n], lw=1.6, label=f"t = {float(one.t[k]):.3g}")
-        ax.errorbar(x[some], measured[some], se[some], color=lines()[n], ls="", marker="o", ms=3.2, lw=1)
-    ax.set(yscale="log", xlabel="x (data unit)", ylabel="tr Cov (1 / data unit²)", title="Variance of the score")
-    ax.minorticks_off()
+    one = one.sortby("x").assign(bulk=one.bulk | True)  # variances are drawn outside the bulk too
+    some = slice(None, None, max(1, one.sizes["x"] // 15))
+    found = {label: v for _, label, v in _times(one, "measured", "measured_se", "predicted")}
+    curves = {label: np.stack([v, v - se, v + se])[:, some] for label, (v, se, _) in found.items()}
+    theory = {label: (one.x.values, predicted) for label, (_, _, predicted) in found.items()}
+    labels = ("x (data unit)", "tr Cov (1 / data unit²)", "Variance of the score")
+    Panel(one.x.values[some], curves, *labels, "y", expected=theory, styles=("",)).draw(ax)
 
 
 def _ratio_along(ax: Axes, one: xarray.Dataset) -> None:
-    order = np.argsort(array(one.x))
-    for colour, _, (ratio, se) in _times(one, "ratio", "ratio_se"):
-        base.band(ax, array(one.x)[order], np.stack([ratio, ratio - se, ratio + se])[:, order], colour, alpha=0.2)
+    one = one.sortby("x")
+    found = {label: v for _, label, v in _times(one, "ratio", "ratio_se")}
+    curves = {label: np.stack([v, v - se, v + se]) for label, (v, se) in found.items()}
+    labels = ("x (data unit)", "measured / predicted", "Ratio of the variances")
+    Panel(one.x.values, curves, *labels, "y", kind="band", levels={"": 1.0}).draw(ax)
     inside = array(one.ratio)[array(one.bulk) > 0]
-    ends = np.array([min(max(0.2, 0.85 * inside.min()), 0.7), max(min(5, 1.15 * inside.max()), 1.4)])
-    base.level(ax, 1)
     base.log_axis(ax, "y", np.array([0.2, 5]))
-    ax.set(xlabel="x (data unit)", ylabel="measured / predicted", title="Ratio of the variances", ylim=ends)
+    ax.set_ylim(min(max(0.2, 0.85 * inside.min()), 0.7), max(min(5, 1.15 * inside.max()), 1.4))
 
 
 def _ratio(ax: Axes, one: xarray.Dataset) -> None:
