@@ -1,10 +1,10 @@
 r"""
-Noise lives on boundaries
-=========================
+Target noise is on boundaries
+=============================
 
 The map of :math:`\operatorname{tr} C(x,t)` for the paper's L-shaped set, with the score as arrows. As :math:`t` falls,
-the target noise leaves the neighbourhood of the training points, where it is exponentially small by theory (2.21), and
-gathers on thin walls between them, where it grows without bound by (2.19).
+the target noise becomes exponentially small near the training points, by theory (2.21), and concentrates on thin layers
+between them, where it grows without bound by (2.19).
 """
 
 import matplotlib.pyplot as plt

@@ -4,7 +4,7 @@ Noise that empties a gap
 
 Samples of the exact score of :math:`\{-1, +1\}`, and of the effective SDE with the naive kernel of theory (5.9),
 stopped at :math:`\varepsilon = 0.05`, where the two peaks still touch. The noise is strongest half-way between the
-points, and that is the place it clears: Itô's noise has no drift, which in Stratonovich's notation (4.9) is a drift
+points, and it moves samples out of there: Itô's noise has no drift, which in Stratonovich's notation (4.9) is a drift
 away from large :math:`C`.
 """
 

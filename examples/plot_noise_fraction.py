@@ -4,8 +4,8 @@ How much of the target is noise?
 
 The noise fraction :math:`\rho(t)` of theory (2.8) for two training sets of the paper, and beside it the same by a
 plain sum over a grid. In two dimensions the package draws queries, and the band is the 95 % interval; in one it
-integrates, and there is no band. At large :math:`t` all points look alike and nothing can be learned; at
-small :math:`t` every noisy point betrays its origin. Between them the target is mostly noise.
+integrates, and there is no band. At large :math:`t` the posterior is almost that of no observation; at
+small :math:`t` every noisy point determines its training point. Between them the target is mostly noise.
 """
 
 import matplotlib.pyplot as plt

@@ -1,4 +1,4 @@
-"""README and documentation say what is true: their Python runs, and examples run as scripts."""
+"""The Python of README and documentation runs, links between pages lead to files, and examples run as scripts."""
 
 from __future__ import annotations
 
@@ -26,6 +26,12 @@ def test_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.M
     namespace: dict[str, object] = {"__name__": "__main__"}
     for code in FENCE.findall(page.read_text()):
         exec(compile(code, str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda p: p.stem)
+def test_links_lead_to_files(page: Path) -> None:
+    for link in re.findall(r"\]\(([\w./-]+\.\w+)(?:#[\w-]*)?\)", page.read_text()):
+        assert (page.parent / link).exists(), f"{page.name} links to {link}, which does not exist"
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
