@@ -4,8 +4,8 @@ From one digit to another
 
 Target noise along the straight line from one image of scikit-learn's digits to another. With only the two images as
 training set it is the :math:`\operatorname{sech}^2` of theory (2.19); with all 1,797, other images carry weight in
-between. As the noise level falls, it vanishes at the two ends, where training images lie (2.21). On the right, the output of
-the ideal denoiser at nine points of the line, row by row: it changes abruptly instead of blending.
+between. As the noise level falls, it vanishes at the two ends, where training images lie (2.21). On the right,
+the output of the ideal denoiser at nine points of the line, row by row: it changes abruptly instead of blending.
 """
 
 import matplotlib.pyplot as plt
