@@ -8,50 +8,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from draws import gen, normal
+from geometries import GEOMETRIES, Truth, queries
 from reference import stages
 from torch import Tensor
 
 import vkernel as vk
 
 SIGMAS = (0.02, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0)
-
-
-class Truth:
-    """Posterior of EDM noise in float64, about the data's mean; the points are held once."""
-
-    def __init__(self, points: Tensor) -> None:
-        self.points = points.double()
-        self.center = self.points.mean(0)
-        self.y = self.points - self.center
-        self.half_square = self.y.square().sum(-1) / 2
-
-    def __call__(self, x: Tensor, sigma: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean ``(B, d)``, trace of the covariance and effective number of points ``(B,)``."""
-        logits = ((x.double() - self.center) @ self.y.mT - self.half_square) / sigma**2
-        r = logits.softmax(1)
-        # exact where it matters: logits of heavy points again, from differences
-        for b in range(len(x)):
-            heavy = r[b] > 1e-12
-            gap = (x[b].double() - self.points[heavy]).square().sum(-1) / (-2 * sigma**2)
-            share = r[b, heavy].sum()
-            r[b, heavy] = gap.softmax(0) * share
-        mean = torch.empty_like(x, dtype=torch.float64)
-        trace = torch.empty(len(x), dtype=torch.float64)
-        for b in range(len(x)):
-            pivot = self.y[r[b].argmax()]
-            live = r[b] > 1e-40
-            delta, w = self.y[live] - pivot, r[b, live]
-            a = w @ delta
-            mean[b] = self.center + pivot + a
-            trace[b] = w @ (delta - a).square().sum(-1)
-        return mean, trace, 1 / r.square().sum(1)
-
-
-def queries(points: Tensor, sigma: float, count: int, seed: int = 5) -> Tensor:
-    """Half near training points, half midway between two, in the points' own type."""
-    near = points[:count].double() + sigma * normal(count, points.shape[1], seed=seed)
-    middle = (points[count : 2 * count].double() + points[2 * count : 3 * count].double()) / 2
-    return torch.cat([near, middle]).to(points.dtype)
 
 
 def check(score: vk.EmpiricalScore, truth: Truth, x: Tensor, sigma: float, few: float = 5e-6) -> tuple[float, Tensor]:
@@ -142,64 +105,6 @@ def test_raw_moments_cancel_and_the_engine_does_not():
 # --- geometries ----------------------------------------------------------------------------------------------------
 
 
-def _unit(a: Tensor) -> Tensor:
-    return a / a.norm(dim=1, keepdim=True)
-
-
-def _tight(width: float) -> Callable[[], Tensor]:
-    """A thousand near-copies of one point, far from the centre, and 500 others."""
-
-    def make() -> Tensor:
-        far = 10 * _unit(normal(1, 256, seed=0))
-        copies = far + width * normal(1000, 256, seed=1) / 16
-        return torch.cat([copies, 10 * _unit(normal(500, 256, seed=2))])[torch.randperm(1500, generator=gen(3))]
-
-    return make
-
-
-def _outlier() -> Tensor:
-    points = normal(1000, 128, seed=0)
-    points[500] = 1e4 * _unit(normal(1, 128, seed=1))[0]
-    return points
-
-
-def _twins(gap: float) -> Callable[[], Tensor]:
-    """Every point twice, a hair apart."""
-
-    def make() -> Tensor:
-        half = normal(500, 200, seed=0)
-        return torch.stack([half, half + gap * normal(500, 200, seed=1) / math.sqrt(200)], 1).reshape(1000, 200)
-
-    return make
-
-
-GEOMETRIES: dict[str, tuple[Callable[[], Tensor], tuple[float, ...]]] = {
-    "near-copies, 1e-2": (_tight(1e-2), (0.01, 0.1, 0.5, 1.0, 2.0, 5.0)),
-    "near-copies, 1e-4": (_tight(1e-4), (0.01, 0.1, 0.5, 1.0, 2.0, 5.0)),
-    "sphere": (lambda: _unit(normal(1500, 300, seed=0)), (0.01, 0.05, 0.1, 0.3, 1.0, 10.0)),
-    "one-hot": (lambda: torch.eye(512, dtype=torch.float64), (0.02, 0.1, 0.2, 0.5, 2.0)),
-    "scaled one-hot": (lambda: 100 * torch.eye(400, dtype=torch.float64), (2.0, 10.0, 20.0, 30.0, 60.0)),
-    "twins, 1e-1": (_twins(1e-1), (0.01, 0.05, 0.1, 1.0, 3.0)),
-    "twins, 1e-3": (_twins(1e-3), (0.003, 0.05, 0.5, 1.5, 5.0)),
-    "outlier, 1e4": (_outlier, (0.02, 0.3, 1.0, 3.0, 20.0, 70.0)),
-    "offset 1e4, spread 1e-2": (lambda: 1e4 + 1e-2 * normal(800, 100, seed=0), (0.003, 0.01, 0.03, 0.1, 1.0)),
-    "scales 1e-3 to 1e3": (
-        lambda: (
-            10 ** (6 * torch.rand(600, 1, generator=gen(0), dtype=torch.float64) - 3) * _unit(normal(600, 64, seed=1))
-        ),
-        (0.002, 0.02, 0.3, 3.0, 30.0),
-    ),
-    "a line in 500 dimensions": (
-        lambda: torch.linspace(-5, 5, 1500, dtype=torch.float64)[:, None] * _unit(normal(1, 500, seed=0)),
-        (0.002, 0.02, 0.1, 0.5, 3.0),
-    ),
-    "a lattice": (
-        lambda: torch.cartesian_prod(*[torch.tensor([-1.0, 1.0]).double()] * 10).repeat(1, 5),
-        (0.1, 0.4, 0.8, 1.5, 5.0),
-    ),
-}
-
-
 @pytest.mark.parametrize("stored", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_hard_geometries(name, stored):
@@ -213,7 +118,7 @@ def test_hard_geometries(name, stored):
 @pytest.mark.parametrize(
     "name", ["near-copies, 1e-4", "one-hot", "twins, 1e-3", "outlier, 1e4", "offset 1e4, spread 1e-2"]
 )
-def test_hard_geometries_in_pieces(name):
+def test_hard_geometries_in_chunks(name):
     """The same where the data do not fit into the memory that is allowed, and chunks are merged."""
     make, sigmas = GEOMETRIES[name]
     points = make().float()
@@ -229,7 +134,7 @@ def test_hard_geometries_in_pieces(name):
 @pytest.mark.parametrize("far", [1e2, 1e3, 1e4, 1e5, 1e6])
 def test_a_far_point_does_not_blur_a_close_pair(d, far):
     """Two points 0.01 apart at sigma = .002, and a third far away that moves the centre: C between the two is known."""
-    direction = _unit(normal(1, d, seed=0))[0]
+    direction = torch.nn.functional.normalize(normal(1, d, seed=0))[0]
     points = torch.stack([-0.005 * direction, 0.005 * direction, far * direction])
     score = vk.EmpiricalScore(points, vk.EDM())
     sigma = 0.002

@@ -6,7 +6,6 @@ calls where they fit into an eighth of the engine's memory, and computed again w
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 
@@ -48,19 +47,24 @@ class Posterior:
         self.engine, self.queries = engine, queries
         self.batch, self.shape, self.dtype, self.device = batch, shape, dtype, device
         self._kept: list[Weights] | None = None
+        self._first: Moments | None = None
+        self._second: Moments | None = None
 
     def moments(self, want: frozenset[str] = frozenset(), vector: Tensor | None = None) -> Moments:
         """The moments over the whole set in float64, as the engine holds them; ``vector (B, d)``."""
         return self.engine.ranks.merge(reduce(self._weights(), self.queries, want, vector))
 
-    @functools.cached_property
+    @property
     def first(self) -> Moments:
         """log z and the mean, which almost everything needs, in float64."""
-        return self.__dict__.get("_summary") or self.moments()
+        self._first = self._first or self.moments()
+        return self._first
 
-    @functools.cached_property
+    @property
     def _summary(self) -> Moments:
-        return self.moments(SUMMARY)
+        self._second = self._second or self.moments(SUMMARY)
+        self._first = self._first or self._second
+        return self._second
 
     def _weights(self) -> Iterator[Weights]:
         if self._kept is not None:

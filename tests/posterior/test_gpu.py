@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from draws import gen
-from test_accuracy import GEOMETRIES, Truth, queries
+from geometries import GEOMETRIES, Truth, queries, smooth
 from torch import Tensor
 
 import vkernel as vk
@@ -39,14 +39,6 @@ def flat(request, monkeypatch) -> str:
     return request.param
 
 
-def smooth(n: int, side: int, seed: int = 0) -> Tensor:
-    """Images with neighbours alike, in [-1, 1], float64, ``(n, side²)``."""
-    waves = torch.fft.rfft2(torch.randn(n, side, side, generator=gen(seed), dtype=torch.float64))
-    k = torch.fft.fftfreq(side).mul(side).square()
-    image = torch.fft.irfft2(waves / (1 + (k[:, None] + k[: side // 2 + 1]).sqrt()), s=(side, side))
-    return (image / (2.5 * image.std())).clamp(-1, 1).flatten(1)
-
-
 def store(points: Tensor, kind: torch.dtype) -> vk.Empirical:
     if kind.is_floating_point:
         return vk.Empirical(points.to(kind).to(DEVICE))
@@ -66,7 +58,7 @@ def own(data: vk.Empirical, eps: float = 2e-3) -> vk.EmpiricalScore:
 
 
 def stages(score: vk.EmpiricalScore, monkeypatch) -> list[str]:
-    """A list that fills with the rungs that are taken."""
+    """Return a list that fills with the stages that are taken."""
     seen: list[str] = []
     path = score.engine.gpu
     dense, reference = path._dense, path.dense.moments
@@ -120,7 +112,7 @@ def test_accumulation(d):
         assert error.max() <= accumulation(d, DEVICE)
 
 
-def test_eight_bits_need_one_half():
+def test_eight_bits_need_one_number():
     for kind in (torch.uint8, torch.int8):
         f = fast(store(smooth(100, 8), kind)).engine.gpu.fp16
         assert f.low is None
@@ -131,7 +123,7 @@ def test_eight_bits_need_one_half():
     assert f.last < 1e-6 * f.radius < f.residual < 1e-3 * f.radius
 
 
-def test_halves_and_the_points_agree():
+def test_fp16_numbers_and_the_points_agree():
     data = store(smooth(130, 9), torch.float64)
     f = fast(data).engine.gpu.fp16
     both = f.center + f.unit * (f.high.double() + f.low.double())[: data.n, : data.d]
@@ -198,7 +190,7 @@ def test_hard_geometries(name, flat, monkeypatch):
 
 @pytest.mark.parametrize("batch", [1, 7])
 @pytest.mark.parametrize(("n", "d"), [(1, 40), (2, 33), (65, 64), (400, 100)])
-def test_everything_else_agrees(n, d, batch, triton, flat, monkeypatch):
+def test_every_result_agrees_with_the_reference_path(n, d, batch, triton, flat, monkeypatch):
     monkeypatch.setattr(gpu, "MOST", 64)
     points = torch.randn(n, d, generator=gen(0))
     points[n // 2] = points[0]
@@ -225,7 +217,7 @@ def test_everything_else_agrees(n, d, batch, triton, flat, monkeypatch):
 
 
 def test_every_noise_level_in_one_batch(triton, flat, monkeypatch):
-    """Each query takes its own rung."""
+    """Each query takes its own stage."""
     monkeypatch.setattr(gpu, "MOST", 64)
     data = store(smooth(900, 10), torch.uint8)
     t = torch.tensor([0.002, 0.02, 0.2, 0.6, 1.0, 2.0, 5.0, 20.0, 80.0], dtype=torch.float64)
@@ -251,7 +243,7 @@ def test_blocks_of_queries_and_an_empty_batch(triton):
     assert score.posterior(x[:0], 1.0).entropy.shape == (0,)
 
 
-def test_far_queries_and_half_precision_sums_go_the_own_way(monkeypatch):
+def test_far_queries_and_fp16_sums_take_the_reference_path(monkeypatch):
     data = store(smooth(200, 8), torch.float32)
     score, truth = fast(data), Truth(data.rows(0, data.n).cpu())
     x = queries(truth.points, 0.5, 3)
@@ -278,7 +270,7 @@ def test_where_nothing_is_left_of_the_data(T, triton, flat):
         ours(x * torch.nan, T)
 
 
-def test_without_room_for_the_second_half(monkeypatch):
+def test_without_room_for_the_residual(monkeypatch):
     """Then lists are still made, and long ones go the engine's own way."""
     data = store(smooth(500, 8), torch.float32)
     score = fast(data, memory=4 * data.n * 128)
@@ -389,13 +381,13 @@ def test_split_agrees_with_torch(planes):
 
 
 @pytest.mark.skipif(not GPU, reason="there is no GPU here")
-def test_the_engine_takes_this_way_on_a_gpu():
+def test_the_engine_takes_this_path_on_a_gpu():
     assert vk.EmpiricalScore(store(smooth(100, 8), torch.uint8), vk.EDM()).engine.gpu is not None
     assert vk.EmpiricalScore(vk.Empirical(torch.randn(9, 2).cuda()), vk.EDM()).engine.gpu is None
 
 
-@pytest.mark.parametrize("wrong", ["fails", "errs"])
-def test_a_path_that_fails_or_errs_is_not_used(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wrong", ["fails", "is inaccurate"])
+def test_a_path_that_fails_or_is_inaccurate_is_not_used(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are compiled where they run: the engine tries them on a few points, and goes its own way if they fail."""
 
     class Broken:
