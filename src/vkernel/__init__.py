@@ -47,7 +47,7 @@ _NAMES = {
     "VPSong": "process",
     "as_score": "score.wrapped",
     "as_unet": "adapters.diffusers",
-    "audit": "reports.audit",
+    "audit": "reports.audit.audit",
     "compare": "reports.compare",
     "load": "data.loaders",
     "load_ensemble": "train.ensemble",

@@ -41,9 +41,9 @@ class Net(nn.Module):
         abar = self.abar[t.long()][:, None]
         r = ((1 - abar) / abar).sqrt()
         phase = r.log() * torch.tensor([0.25, 0.5, 1, 2])
-        told = torch.cat([phase.sin(), phase.cos()], 1)
-        told = told if self.kinds is None else told + self.kinds(y)
-        out = self.body(torch.cat([x.flatten(1), told], 1))
+        inputs = torch.cat([phase.sin(), phase.cos()], 1)
+        inputs = inputs if self.kinds is None else inputs + self.kinds(y)
+        out = self.body(torch.cat([x.flatten(1), inputs], 1))
         return ((r * x.flatten(1) + out) / (1 + r * r).sqrt()).reshape(x.shape)
 
 
@@ -199,6 +199,7 @@ def test_two_networks_from_their_weights(bench: Bench, vkernel: Callable[..., Le
     held = json.loads(numbers.read_text())
     assert [n["name"] for n in held["networks"]] == ["a.pt", "b.pt", "c.pt"]
     assert all(n["conventions"]["fits"] for n in held["networks"])
+    assert held["agreement"], [v["words"] for v in held["verdicts"]]
     assert held["agreement"]["same_noise"]["ratio"]["value"] < 1
     assert held["data"]["stored"] == "uint8"
     assert "All runs together" in html.read_text()
@@ -220,7 +221,7 @@ def test_another_range_is_noticed(bench: Bench, vkernel: Callable[..., Left], tm
     left = vkernel("audit", bench("a.pt"), *bench.options(range="0,255", json=tmp_path / "a.json"))
     assert left.code == 0
     held = json.loads((tmp_path / "a.json").read_text())
-    assert held["networks"][0]["conventions"]["better"] == "prediction noise, time index, range -1,1"
+    assert held["networks"][0]["conventions"]["better"] == "predicts noise, time index, range -1,1"
     assert held["verdicts"][0]["level"] == "alarm"
     assert held["memorised"] is None
 
@@ -351,7 +352,7 @@ def test_a_pipeline_folder(kind: str, bench: Bench, vkernel: Callable[..., Left]
     held = json.loads(numbers.read_text())
     verdicts = {v["question"]: v for v in held["verdicts"]}
     assert verdicts["conventions"]["level"] == "good"
-    assert held["networks"][0]["prediction"] == {"epsilon": "noise", "sample": "x0", "v_prediction": "v"}[kind]
+    assert held["networks"][0]["predicts"] == {"epsilon": "noise", "sample": "x0", "v_prediction": "v"}[kind]
     assert verdicts["copies"]["level"] != "alarm"
     assert html.read_text().startswith("<!doctype html>")
 
@@ -366,7 +367,7 @@ def test_a_config_that_lies(bench: Bench, vkernel: Callable[..., Left], tmp_path
     assert left.code == 0, left.err
     (verdict,) = json.loads(numbers.read_text())["verdicts"]
     assert (verdict["question"], verdict["level"]) == ("conventions", "alarm")
-    assert "With prediction noise, time index" in verdict["words"]
+    assert "With (predicts noise, time index" in verdict["words"]
     for told in (" ".join(left.out.split()), html.read_text()):
         assert "does not fit the stated convention" in told
 
@@ -417,7 +418,7 @@ def test_hostile_weights(bench: Bench, refused: Callable[..., str], tmp_path: Pa
         ({"test": "absent.npy"}, "absent.npy"),
         ({"betas": "linear:1"}, "linear:1"),
         ({"betas": "key:absent"}, "holds no buffer 'absent'"),
-        ({"prediction": "truth"}, "prediction must be one of"),
+        ({"predicts": "truth"}, "predicts must be one of"),
         ({"time": "noon"}, "time must be one of"),
         ({"range": "1,-1"}, "low < high"),
         ({"strip": "nope."}, "begins with 'nope.'"),

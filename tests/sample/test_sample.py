@@ -45,7 +45,7 @@ def total_variation(a: Tensor, b: Tensor) -> float:
 # --- orders of convergence -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("method", "order"), [("euler", 1), ("heun", 2), ("exponential", 1)])
+@pytest.mark.parametrize(("method", "order"), [("euler", 1), ("heun", 2), ("exponential", 1), ("multistep", 2)])
 @pytest.mark.parametrize("process", [vk.VPSong(), vk.EDM(), vk.Cosine()], ids=["song", "edm", "cosine"])
 def test_each_method_has_its_order(method, order, process):
     score, spacing = MIXTURE.score(process), "log" if isinstance(process, vk.Cosine) else None
@@ -117,7 +117,7 @@ def test_one_gaussian_reverse_sde_has_the_exact_moments_of_its_chain_and_weak_or
 # --- grids, and what is saved --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["euler", "heun", "exponential", "dopri5"])
+@pytest.mark.parametrize("method", ["euler", "heun", "exponential", "multistep", "dopri5"])
 @pytest.mark.parametrize("spacing", ["uniform", "log", "edm"])
 def test_what_is_saved(method, spacing):
     process = vk.VPSong()
@@ -407,7 +407,7 @@ def test_bad_input_is_refused_in_a_sentence(call, says):
     assert str(caught.value).endswith(".")
 
 
-@pytest.mark.parametrize("method", ["euler", "heun", "exponential", "dopri5"])
+@pytest.mark.parametrize("method", ["euler", "heun", "exponential", "multistep", "dopri5"])
 def test_a_score_of_nan_is_never_a_silent_nan(method):
     with pytest.raises((InputError, AssertionError)):
         pf_ode(
@@ -418,7 +418,7 @@ def test_a_score_of_nan_is_never_a_silent_nan(method):
 def test_a_process_without_noise_at_eps_can_be_sampled_by_the_steps_that_arrive():
     process = vk.VP(eps=0)
     score = vk.EmpiricalScore(points(-1.0, 1.0), process)
-    for method in ("euler", "exponential"):
+    for method in ("euler", "exponential", "multistep"):
         x = pf_ode(
             score, process.prior((20, 1), generator=1, dtype=torch.float64), spacing="uniform", steps=300, method=method
         )

@@ -18,10 +18,18 @@ with :math:`q` the quantile of Student's law. A value that is exact (a quadratur
 :func:`ratio_of_means`         mean a / mean b, paired or independent, interval even in the logarithm
 :func:`difference_of_means`    mean a - mean b, Welch's interval
 :func:`difference_of_shares`   p - q of two Wilson estimates, Newcombe's interval (1998, method 10)
+:func:`ratio_of_paired_means`  mean a / mean b where b may vanish, Fieller's interval
+:func:`exact_share`            a share of n trials, Clopper and Pearson's interval
+:func:`auc`                    P(a < b), DeLong's error, Newcombe's interval (2006, method 5)
+:func:`spearman`               a rank correlation, Bonett and Wright's interval (2000)
+:func:`matched_correlation`    the mean correlation of matched rows, and its excess over mismatched rows
 :func:`bootstrap`              a statistic of multinomial resamples of a histogram
 :func:`fisher_exact`           P(A ≥ a), A hypergeometric: is a of n more than b of m?
 :func:`sign_test`              P(as many or more of n fair coins), one-sided
+:func:`closest_p`              P(x or more of n lie nearer than the k-th nearest of m), by ranks
+:func:`exceedance_p`           P(k or more of n lie beyond the largest of m)
 :func:`permutation_p`          (1 + #{permuted ≥ observed}) / (1 + permutations)
+:func:`holm`                   which of several hypotheses are rejected (Holm 1979)
 =============================  =======================================================================================
 """
 
@@ -40,11 +48,13 @@ from typing_extensions import TypeVar
 
 from vkernel.core import rng
 
-__all__ = ["Z95", "Estimate", "bootstrap", "difference_of_means", "difference_of_shares", "fisher_exact", "jackknife"]
-__all__ += ["jackknife_se", "leave_one_out", "permutation_p", "ratio_of_means", "relative_se", "sign_test"]
-__all__ += ["student_quantile"]
+__all__ = ["Z95", "Estimate", "auc", "bootstrap", "centred_ranks", "closest_p", "difference_of_means"]
+__all__ += ["difference_of_shares", "exact_share", "exceedance_p", "fisher_exact", "holm", "jackknife", "jackknife_se"]
+__all__ += ["leave_one_out", "matched_correlation", "permutation_p", "ratio_of_means", "ratio_of_paired_means"]
+__all__ += ["relative_se", "sign_test", "spearman", "student_quantile"]
 
 Z95 = 1.959963984540054  # the .975 quantile of the normal law
+TINY = 1e-280  # numbers below have lost digits to underflow
 N = TypeVar("N", bound="float | Tensor", default=float)
 
 
@@ -249,6 +259,121 @@ def difference_of_shares(one: Estimate, two: Estimate) -> Estimate:
     return Estimate(value, math.hypot(one.se, two.se), value - below, value + above)
 
 
+def exact_share(hits: int, n: int) -> Estimate:
+    """Estimate a share with Clopper and Pearson's interval, which never covers less than it states."""
+    from scipy.stats import binomtest
+
+    interval = binomtest(hits, n).proportion_ci(0.95, "exact")
+    return Estimate(hits / n, math.sqrt(hits * (n - hits) / n**3), float(interval.low), float(interval.high))
+
+
+def ratio_of_paired_means(a: Tensor, b: Tensor, least: float = 0.0) -> Estimate:
+    """Estimate mean a / mean b of paired ``a, b (n,)`` with Fieller's interval, cut at ``least``.
+
+    Where the mean of b cannot be told from zero the interval has no upper end; where b underflows nothing is known.
+    """
+    size, other = float(b.abs().max()), float(a.abs().max())
+    if not size > TINY or not other > 0:
+        return Estimate.exact(0.0) if size > TINY else Estimate.unknown()
+    a, b, n = a / other, b / size, len(a)
+    ((aa, ab), (_, bb)), unit = torch.cov(torch.stack([a, b])).div(n).tolist(), other / size
+    top, bottom, square = float(a.mean()), float(b.mean()), student_quantile(n - 1) ** 2
+    value = top / bottom if bottom > 0 else math.inf
+    p, q, r = bottom**2 - square * bb, top * bottom - square * ab, top**2 - square * aa
+    root = math.sqrt(max(q * q - p * r, 0.0))
+    if p > 0 and bottom > 0:
+        low, high = (q - root) / p, (q + root) / p
+        se = math.sqrt(max(aa - 2 * value * ab + value**2 * bb, 0.0)) / bottom
+    else:
+        ends = sorted(((q - root) / p, (q + root) / p)) if p < 0 else (0.0, 0.0)
+        low, high, se = (ends[1] if ends[0] < 0 < ends[1] else least), math.inf, math.inf
+    return Estimate(value * unit, se * unit, max(low * unit, least), high * unit)
+
+
+def auc(a: Tensor, b: Tensor) -> Estimate[N]:
+    r"""Estimate P(a < b), ties counting ½, from ``a (*levels, n)`` and ``b (*levels, m)``.
+
+    With :math:`v_i` the share of b above :math:`a_i` and :math:`u_j` the share of a below :math:`b_j`, the standard
+    error is that of DeLong et al. (1988), :math:`\mathrm{se}^2 = \mathrm{var}(v)/n + \mathrm{var}(u)/m`. The interval
+    is the score interval of Newcombe (2006, method 5): all :math:`\theta` with :math:`|\mathrm{AUC} - \theta| \le
+    1.96\, V(\theta)^{1/2}`, where V is the variance of Hanley and McNeil (1982), made symmetric,
+
+    .. math:: V(\theta) = \frac{\theta(1-\theta)}{nm} \Big[1 + \Big(\frac{n+m}{2} - 1\Big) \Big(\frac{1-\theta}
+              {2-\theta} + \frac{\theta}{1+\theta}\Big)\Big] .
+
+    :math:`V(\tfrac12) = (n+m+1)/(12nm)` is the exact variance of the rank sum of two samples of one law: .5 lies
+    outside the interval if and only if Mann and Whitney's test rejects at 5 %. At AUC = 1, where DeLong's error is 0,
+    the interval does not shrink to a point.
+    """
+    n, m = a.shape[-1], b.shape[-1]
+    v, u = _share_above(a, b), 1 - _share_above(b, a)
+    value = v.mean(-1)
+    se = (v.var(-1) / n + u.var(-1) / m).sqrt()
+    return _estimate(value, se, _least_auc(value, n, m), 1 - _least_auc(1 - value, n, m))
+
+
+def _share_above(a: Tensor, b: Tensor) -> Tensor:
+    """The share of ``b`` that is larger, for each of ``a``; ties count half."""
+    b, a = b.sort(-1).values, a.contiguous()
+    below = torch.searchsorted(b, a) + torch.searchsorted(b, a, right=True)
+    return 1 - below.double() / (2 * b.shape[-1])
+
+
+def _least_auc(value: Tensor, n: int, m: int) -> Tensor:
+    """The low end of the score interval, by bisection on [0, value]."""
+    inside, outside = value.double(), torch.zeros_like(value, dtype=torch.float64)
+    for _ in range(60):
+        theta = (inside + outside) / 2
+        spread = 1 + ((n + m) / 2 - 1) * ((1 - theta) / (2 - theta) + theta / (1 + theta))
+        far = (value - theta).square() > Z95**2 * theta * (1 - theta) * spread / (n * m)
+        inside, outside = torch.where(far, inside, theta), torch.where(far, theta, outside)
+    return inside
+
+
+def centred_ranks(a: Tensor) -> Tensor:
+    """Return ranks along the last axis (ties share theirs), centred and of norm 1, in float32; NaN if all are equal."""
+    from scipy.stats import rankdata
+
+    ranks: Tensor = torch.from_numpy(rankdata(a.detach().cpu().numpy(), axis=-1)).to(a.device)
+    centred = ranks - ranks.mean(-1, keepdim=True)
+    unit: Tensor = centred / centred.norm(dim=-1, keepdim=True)
+    return unit.float()
+
+
+def spearman(a: Tensor, b: Tensor, fewest: int = 10) -> Estimate:
+    """Estimate Spearman's correlation of ``a`` with ``b (n,)`` where b has not underflowed.
+
+    The interval is Fisher's z with the variance (1 + ρ²/2)/(n - 3) of Bonett and Wright (2000). Over 2,000 draws of
+    normal pairs, n = 20, 50, 128 and correlations 0 to .9, it covered the truth in 95 to 96 % of cases.
+    """
+    kept = b > TINY
+    n = int(kept.sum())
+    rho = float((centred_ranks(a[kept]).double() * centred_ranks(b[kept]).double()).sum()) if n >= fewest else math.nan
+    if math.isnan(rho):
+        return Estimate.unknown()
+    most = 1 - 6 / (n**3 - n)  # half of what one exchange of neighbours would change: ρ = 1 is not certain
+    middle, spread = math.atanh(max(-most, min(most, rho))), math.sqrt((1 + rho**2 / 2) / (n - 3))
+    low, high = math.tanh(middle - Z95 * spread), math.tanh(middle + Z95 * spread)
+    return Estimate(rho, (1 - math.tanh(middle) ** 2) * spread, low, high)
+
+
+def matched_correlation(a: Tensor, b: Tensor) -> tuple[Estimate, Estimate]:
+    r"""Estimate the mean correlation of matched rows, and its excess over mismatched ones.
+
+    ``a, b (draws, n, d)`` hold :func:`centred_ranks` of n rows. With :math:`\rho_{ij}` the correlation of row i of a
+    with row j of b, these are :math:`\mathrm{mean}\,\rho_{ii}` and :math:`\mathrm{mean}\,\rho_{ii} - \mathrm{mean}_{i
+    \ne j}\,\rho_{ij}`, the latter with the error of Hájek's projection of this U-statistic.
+    """
+    known = ~(a.isnan().any(-1) | b.isnan().any(-1)).any(0)
+    n = int(known.sum())
+    if n < 3:
+        return Estimate.unknown(), Estimate.unknown()
+    rho = torch.einsum("kid,kjd->ij", a[:, known].double(), b[:, known].double()) / len(a)
+    own = rho.diagonal()
+    across, along = ((rho.sum(axis) - own) / (n - 1) for axis in (0, 1))
+    return Estimate.of_mean(own), Estimate.of_mean(own - across - along + across.mean())
+
+
 # --- p values ---------------------------------------------------------------------------------------------------------
 
 
@@ -257,6 +382,31 @@ def fisher_exact(a: int, n: int, b: int, m: int) -> float:
     from scipy.stats import hypergeom
 
     return float(hypergeom.sf(a - 1, n + m, a + b, n))
+
+
+def closest_p(x: int, n: int, k: int, m: int) -> float:
+    """Return the chance that ``x`` or more of ``n`` points are nearer than the ``k``-th nearest of ``m`` alike points.
+
+    Among the x + k - 1 nearest of all, at most k - 1 are of the m: exact whatever the law of distances.
+    """
+    from scipy.stats import hypergeom
+
+    return float(hypergeom.cdf(k - 1, n + m, m, x + k - 1)) if x else 1.0
+
+
+def exceedance_p(k: int, n: int, m: float) -> float:
+    """Return the chance that ``k`` or more of ``n`` points lie beyond the largest of ``m`` alike points."""
+    return math.exp(sum(math.log((n - i) / (n + m - i)) for i in range(k)))
+
+
+def holm(p: Tensor, level: float = 0.05) -> Tensor:
+    """Return which hypotheses Holm's method rejects at a family-wise ``level``; NaN are no hypotheses."""
+    rejected, count = torch.zeros_like(p, dtype=torch.bool), int((~p.isnan()).sum())
+    for k, place in enumerate(p.flatten().argsort()[:count]):  # NaN come last
+        if float(p.flatten()[place]) * (count - k) > level:
+            break
+        rejected.view(-1)[place] = True
+    return rejected
 
 
 def sign_test(wins: int, n: int) -> float:

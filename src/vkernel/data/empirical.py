@@ -125,6 +125,17 @@ class Empirical:
         part.center, part.spread = part._moments()
         return part
 
+    def choose(self, k: int, generator: torch.Generator, distinct: bool = False) -> Tensor:
+        """Return indices of ``k`` points, or of all if there are fewer.
+
+        They are different points, equally likely, if all weights (but zeros) are equal or if ``distinct``; otherwise
+        they are drawn by weight, with replacement.
+        """
+        weights, positive = self.weights.cpu(), self.weights.cpu().nonzero().flatten()
+        if distinct or bool((weights[positive] == weights.max()).all()):
+            return positive[torch.randperm(len(positive), generator=generator)[:k]]
+        return torch.multinomial(weights, k, replacement=True, generator=generator)
+
     def merged(self) -> tuple[Empirical, Tensor]:
         """Return the set with exact duplicates merged into weights, and the map from each index to its merged index.
 

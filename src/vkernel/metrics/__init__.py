@@ -14,10 +14,16 @@ distance of finite samples are biased upwards, since noise is distance too: for 
 :math:`\sqrt{B/\pi n}`, with n samples on each side and B cells that hold mass. Errors do not contain this bias, and
 mean little where it is the whole distance.
 
+*Samples of images against their training set*: copies (:mod:`~vkernel.metrics.copies`), drift and likeness of laws
+(:mod:`~vkernel.metrics.likeness`), in features (:mod:`~vkernel.metrics.features`), with the chance of a false alarm.
+
 All is computed in float64, on the device of the (first) sample.
 """
 
+from vkernel.metrics.copies import Copies, copies
 from vkernel.metrics.distances import energy_distance, frechet_distance, kernel_distance, wasserstein
+from vkernel.metrics.features import Extractor, extractor
+from vkernel.metrics.likeness import Drift, Likeness, drift, likeness
 from vkernel.metrics.masses import (
     ModeWeights,
     boundary_mass,
@@ -30,6 +36,6 @@ from vkernel.metrics.masses import (
 )
 from vkernel.metrics.neighbours import distinct, nearest
 
-__all__ = ["ModeWeights", "boundary_mass", "distinct", "energy_distance", "frechet_distance", "gap_mass", "histogram"]
-__all__ += ["kernel_distance", "kl", "memorised_fraction", "mode_weights", "nearest", "total_variation"]
-__all__ += ["wasserstein"]
+__all__ = ["Copies", "Drift", "Extractor", "Likeness", "ModeWeights", "boundary_mass", "copies", "distinct", "drift"]
+__all__ += ["energy_distance", "extractor", "frechet_distance", "gap_mass", "histogram", "kernel_distance", "kl"]
+__all__ += ["likeness", "memorised_fraction", "mode_weights", "nearest", "total_variation", "wasserstein"]

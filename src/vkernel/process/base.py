@@ -116,8 +116,6 @@ class Process(ABC):
         low, high = (self.sigma(ends) / self.alpha(ends)).tolist()
         return low, high
 
-    _ratios = lambda self: self.ratios  # noqa: E731  # until every package uses the property
-
     @property
     def base(self) -> Process:
         """The isotropic process that this one is in whitened coordinates."""

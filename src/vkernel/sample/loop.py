@@ -79,10 +79,13 @@ class Problem:
     """A score, a start ``x_T (*batch, *shape)`` and a time grid, checked; in whitened coordinates inside.
 
     ``steps`` is a number of steps with the given ``spacing`` (see ``Process.times``), or a tensor of descending times.
+    A sample with NaN or infinite values is an error unless ``allow_nan``.
     """
 
-    def __init__(self, score: Score, x_T: Tensor, steps: int | Tensor, spacing: str | None) -> None:
-        self.score = check_score(score)
+    def __init__(
+        self, score: Score, x_T: Tensor, steps: int | Tensor, spacing: str | None, allow_nan: bool = False
+    ) -> None:
+        self.score, self.allow_nan = check_score(score), allow_nan
         self.process, self.base = score.process, score.process.base
         require(isinstance(x_T, Tensor), f"x_T must be a torch tensor, not {type(x_T).__name__}.")
         require(x_T.ndim >= 1 and not x_T.is_complex(), "x_T must be real, (*batch, *shape).")
@@ -109,9 +112,9 @@ class Problem:
         return self.process.whiten(self.score.denoise(self.process.unwhiten(x), level.t))
 
     def out(self, x: Tensor) -> Tensor:
-        """Return ``x`` in the coordinates and the precision of the start; refuse what is not finite."""
+        """Return ``x`` in the coordinates and the precision of the start; refuse NaN unless they are allowed."""
         x = self.process.unwhiten(x).to(self.dtype)
-        good = bool(x.isfinite().all())
+        good = self.allow_nan or bool(x.isfinite().all())
         require(good, "The sampler diverged: NaN or infinite values. Take more steps, or log spacing.")
         return x
 

@@ -1,10 +1,14 @@
-r"""Samplers with noise: the reverse SDE, the naive score estimator and the effective SDE (docs/theory.md, §4.2–4.4).
+r"""Samplers with noise: reverse SDE, ancestral steps, naive estimator, effective SDE (docs/theory.md, §4.2–4.4).
 
-With :math:`\Delta > 0` the length of a step down in t, each is an Euler–Maruyama chain at the pre-step point:
+With :math:`\Delta > 0` the length of a step down in t, each is a Markov chain, Euler–Maruyama's at the pre-step point
+but for ancestral steps:
 
 * reverse SDE, for reference: :math:`x' = x + \Delta(\beta x + 2 D s) + \sqrt{2 D \Delta}\, z`;
 * naive estimator: the PF-ODE step with :math:`\hat s = s + \sqrt{\kappa/\Delta}\,(\tilde s(x_0) - s)`, where
   :math:`x_0` is drawn from the posterior afresh at every step;
+* ancestral sampling: :math:`x' = \alpha' m + \sigma' [c\,(x - \alpha m)/\sigma + \sqrt{1 - c^2}\, z]` with
+  :math:`c = (\sigma'/\alpha')/(\sigma/\alpha)`: the law of :math:`x'` given x and :math:`x_0 = m` under the forward
+  process (Ho et al. 2020, with their smaller variance);
 * effective SDE: :math:`x' = x + \Delta(\beta x + D s_{avg}) + \xi`, where :math:`\xi` has the covariance V. A *white* V
   means fresh Gaussian noise of covariance :math:`\Delta D\,\mathrm{Cov}\,D`, in Itô's sense. A *quenched* V means one
   random field per trained model, drawn once: the chain is then an ODE, the PF-ODE of :math:`s_{avg} + \delta\hat s`.
@@ -14,6 +18,7 @@ Noise is drawn for all of ``x_T`` at every step.
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -32,7 +37,17 @@ from vkernel.sample.ode import pf_ode
 from vkernel.score.base import Score, Time, check_score
 from vkernel.score.empirical import EmpiricalScore
 
-__all__ = ["Field", "Learned", "VKernel", "check_kernel", "effective_sde", "gaussian_noise", "naive", "reverse_sde"]
+__all__ = [
+    "Field",
+    "Learned",
+    "VKernel",
+    "ancestral",
+    "check_kernel",
+    "effective_sde",
+    "gaussian_noise",
+    "naive",
+    "reverse_sde",
+]
 
 Field = Callable[[Tensor, Time], Tensor]
 
@@ -83,6 +98,37 @@ def reverse_sde(
         dt = here.t - there.t
         z = rng.randn(tuple(x.shape), source, x.device, x.dtype)
         return x + dt * (here.beta * x + 2 * here.D * problem.s(x, here)) + math.sqrt(2 * here.D * dt) * z
+
+    return problem.solve(step, save, callback, progress)
+
+
+def ancestral(
+    score: Score,
+    x_T: Tensor,
+    *,
+    steps: int | Tensor = 100,
+    spacing: str | None = "log",
+    save: Iterable[str] = (),
+    callback: Callback | None = None,
+    generator: Generator = None,
+    noise: Callable[[int], Tensor] | None = None,
+    allow_nan: bool = False,
+    progress: Progress = False,
+) -> Tensor | Solution:
+    """Sample ``score`` by ancestral steps from ``x_T``; the result is like ``x_T``, or a Solution with ``save``.
+
+    ``noise(k)`` returns the standard normals of step k = 0, 1, …, like ``x_T``; by default they come from
+    ``generator``. With ``allow_nan`` samples that diverged are returned as they are.
+    """
+    problem, source = Problem(score, x_T, steps, spacing, allow_nan), rng.as_generator(generator)
+    count = itertools.count()
+
+    def step(x: Tensor, here: Level, there: Level) -> Tensor:
+        m = problem.m(x, here)
+        c = there.sigma * here.alpha / (there.alpha * here.sigma)
+        z = rng.randn(tuple(x.shape), source, x.device, x.dtype) if noise is None else noise(next(count)).to(x)
+        mean = there.alpha * m + (c * there.sigma / here.sigma) * (x - here.alpha * m)
+        return mean + there.sigma * math.sqrt((1 - c) * (1 + c)) * z
 
     return problem.solve(step, save, callback, progress)
 

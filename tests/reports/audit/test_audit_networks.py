@@ -11,7 +11,8 @@ import torch
 from networks28 import C, U
 
 import vkernel as vk
-from vkernel.reports.audit import Audit, Checkpoint, Sizes
+from vkernel import Checkpoint
+from vkernel.reports.audit import Audit, Sizes
 
 MODELS = os.environ.get("VKERNEL_MODELS")
 DATA = Path(os.environ.get("VKERNEL_DATA", "/usr/share/datasets"))
@@ -75,7 +76,7 @@ def test_a_trained_network_is_told_from_an_early_one() -> None:
         assert verdict["conventions"] == "good"
         assert not {"copies", "membership", "blindness"} & {q for q, level in verdict.items() if level == "alarm"}
     assert found.agreement is not None
-    assert [f.name for f in found.members] == names
+    assert [n.name for n in found.members] == names
 
 
 @pytest.mark.slow

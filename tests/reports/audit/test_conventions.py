@@ -1,4 +1,4 @@
-"""The check of stated conventions: right ones fit, wrong ones are named."""
+"""Stated conventions, right and wrong, and skill over a linear denoiser."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import (
@@ -22,7 +23,8 @@ from torch import nn
 import vkernel as vk
 from vkernel import Checkpoint
 from vkernel.core.errors import InputError
-from vkernel.reports.audit.conventions import Convention, check
+from vkernel.reports.audit import describe
+from vkernel.reports.audit.conventions import Convention, LinearDenoiser, check, skill
 
 
 @with_models
@@ -32,7 +34,7 @@ def test_conventions_of_the_fashion_network() -> None:
     right = Convention("noise", "index", (-1.0, 1.0))
     found = check(net, data, levels=4, images=32)
     assert found.fits
-    assert "range 0,1" in found.words  # it normalises its input: the check says that it cannot tell
+    assert "range 0,1" in describe(found)  # it normalises its input: both fit
     for change in ({"predicts": "x0"}, {"predicts": "v"}, {"time": "reversed"}, {"range": (0, 255)}):
         found = check(replace(net, **change), data, levels=4, images=32)
         assert not found.fits
@@ -72,7 +74,7 @@ def test_a_trained_pipeline_is_checked_from_its_folder(trained: nn.Module, diffu
         found = check(Checkpoint.from_diffusers(tmp_path), data, levels=4, images=32)
         assert not found.fits
         assert found.better == Convention("noise", "index", (-1.0, 1.0))
-        assert "prediction noise" in found.words
+        assert "predicts noise" in describe(found)
     for change in ({"time": "fraction"}, {"range": (0, 255)}, {"range": (0, 1)}):
         moved = replace(net, **change)
         low, high = moved.range
@@ -87,7 +89,7 @@ def test_random_weights_are_called_untrained(prediction: str, diffusers: object)
     net = wrap(tiny_unet(diffusers), vk.DDPM.linear(), predicts=prediction)
     found = check(net, digits(256), levels=4, images=32)
     assert (found.fits, found.untrained, found.better) == (False, True, None)
-    assert "looks untrained" in found.words
+    assert "looks untrained" in describe(found)
 
 
 def test_a_network_that_returns_zero_is_untrained_in_every_parametrisation() -> None:
@@ -97,7 +99,7 @@ def test_a_network_that_returns_zero_is_untrained_in_every_parametrisation() -> 
         assert check(net, digits(256), levels=4, images=16).untrained
 
 
-def test_checks_at_the_door() -> None:
+def test_refusals_of_the_check() -> None:
     net = wrap(lambda x, t: x, vk.DDPM.linear(), shape=(1, 28, 28))
     with pytest.raises(InputError, match="takes images of shape"):
         check(net, digits())
@@ -106,4 +108,87 @@ def test_checks_at_the_door() -> None:
     with pytest.raises(InputError, match="are equal"):
         check(net, vk.Empirical(torch.ones(3, 1, 28, 28)))
     far = vk.Empirical((digits()[:64] + 1) * 127.5)
-    assert "these data lie in [0, 255]" in check(replace(net, shape=None), far, levels=2, images=4).words
+    assert "these data lie in [0, 255]" in describe(check(replace(net, shape=None), far, levels=2, images=4))
+
+
+# --- skill ------------------------------------------------------------------------------------------------------------
+
+PROCESS = vk.EDM()
+
+
+def gaussian(n: int, seed: int = 0) -> tuple[vk.Empirical, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    root = torch.randn(4, 4, generator=g, dtype=torch.float64)
+    return vk.Empirical(torch.randn(n, 4, generator=g, dtype=torch.float64) @ root.mT), root @ root.mT
+
+
+def linear_score(cov: torch.Tensor, data: vk.Empirical) -> vk.Score:
+    def score(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        eye = torch.eye(4, dtype=x.dtype)
+        return -torch.linalg.solve(cov.to(x.dtype) + t.to(x.dtype).reshape(-1, 1, 1) ** 2 * eye, x[..., None])[..., 0]
+
+    return vk.as_score(score, PROCESS, data.shape)
+
+
+def test_of_gaussian_data_nothing_beats_the_linear_denoiser():
+    data, cov = gaussian(4000)
+    found = skill(linear_score(cov, data), data, images=1000)
+    assert torch.allclose(found.ratio.value, torch.ones(6, dtype=torch.float64), atol=0.02)
+    assert abs(found.skill.value) < 0.02
+    assert found.under == (found.skill.high < 0.1)
+    # the error of the best linear denoiser in closed form: tr α²Σ(α²Σ + σ²)⁻¹ / d
+    for t, value, se in zip(found.t, found.linear.value, found.linear.se, strict=True):
+        exact = torch.trace(cov @ torch.linalg.inv(cov + t**2 * torch.eye(4, dtype=torch.float64))) / 4
+        assert abs(float(value - exact)) < 5 * float(se) + 0.02 * float(exact)
+
+
+def test_of_clusters_the_exact_denoiser_is_far_better_and_a_bad_one_is_called_under_trained():
+    centres = 3 * torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    law = vk.GaussianMixture(centres, variance=0.01)
+    data = vk.Empirical(law.sample(2000, 0))
+    exact = skill(vk.EmpiricalScore(data, PROCESS), data)
+    assert exact.skill.low > 0.5
+    assert not exact.under
+    assert "is trained" in describe(exact)
+    bad = skill(vk.as_score(lambda x, t: -x / (9 + 2 * t.reshape(-1, 1) ** 2), PROCESS, data.shape), data)
+    assert bad.under
+    assert "under-trained" in describe(bad)
+    assert set(bad.to_dataset().data_vars) >= {"ratio", "ratio_low", "ratio_high", "error", "linear"}
+
+
+def test_intervals_cover_over_sets_of_images():
+    """The ratio at one level, against its value on very many images: 95 % intervals hold it about as often."""
+    data, cov = gaussian(60_000, seed=3)
+    wrong = linear_score(1.5 * cov, data)
+    truth = skill(wrong, data, levels=2, images=20_000).ratio.value
+    inside = []
+    for seed in range(60):
+        ratio = skill(wrong, data, levels=2, images=40, seed=seed).ratio
+        inside.append(((ratio.low <= truth) & (truth <= ratio.high)).tolist())
+    share = np.mean(inside, axis=0)
+    assert (share > 0.83).all(), share  # three standard errors below .95 are .866; the fit of Σ varies too
+
+
+def test_linear_has_the_same_axes_from_few_and_many_images():
+    points = torch.randn(12, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    data = vk.Empirical(points)
+    for some in (data, vk.Empirical(points[:5])):
+        linear, rows = LinearDenoiser.of(some, 0), some.take(torch.arange(some.n)) - some.center
+        cov = rows.mT @ rows / some.n
+        x = torch.randn(3, 9, dtype=torch.float64)
+        expected = 0.7 * torch.linalg.solve(0.25 * cov + 0.49 * torch.eye(9, dtype=torch.float64), x.mT).mT
+        torch.testing.assert_close(linear(x, 0.5, 0.7), expected)
+
+
+def test_refusals_of_skill():
+    data, cov = gaussian(20)
+    net = linear_score(cov, data)
+    with pytest.raises(InputError, match="8 training images"):
+        skill(net, data.subset(torch.arange(7)))
+    with pytest.raises(InputError, match="equal"):
+        skill(net, vk.Empirical(torch.ones(20, 4)))
+    with pytest.raises(InputError, match="4 images"):
+        skill(net, data, images=2)
+    with pytest.raises(InputError, match="NaN"):
+        skill(vk.as_score(lambda x, t: x * float("nan"), PROCESS, data.shape), data)
+    assert skill(net, data, images=500).error.value.isfinite().all()  # half of the images remain for the fit

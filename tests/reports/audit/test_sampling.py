@@ -1,42 +1,38 @@
-"""Samples of a network: closed forms, the textbook's step, noise that belongs to its sample, refusals."""
+"""Samples of a network: closed forms, steps of diffusers, noise that belongs to its sample, refusals."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from checkpoints import wrap
 from torch import Tensor
 
 import vkernel as vk
+from vkernel.core import rng
 from vkernel.core.errors import InputError
-from vkernel.reports.audit import Checkpoint
-from vkernel.reports.audit.sampling import draw, start, times
-from vkernel.score.mixture import GaussianMixture
+from vkernel.reports.audit.sampling import draw, sampling_times, start
 
 DDPM = vk.DDPM.linear(1e-3, 0.2, 40)
 PROCESSES = [DDPM, vk.VP(), vk.EDM(), vk.FlowMatching(), vk.Cosine(), vk.VE(), vk.EDM(eps=0.0, T=5.0)]
 
 
-class Population:
-    """The exact score of a mixture of Gaussians."""
-
-    def __init__(self, means: Any, variance: Any, process: vk.Process) -> None:
-        self.score, self.process = GaussianMixture(means, variance=variance).score(process), process
-
-    def __call__(self, x: Tensor, t: Any) -> Tensor:
-        return self.score(x, t)
+def population(means: Any, variance: Any, process: vk.Process) -> vk.Score:
+    """Return the exact score of a mixture of Gaussians."""
+    return vk.GaussianMixture(means, variance=variance).score(process)
 
 
-def network(scale: float = 1.0, process: vk.Process = DDPM, **given: Any) -> Checkpoint:
-    """Told an index; predicts noise, and not well."""
+def network(scale: float = 1.0, process: vk.Process = DDPM, **given: Any) -> vk.Score:
+    """Return a network with an index input that predicts noise, and not well."""
 
     def net(x: Tensor, index: Tensor) -> Tensor:
         return scale * torch.sin(3 * x + 0.1 * index.reshape(-1, *(1,) * (x.ndim - 1)))
 
-    return Checkpoint.from_callable(net, process, shape=(1, 4, 4), **given)
+    return wrap(net, process, shape=(1, 4, 4), **given)
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=lambda p: type(p).__name__)
@@ -44,8 +40,8 @@ def network(scale: float = 1.0, process: vk.Process = DDPM, **given: Any) -> Che
 def test_mean_and_variance_of_gaussian_data_by_recursion(kind: str, process: vk.Process):
     """With x0 ~ N(mu, v) every step is affine, so that mean and variance of x follow by two recursions."""
     mu, v, n = 0.7, 0.4, 40_000
-    net = Population([mu], v, process)
-    t = times(net, kind, 8)
+    net = population([mu], v, process)
+    t = sampling_times(net, kind, 8)
     alpha, sigma = process.alpha(t), process.sigma(t)
     ratio = sigma / alpha
     gain = alpha * v / (alpha**2 * v + sigma**2)  # m = mu + gain (x - alpha mu)
@@ -71,7 +67,7 @@ def test_mean_and_variance_of_gaussian_data_by_recursion(kind: str, process: vk.
 
 
 def test_many_ancestral_steps_draw_the_population():
-    net = Population([[-2.0, 0.0], [1.0, 1.0]], 0.05, vk.VPSong())
+    net = population([[-2.0, 0.0], [1.0, 1.0]], 0.05, vk.VPSong())
     x = draw(net, start(net, 4000, 0, (2,)), "ancestral", steps=200)
     left = x[x[:, 0] < -0.5]
     assert len(left) / len(x) == pytest.approx(0.5, abs=0.04)
@@ -91,10 +87,10 @@ def test_the_score_of_few_points_gives_them_back(kind: str):
 
 def test_the_flow_is_of_second_order():
     process = vk.VPSong(eps=0.05)
-    net = Population([[-1.0, 0.3], [1.0, -0.2]], 0.3, process)
+    net = population([[-1.0, 0.3], [1.0, -0.2]], 0.3, process)
     x_T = start(net, 50, 0, (2,)).double()
-    exact = vk.sample.pf_ode(net, process, x_T, method="dopri5", tolerance=1e-9)
-    true = vk.predictions.to_x0(net, process)(exact, process.eps)
+    exact = vk.sample.pf_ode(net, x_T, method="dopri5", tolerance=1e-9)
+    true = net.denoise(exact, process.eps)
     errors = [float((draw(net, x_T, steps=k) - true).norm()) for k in (33, 65, 129)]
     orders = [math.log2(a / b) for a, b in pairwise(errors)]
     assert min(orders) > 1.7, (errors, orders)
@@ -102,12 +98,11 @@ def test_the_flow_is_of_second_order():
 
 def test_two_steps_are_exponential_steps():
     """The first step of the flow has nothing to look back at: it is pf_ode's."""
-    net = Population([[-1.0], [1.0]], 0.3, vk.EDM(eps=0.5, T=5.0))
+    net = population([[-1.0], [1.0]], 0.3, vk.EDM(eps=0.5, T=5.0))
     x_T = start(net, 9, 0, (1,)).double()
-    one = vk.sample.pf_ode(net, net.process, x_T, steps=1, method="exponential")
-    expected = vk.predictions.to_x0(net, net.process)(one, 0.5)
-    torch.testing.assert_close(draw(net, x_T, steps=2), expected)
-    torch.testing.assert_close(draw(net, x_T, steps=1), vk.predictions.to_x0(net, net.process)(x_T, 5.0))
+    one = vk.sample.pf_ode(net, x_T, steps=1)
+    torch.testing.assert_close(draw(net, x_T, steps=2), net.denoise(one, 0.5))
+    torch.testing.assert_close(draw(net, x_T, steps=1), net.denoise(x_T, 5.0))
 
 
 @pytest.mark.parametrize("steps", [None, 10])
@@ -120,14 +115,14 @@ def test_ancestral_steps_are_those_of_diffusers(steps: int | None, clip: bool, m
     )
     scheduler.set_timesteps(steps or 40)
     net = network(process=DDPM if steps is None else vk.DDPM(DDPM.betas, T=36))
-    assert times(net, "ancestral", steps).tolist() == scheduler.timesteps.tolist()
+    assert sampling_times(net, "ancestral", steps).tolist() == scheduler.timesteps.tolist()
     x = x_T = start(net, 3, 0, (1, 4, 4)).double()
     seen: list[Tensor] = []
 
     def noise(shape: Any, **_: Any) -> Tensor:
-        key = vk.rng.key(7, "noise of ancestral steps", len(seen))
-        own = vk.rng.hashed(torch.tensor(key), torch.arange(3))
-        seen.append(vk.rng.normals(own[:, None], torch.arange(16)).reshape(tuple(shape)))
+        key = rng.key(7, "noise of ancestral steps", len(seen))
+        own = rng.hashed(torch.tensor(key), torch.arange(3))
+        seen.append(rng.normals(own[:, None], torch.arange(16)).reshape(tuple(shape)))
         return seen[-1]
 
     monkeypatch.setattr("diffusers.schedulers.scheduling_ddpm.randn_tensor", noise)
@@ -147,13 +142,13 @@ def test_noise_belongs_to_its_sample(kind: str):
     whole = draw(net, many, kind, steps=6)
     torch.testing.assert_close(draw(network(name="small"), few, kind, steps=6), whole[:3])
     torch.testing.assert_close(draw(net, many[3:], kind, steps=6, first=3), whole[3:])
-    other = Checkpoint(net.net, net.process, shape=net.shape, batch=2)
+    other = replace(net, batch=2)
     torch.testing.assert_close(draw(other, many, kind, steps=6), whole)
     assert torch.equal(draw(net, many, kind, steps=6, seed=1), whole) == (kind == "ode")
 
 
 def test_noise_is_standard():
-    net = Population([0.0], 1.0, vk.EDM(T=2.0))
+    net = population([0.0], 1.0, vk.EDM(T=2.0))
     z = start(net, 500, 0, (3, 20)).double() / 2
     assert float(z.mean()) == pytest.approx(0, abs=4 / math.sqrt(z.numel()))
     assert float(z.var()) == pytest.approx(1, abs=6 / math.sqrt(z.numel()))
@@ -162,22 +157,22 @@ def test_noise_is_standard():
 
 def test_times_are_the_networks_own():
     net = network()
-    assert times(net, "ancestral", None).tolist() == list(range(39, -1, -1))
-    assert times(net, "ancestral", 500).tolist() == list(range(39, -1, -1))
-    assert times(net, "ancestral", 4).tolist() == [39, 26, 13, 0]
-    flow = times(net, "ode", 30)
+    assert sampling_times(net, "ancestral", None).tolist() == list(range(39, -1, -1))
+    assert sampling_times(net, "ancestral", 500).tolist() == list(range(39, -1, -1))
+    assert sampling_times(net, "ancestral", 4).tolist() == [39, 26, 13, 0]
+    flow = sampling_times(net, "ode", 30)
     assert flow.tolist() == sorted({round(t) for t in flow.tolist()}, reverse=True)
     assert flow[0] == 39 and flow[-1] == 0  # noqa: PT018
-    assert len(times(Population([0.0], 1.0, vk.EDM()), "ode", None)) == 1000
-    assert times(Population([0.0], 1.0, vk.EDM(eps=0.0, T=1.0)), "ode", 5).min() > 0
+    assert len(sampling_times(population([0.0], 1.0, vk.EDM()), "ode", None)) == 1000
+    assert sampling_times(population([0.0], 1.0, vk.EDM(eps=0.0, T=1.0)), "ode", 5).min() > 0
 
 
-def test_each_call_is_told_and_samples_may_diverge():
-    told: list[str] = []
+def test_progress_is_reported_and_samples_may_diverge():
+    shares: list[float] = []
     x_T = start(network(), 2, 0, (1, 4, 4))
-    draw(network(), x_T, steps=5, step=lambda label, done=1.0: told.append(label))
-    assert told == ["samples of network"] * 5
-    wild = Checkpoint.from_callable(lambda x, t: x * math.nan, DDPM, shape=(1, 4, 4))
+    draw(network(), x_T, steps=5, progress=lambda label, share: shares.append(share))
+    assert shares == [0.25, 0.5, 0.75, 1]
+    wild = wrap(lambda x, t: x * math.nan, DDPM, shape=(1, 4, 4))
     assert draw(wild, x_T, "ancestral", steps=3).isnan().all()
     assert draw(network(), x_T.half(), steps=3).dtype == torch.float16
     assert draw(network(), x_T.round().int(), steps=3).dtype == torch.get_default_dtype()
@@ -197,8 +192,8 @@ def test_what_cannot_be_drawn_is_refused():
         raise RuntimeError("no such layer")
 
     calls = [
-        ("score with its process", lambda: draw(lambda x, t: x, x_T)),
-        ("score with its process", lambda: start(3, 2, 0, (1,))),
+        ("needs a Score", lambda: draw(lambda x, t: x, x_T)),
+        ("needs a Score", lambda: start(3, 2, 0, (1,))),
         ("isotropic", lambda: start(vk.EmpiricalScore(vk.Empirical([[0.0, 1.0]]), _oval()), 2, 0, (2,))),
         ("kind must be", lambda: draw(net, x_T, "heun")),
         ("steps must be", lambda: draw(net, x_T, steps=0)),
@@ -206,10 +201,10 @@ def test_what_cannot_be_drawn_is_refused():
         ("x_T must be a torch", lambda: draw(net, [[1.0]])),  # type: ignore[arg-type]
         ("x_T must be \\(n", lambda: draw(net, torch.zeros(3))),
         ("finite", lambda: draw(net, x_T * math.nan)),
-        ("takes images of shape", lambda: draw(net, torch.zeros(2, 1, 5, 5))),
-        ("needs a network with a range", lambda: draw(Population([0.0], 1.0, vk.EDM()), torch.zeros(2, 1), clip=True)),
-        ("no such layer", lambda: draw(Checkpoint.from_callable(broken, DDPM), x_T)),
-        ("tensor like x", lambda: draw(_Wrong(), x_T)),
+        ("must end in the event shape", lambda: draw(net, torch.zeros(2, 1, 5, 5))),
+        ("needs a network with a range", lambda: draw(population([0.0], 1.0, vk.EDM()), torch.zeros(2, 1), clip=True)),
+        ("no such layer", lambda: draw(wrap(broken, DDPM), x_T)),
+        ("same shape", lambda: draw(wrap(lambda x, t: x[:1], DDPM), x_T)),
         ("seed must be", lambda: draw(net, x_T, seed=0.5)),  # type: ignore[arg-type]
         ("n must be", lambda: start(net, 0, 0, (1,))),
         ("shape must be", lambda: start(net, 1, 0, (0,))),
@@ -219,15 +214,6 @@ def test_what_cannot_be_drawn_is_refused():
     for words, call in calls:
         with pytest.raises(InputError, match=words):
             call()
-
-
-class _Wrong:
-    process = DDPM
-
-    def denoise(self, x: Tensor, t: Any) -> Tensor:
-        return x[:1]
-
-    __call__ = denoise
 
 
 def _oval() -> vk.Process:

@@ -1,40 +1,42 @@
-r"""Would another run of the same training have answered the same? And do runs differ where the theory says?
+r"""Would another run of the same training have learned the same, and do runs differ where the theory predicts?
 
-At a place (x, t), M checkpoints have the scores :math:`\hat s_m` with mean :math:`s_{avg}` and unbiased covariance V
-(:mod:`vkernel.adapters.checkpoints`); the training set has the score s and the target covariance C. In units of
-predicted noise, per coordinate,
+At a place (x, t), M runs have the scores :math:`\hat s_m` with mean :math:`s_{avg}` and unbiased covariance V
+(:mod:`vkernel.sample.scores`); the training set has the score s and the target covariance C. In units of predicted
+noise, per coordinate,
 
 .. math:: \mathrm{variance} = \frac{\sigma^2}{d} \operatorname{tr} V, \quad
           \mathrm{bias} = \frac{\sigma^2}{d} \big(|s_{avg} - s|^2 - \operatorname{tr} \mathrm{Cov}\,s_{avg}\big), \quad
-          \mathrm{target} = \frac{\sigma^2}{d} \operatorname{tr} C ,
+          \mathrm{target} = \frac{\sigma^2}{d} \operatorname{tr} C
 
-without bias, all three: how much runs disagree, how far they err together, how noisy their targets are. Places are
-noised training images (``data``); the middle between an image and the nearest other one, with the same noise
-(``between``), where C is large; and states of the PF-ODE of :math:`s_{avg}` from the prior (``path``).
+are unbiased: the disagreement of runs, their common error, the noise of their targets. Places are noisy training images
+(``data``); the middle between an image and the nearest other one, with the same noise (``between``), where C is large;
+and states of the PF-ODE of :math:`s_{avg}` from the prior (``path``).
 
-``rank`` is Spearman's correlation of tr V with tr C over places of a kind at one level. Its interval is Fisher's z with
-the variance :math:`(1 + \rho^2/2)/(n-3)` of Bonett and Wright (2000): over 2,000 draws of normal pairs, n = 20, 50,
-128 and correlations 0 to .9, it held the truth in 95 to 96 % of cases, Fisher's own 91 to 96 %, a bootstrap of places
-93 to 97 % (of 400) at 400 times the price. ``rank_coordinates`` is the same over the pixels of one image,
-between the diagonals of V and C, averaged over images: pixels of an image are not independent, images are.
-Pixels at the border are quiet in every image, and that alone correlates. ``rank_specific`` takes away what the V of one
-image shares with the C of *another*, :math:`\mathrm{mean}\,\rho_{ii} - \mathrm{mean}_{i \ne j}\,\rho_{ij}`, with the
-error of this U-statistic; 0 means that V knows nothing of the image itself. More than 0 is no proof that C is the
-cause: strokes and edges of the image may raise both.
+``rank`` is Spearman's correlation of tr V with tr C over places of a kind at one level. ``rank_coordinates`` is the
+same over the pixels of one image, between the diagonals of V and C, averaged over images: pixels of an image are not
+independent, images are. Pixels at the border are quiet in every image, which correlates V with C as well.
+``rank_specific`` subtracts the correlation of the V of one image with the C of *another*
+(:func:`vkernel.core.estimate.matched_correlation`); 0 means that V knows nothing of the image itself. More than 0 is no
+proof that C is the cause: strokes and edges of the image may raise both.
 
-**Read with care.** Errors and intervals (95 %) are over places and hold for *these* members; ``rank_without`` and
-``variance_members`` leave out a member (or a group) at a time. A rank says *where*, not *how much*: ``V_over_C`` is
-:math:`\operatorname{E\,tr} V/\operatorname{E\,tr} C`, with Fieller's interval. Theory gives trained models a V that is
-C (and the misfit) smeared by the model's kernel (§8.2), not C(x,t) itself: of that a correlation is a first test. C
-underflows beside a training image; such places have no rank. Below float32's resolution no network has felt C: levels
-with a smaller mean ``target`` count in no verdict. Verdicts are corrected over levels and places by Holm's method.
+Errors and intervals (95 %) are over places and hold for *these* members; ``rank_without`` and ``variance_members``
+leave out a member (or a group) at a time. ``V_over_C`` is :math:`\operatorname{E\,tr} V/\operatorname{E\,tr} C`, with
+Fieller's interval. Theory gives trained models a V that is C (and the misfit) smeared by the model's kernel (§8.2), not
+C(x,t) itself: of that a correlation is a first test. C underflows beside a training image; such places have no rank.
+Networks in float32 cannot respond to a C below its resolution: levels with a smaller mean ``target`` have no verdict.
+Verdicts are corrected over levels and places by Holm's method.
 
-``same_noise`` asks the same of samples (Kadkhodaie et al. 2024, Zhang et al. 2024): those of two runs from the same
-:math:`x_T`, are they nearer to each other than those from different ones?
+**Samples** (:func:`same_noise`; Kadkhodaie et al. 2024, Zhang et al. 2024). With :math:`x^a_i` the sample of member a
+from the i-th of n starts,
+
+.. math:: \mathrm{ratio} = \frac{\mathrm{mean}_i\, |x^a_i - x^b_i|}{\mathrm{mean}_{i \ne j}\, |x^a_i - x^b_j|}
+
+is 0 for members whose samples from equal noise are equal, 1 for members that share only the law of their samples.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,15 +47,37 @@ from torch import Tensor
 
 from vkernel.adapters.checkpoints import Checkpoints
 from vkernel.core import rng
+from vkernel.core.checks import check_whole
 from vkernel.core.errors import require
-from vkernel.core.estimate import Estimate, student_quantile
-from vkernel.core.progress import Reporter
+from vkernel.core.estimate import (
+    TINY,
+    Z95,
+    Estimate,
+    centred_ranks,
+    holm,
+    jackknife,
+    jackknife_se,
+    matched_correlation,
+    ratio_of_paired_means,
+    spearman,
+)
+from vkernel.core.progress import Progress
+from vkernel.core.progress import progress as report_progress
 from vkernel.data.empirical import Empirical
 from vkernel.metrics.neighbours import distinct, nearest
-from vkernel.reports.audit.levels import ENDS, Noised, chosen, coordinates, opened, times_of, whole
-from vkernel.reports.audit.same_noise import SameNoise, same_noise
+from vkernel.reports.audit.levels import (
+    NoisyImages,
+    Times,
+    audit_times,
+    check_inputs,
+    coordinates,
+    labelled,
+    mean_of_finite,
+    stacked,
+)
+from vkernel.sample import Scores, pf_ode
+from vkernel.sample.scores import kurtosis, skewness
 from vkernel.score.empirical import EmpiricalScore
-from vkernel.train.ensemble import kurtosis, skewness
 
 if TYPE_CHECKING:
     import xarray
@@ -61,14 +85,13 @@ if TYPE_CHECKING:
 __all__ = ["PLACES", "Agreement", "SameNoise", "agreement", "same_noise"]
 
 PLACES = ("data", "between", "path")
-FELT = torch.finfo(torch.float32).eps  # of the target: less noise than a network in float32 can feel
+RESOLVED = torch.finfo(torch.float32).eps  # of the target: networks in float32 cannot respond to less noise
 FEWEST = 10  # places of a rank correlation
-CHANCE = 0.05
-_TINY = 1e-280  # traces below have lost digits to underflow
-_UNKNOWN = Estimate(math.nan, math.nan, math.nan, math.nan)
-_MEANS = {
+STRIDE = 0.3  # the longest step of a path in log(sigma/alpha)
+ROWS = 256  # samples compared at once
+_QUANTITIES = {
     "variance": "squared disagreement per coordinate of predicted noise, over members",
-    "bias": "squared common error per coordinate of predicted noise, less what chance adds",
+    "bias": "squared common error per coordinate of predicted noise, less that by chance",
     "target": "variance per coordinate of the targets of predicted noise",
     "V_over_bias": "variance over bias",
     "V_over_C": "tr V over tr C",
@@ -80,318 +103,272 @@ _MEANS = {
     "between_groups": "share of the variance between groups",
     "within_groups": "share of the variance within groups",
 }
-_CONTRAST = "variance between over variance on data, geometric mean over images"
+
+Level = dict[str, Tensor]  # the quantities at one level: (draws, places), …
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What :func:`agreement` found.
+    """The result of :func:`agreement`.
 
-    ``dataset`` runs along ``place`` and ``t``; ``follows[place, t]`` says whether V follows C there beyond doubt, for
-    the levels where C can be felt; ``same`` is what samples from the same noise say, if there were any.
+    ``dataset`` runs along ``place`` and ``t``; ``follows[place, t]`` tells whether V follows C there beyond doubt, for
+    the levels where C can be resolved; ``same`` compares samples from the same noise, if there were any.
     """
 
     dataset: xarray.Dataset
     follows: dict[tuple[str, float], bool]
-    words: list[str]
     same: SameNoise | None = None
 
 
 def agreement(
-    nets: Checkpoints,
+    scores: Scores,
     data: Empirical,
     *,
-    times: Any = None,
+    times: Times = None,
     images: int = 96,
     samples: Tensor | None = None,
     seed: int = 0,
     draws: int = 1,
     batch: int = 128,
     exact: EmpiricalScore | None = None,
-    step: Reporter | None = None,
+    progress: Progress = False,
 ) -> Agreement:
-    """How much the members disagree at each noise level, and whether they do where C is large.
+    """Measure how much the members disagree at each noise level, and whether they do where C is large.
 
-    ``data`` is what they were trained on, in their pixel units. ``images`` places of each kind; noise is drawn
-    ``draws`` times for each image (a path has one), and averaged over before anything else. ``samples (M, n,
-    *shape)``, each member's from the same n starts, are handed to ``same_noise``. ``exact`` is the ideal
-    score, if it was made already; ``step`` is told of each of 3 × levels units of work.
+    Args:
+        scores: the runs, such as ``Checkpoints`` or an ``Ensemble``.
+        data: the training set, in their pixel units.
+        images: the number of places of each kind.
+        samples: ``(M, n, *shape)``, of each member from the same n starts, for :func:`same_noise`.
+        draws: draws of noise for each image (a path has one), averaged over first.
+        exact: the score of the training set, if it exists already.
     """
     import xarray
 
-    require(isinstance(nets, Checkpoints), f"agreement needs Checkpoints([…]), not {type(nets).__name__}.")
-    process, data, _ = opened(nets, data, None)
-    require(nets.shape in (None, data.shape), f"The data have shape {data.shape}, the checkpoints take {nets.shape}.")
-    whole(images=(images, FEWEST), draws=(draws, 1), batch=(batch, 1))
-    t, exact = times_of(nets, data, times), exact or EmpiricalScore(data, process)
+    require(
+        isinstance(scores, Scores), f"Agreement needs Scores, such as Checkpoints([…]), not {type(scores).__name__}."
+    )
+    process, data, _ = check_inputs(scores, data)
+    shape = scores.shape
+    require(shape in (None, data.shape), f"The data have shape {data.shape}, the checkpoints take {shape}.")
+    check_whole(images, "images", FEWEST)
+    check_whole(draws, "draws")
+    check_whole(batch, "batch")
+    t, exact = audit_times(scores, data, times), exact or EmpiricalScore(data, process)
     same = None if samples is None else same_noise(samples, data)
-    require(samples is None or len(samples) == len(nets), f"There must be samples of each of {len(nets)} members.")
+    require(samples is None or len(samples) == len(scores), f"There must be samples of each of {len(scores)} members.")
     found: dict[str, list[Level]] = {place: [] for place in PLACES}
-    told: dict[str, list[dict[str, Estimate]]] = {place: [] for place in PLACES}
-    for place, level, parts in _places(nets, data, t, images, draws, seed, batch):
-        measured = _level(nets, exact, parts, t[level])
-        told[place].insert(0 if place == "path" else level, _summary(measured))  # a path begins with much noise
-        kept = {name: measured[name].mean(0) for name in measured if name not in ("rank_V", "rank_C")}
-        found[place].insert(0 if place == "path" else level, kept)
-        if step is not None:
+    estimates: dict[str, list[dict[str, Estimate]]] = {place: [] for place in PLACES}
+    with report_progress(3 * len(t), progress) as step:
+        for place, level, parts in _places(scores, data, t, images, draws, seed, batch):
+            measured = _measure_level(scores, exact, parts, t[level])
+            estimates[place].append(_summary(measured))
+            found[place].append({k: v.mean(0) for k, v in measured.items() if k not in ("rank_V", "rank_C")})
             step(f"{place}, t = {float(t[level]):.4g}")
     columns: dict[str, Any] = {}
-    for name in (name for name in _MEANS if name in told["data"][0]):
-        columns |= _along(("place", "t"), name, _MEANS[name], [[e[name] for e in row] for row in told.values()])
+    for name in (name for name in _QUANTITIES if name in estimates["data"][0]):
+        rows = stacked([e[name] for place in PLACES for e in estimates[place]])
+        table = Estimate(*(field.reshape(len(PLACES), len(t)) for field in rows.fields))
+        columns |= labelled(name, table, ("place", "t"), _QUANTITIES[name])
     pairs = zip(found["between"], found["data"], strict=True)
-    logs = [(between["variance"] / on["variance"]).log() for between, on in pairs]
-    columns |= _along(("t",), "contrast", _CONTRAST, [[_grown(_mean(log)) for log in logs]])
-    columns |= _members(found)
-    attrs = {"members": len(nets), "trainings": nets.design.units, "names": ", ".join(nets.names), "seed": seed}
-    attrs |= {"images": len(logs[0]), "draws": draws, "n": data.n, "d": data.d}
+    contrast = [mean_of_finite((between["variance"] / on["variance"]).log()).exp() for between, on in pairs]
+    words = "variance between over variance on data, geometric mean over images"
+    columns |= labelled("contrast", stacked(contrast), ("t",), words) | _without_one(found)
+    attrs = {"members": len(scores), "trainings": scores.groups.units, "names": ", ".join(_names(scores)), "seed": seed}
+    attrs |= {"images": len(found["data"][0]["variance"]), "draws": draws, "n": data.n, "d": data.d}
     dataset = xarray.Dataset(columns, {**coordinates(process, t), "place": list(PLACES)}, attrs)
     label = {"long_name": "V follows C (1), opposes it (-1), or neither is beyond doubt (0)", "units": "1"}
     dataset["verdict"] = (("place", "t"), _verdicts(dataset), label)
-    verdicts = {(str(p), float(u)): float(dataset.verdict.sel(place=p, t=u)) for p in PLACES for u in dataset.t.values}
-    follows = {key: verdict > 0 for key, verdict in verdicts.items() if not math.isnan(verdict)}
-    return Agreement(dataset, follows, _words(dataset, follows, same), same)
+    table = dataset.verdict.values
+    follows = {
+        (place, float(u)): bool(table[i, k] > 0)
+        for i, place in enumerate(PLACES)
+        for k, u in enumerate(t)
+        if not math.isnan(table[i, k])
+    }
+    return Agreement(dataset, follows, same)
 
 
-# --- places ---------------------------------------------------------------------------------------------------------
-
-Level = dict[str, Tensor]  # what was measured at one level: (draws, places), …
-Parts = Iterator[tuple[int, Tensor]]  # (draw, x)
+def _names(scores: Scores) -> list[str]:
+    return scores.names if isinstance(scores, Checkpoints) else [f"member {m}" for m in range(len(scores))]
 
 
 def _places(
-    nets: Checkpoints, data: Empirical, t: Tensor, images: int, draws: int, seed: int, batch: int
-) -> Iterator[tuple[str, int, Parts]]:
-    """Place, level, and the queries there by chunks."""
+    scores: Scores, data: Empirical, t: Tensor, images: int, draws: int, seed: int, batch: int
+) -> Iterator[tuple[str, int, Iterator[tuple[int, Tensor]]]]:
+    """Yield place, level, and chunks (draw, x) of the points there."""
     g = rng.stream(seed, "audit of agreement")
-    x0 = data.images(chosen(data, images, g)).to(data.dtype)
+    x0 = data[data.choose(images, g)].to(data.dtype)
     keys = rng.keys((len(t), draws, len(x0)), g, data.device)
-    for place, centres in (("data", x0), ("between", (x0 + _neighbours(x0, data)) / 2)):
-        noised = Noised(nets.process, t, centres, keys)
+    for place, centres in (("data", x0), ("between", (x0 + _nearest_other(x0, data)) / 2)):
+        noisy = NoisyImages(scores.process, t, centres, keys)
         for level in range(len(t)):
-            yield place, level, ((draw, x) for draw, _, x, _ in noised.parts(level, batch))
+            yield place, level, ((draw, x) for draw, _, x, _ in noisy.parts(level, batch))
     g = rng.stream(seed, "audit of agreement, path")
-    start = nets.process.prior((images, *data.shape), device=data.device, dtype=data.dtype, generator=g)
-    for level, state in zip(reversed(range(len(t))), nets.path(start, t), strict=True):
+    x_T = scores.process.prior((images, *data.shape), device=data.device, dtype=data.dtype, generator=g)
+    for level, state in enumerate(mean_path(scores, x_T, t)):
         yield "path", level, ((0, x) for x in state.split(batch))
 
 
-def _neighbours(x0: Tensor, data: Empirical) -> Tensor:
+def mean_path(scores: Scores, x_T: Tensor, times: Tensor) -> list[Tensor]:
+    """Return states of the PF-ODE of the mean score at the ascending ``times``, each like ``x_T``."""
+    process = scores.process
+    ends = torch.cat([torch.tensor([process.T], dtype=torch.float64), times.flip(0)])
+    ends = scores.at(ends) if isinstance(scores, Checkpoints) else ends
+    grid = [ends[:1]]
+    for here, there in itertools.pairwise(ends):
+        first, last = (process.sigma(u) / process.alpha(u) for u in (here, there))
+        count = max(1, math.ceil(float((first / last).log()) / STRIDE))
+        between = torch.linspace(float(first.log()), float(last.log()), count + 1, dtype=torch.float64)[1:-1].exp()
+        inner = process.time(between)
+        grid += [scores.at(inner) if isinstance(scores, Checkpoints) else inner, there[None]]
+    steps = torch.cat(grid).unique().flip(0)
+    kept: dict[float, Tensor] = {}
+    wanted = set(times.tolist())
+
+    def keep(_: int, t: float, x: Tensor) -> None:
+        if t in wanted:
+            kept[t] = x
+
+    if len(steps) == 1:
+        return [x_T] * len(times)
+    with torch.no_grad():
+        pf_ode(scores.mean_score, x_T, steps=steps, method="exponential", callback=keep)
+    return [kept[t] for t in times.tolist()]
+
+
+def _nearest_other(x0: Tensor, data: Empirical) -> Tensor:
     """The nearest other training image of each, like x0."""
     others = distinct(data)
     distance, index = nearest(x0.flatten(1), others, 2)
     away = distance[:, 1:].isfinite().all() and (distance[:, 1:] > 0).all()
     require(bool(away) and distance.shape[1] > 1, "All training images are equal; there is no place between them.")
-    return others.images(index[:, 1]).to(x0)
+    return others[index[:, 1]].to(x0)
 
 
-def _level(nets: Checkpoints, exact: EmpiricalScore, parts: Parts, t: Tensor) -> Level:
+def _measure_level(scores: Scores, exact: EmpiricalScore, parts: Iterator[tuple[int, Tensor]], t: Tensor) -> Level:
     rows: dict[int, list[Level]] = {}
     for draw, x in parts:
-        rows.setdefault(draw, []).append(_measure(nets, exact, x, t))
+        rows.setdefault(draw, []).append(_measure(scores, exact, x, t))
     return {
         name: torch.stack([torch.cat([part[name] for part in row]) for row in rows.values()]) for name in rows[0][0]
     }
 
 
-def _measure(nets: Checkpoints, exact: EmpiricalScore, x: Tensor, t: Tensor) -> Level:
-    """Everything at the places ``x (B, *shape)``, with B in front."""
+def _measure(scores: Scores, exact: EmpiricalScore, x: Tensor, t: Tensor) -> Level:
+    """All quantities at the places ``x (B, *shape)``, with B in front."""
     with torch.no_grad():
-        s = nets(x, t).to(x.device, torch.float64).flatten(2)
+        s = scores(x, t).to(x.device, torch.float64).flatten(2)
     bad = (~s.isfinite()).flatten(1).any(1).nonzero().flatten().tolist()
-    require(not bad, f"{nets.names[bad[0]] if bad else ''} returned NaN or infinite values at t = {float(t):g}.")
+    name = _names(scores)[bad[0]] if bad else ""
+    require(not bad, f"{name} returned NaN or infinite values at t = {float(t):g}.")
     ideal, cov = exact.with_covariance(x.double(), t)
-    design, scale = nets.design, float(nets.process.sigma(t)) ** 2 / s.shape[-1]
-    v, c = design.factors(s).square().sum(0), cov.diag().flatten(1)
-    bias = (s.mean(0) - ideal.flatten(1)).square() - design.of_mean(s)
+    groups, scale = scores.groups, float(scores.process.sigma(t)) ** 2 / s.shape[-1]
+    v, c = groups.factors(s).square().sum(0), cov.diag().flatten(1)
+    bias = (s.mean(0) - ideal.flatten(1)).square() - groups.of_mean(s)
     found = {"variance": scale * v.sum(1), "bias": scale * bias.sum(1), "target": scale * c.sum(1)}
-    found |= {"rank_V": _ranks(v), "rank_C": _ranks(torch.where(c.sum(1, keepdim=True) > _TINY, c, 0.0))}
-    if len(s) >= 4 and not design.grouped:
+    found["rank_V"], found["rank_C"] = (
+        centred_ranks(v),
+        centred_ranks(torch.where(c.sum(1, keepdim=True) > TINY, c, 0.0)),
+    )
+    if len(s) >= 4 and not groups.grouped:
         found |= {"skewness": skewness(s).mean(1), "kurtosis": kurtosis(s).mean(1)}
-    if design.grouped:
-        found["between_groups"], found["within_groups"] = (scale * part.sum(1) for part in design.split(s))
-    if kept := design.without():
-        left = [design.keep(some).factors(s[some]).square().sum((0, 2)) for some in kept]
+    if groups.grouped:
+        found["between_groups"], found["within_groups"] = (scale * part.sum(1) for part in groups.split(s))
+    if kept := groups.without():
+        left = [groups.keep(some).factors(s[some]).square().sum((0, 2)) for some in kept]
         found["without"] = scale * torch.stack(left, 1)
     return found
 
 
-# --- statistics -----------------------------------------------------------------------------------------------------
-
-
 def _summary(level: Level) -> dict[str, Estimate]:
+    """Estimates of the quantities at one level, over places."""
     each = {name: value.mean(0) for name, value in level.items() if value.ndim == 2}
-    found = {name: _mean(value) for name, value in each.items() if name not in ("between_groups", "within_groups")}
-    found |= {"V_over_bias": ratio(each["variance"], each["bias"]), "V_over_C": ratio(each["variance"], each["target"])}
-    found["rank"] = rank(each["variance"], each["target"])
-    found["rank_coordinates"], found["rank_specific"] = within(level["rank_V"], level["rank_C"])
     shares = [name for name in ("between_groups", "within_groups") if name in each]
-    return found | {name: ratio(each[name], each["variance"], -math.inf) for name in shares}
+    found = {name: mean_of_finite(value) for name, value in each.items() if name not in shares}
+    found["V_over_bias"] = ratio_of_paired_means(each["variance"], each["bias"])
+    found["V_over_C"] = ratio_of_paired_means(each["variance"], each["target"])
+    found["rank"] = spearman(each["variance"], each["target"], FEWEST)
+    found["rank_coordinates"], found["rank_specific"] = matched_correlation(level["rank_V"], level["rank_C"])
+    return found | {name: ratio_of_paired_means(each[name], each["variance"], -math.inf) for name in shares}
 
 
-def _ranks(a: Tensor) -> Tensor:
-    """Ranks along the last axis (ties share theirs), centred and of norm 1, in float32; NaN where all are equal."""
-    from scipy.stats import rankdata
-
-    ranks = torch.from_numpy(rankdata(a.detach().cpu().numpy(), axis=-1)).to(a.device)
-    centred = ranks - ranks.mean(-1, keepdim=True)
-    return (centred / centred.norm(dim=-1, keepdim=True)).float()
-
-
-def rank(a: Tensor, b: Tensor) -> Estimate:
-    """Spearman's correlation of ``a`` with ``b (n,)`` where b has not underflowed; Bonett and Wright's interval."""
-    kept = b > _TINY
-    n = int(kept.sum())
-    rho = float((_ranks(a[kept]).double() * _ranks(b[kept]).double()).sum()) if n >= FEWEST else math.nan
-    if math.isnan(rho):
-        return _UNKNOWN
-    most = 1 - 6 / (n**3 - n)  # half of what one exchange of neighbours would change: 1 is not certainty
-    middle = math.atanh(max(-most, min(most, rho)))
-    spread = math.sqrt((1 + rho**2 / 2) / (n - 3))
-    half = student_quantile(10**9) * spread
-    return Estimate(rho, (1 - math.tanh(middle) ** 2) * spread, math.tanh(middle - half), math.tanh(middle + half))
-
-
-def within(v: Tensor, c: Tensor) -> tuple[Estimate, Estimate]:
-    """Mean correlation of ranks ``(draws, n, d)`` of the same image, and that less the one of different images."""
-    known = ~(v.isnan().any(-1) | c.isnan().any(-1)).any(0)
-    n = int(known.sum())
-    if n < 3:
-        return _UNKNOWN, _UNKNOWN
-    rho = torch.einsum("kid,kjd->ij", v[:, known].double(), c[:, known].double()) / len(v)
-    own = rho.diagonal()
-    across, along = ((rho.sum(axis) - own) / (n - 1) for axis in (0, 1))
-    return _mean(own), _mean(own - across - along + across.mean())  # Hájek's projection of the U-statistic
-
-
-def ratio(a: Tensor, b: Tensor, least: float = 0.0) -> Estimate:
-    """The mean of ``a`` over that of ``b (n,)`` with Fieller's interval, cut at ``least``; NaN where b underflows."""
-    size, other = float(b.abs().max()), float(a.abs().max())
-    if not size > _TINY or not other > 0:
-        return Estimate.exact(0.0) if size > _TINY else _UNKNOWN
-    a, b, n = a / other, b / size, len(a)
-    ((aa, ab), (_, bb)), unit = torch.cov(torch.stack([a, b])).div(n).tolist(), other / size
-    top, bottom, square = float(a.mean()), float(b.mean()), student_quantile(n - 1) ** 2
-    value = top / bottom if bottom > 0 else math.inf
-    p, q, r = bottom**2 - square * bb, top * bottom - square * ab, top**2 - square * aa
-    root = math.sqrt(max(q * q - p * r, 0.0))
-    if p > 0 and bottom > 0:
-        low, high = (q - root) / p, (q + root) / p
-        se = math.sqrt(max(aa - 2 * value * ab + value**2 * bb, 0.0)) / bottom
-    else:  # the denominator may be zero: no upper end
-        ends = sorted(((q - root) / p, (q + root) / p)) if p < 0 else (0.0, 0.0)
-        low, high, se = (ends[1] if ends[0] < 0 < ends[1] else least), math.inf, math.inf
-    return Estimate(value * unit, se * unit, max(low * unit, least), high * unit)
-
-
-def _mean(values: Tensor) -> Estimate:
-    """The mean of what is finite."""
-    kept = values[values.isfinite()]
-    return Estimate.of_mean(kept.double()) if len(kept) > 1 else _UNKNOWN
-
-
-def _grown(log: Estimate) -> Estimate:
-    """exp of an estimate."""
-    value = math.exp(log.value)
-    return Estimate(value, value * log.se, math.exp(log.low), math.exp(log.high))
-
-
-def _along(dims: tuple[str, ...], name: str, words: str, table: list[list[Estimate]]) -> dict[str, Any]:
-    found = {}
-    for part, start in ENDS.items():
-        values = [[getattr(e, part) for e in row] for row in table]
-        label = {"long_name": start + words, "units": "1"}
-        found[name if part == "value" else f"{name}_{part}"] = (dims, values if len(dims) > 1 else values[0], label)
-    return found
-
-
-def _members(found: dict[str, list[Level]]) -> dict[str, Any]:
-    """What leaving out each member (or group) does: the jackknife error of the variance, and the ranks."""
+def _without_one(found: dict[str, list[Level]]) -> dict[str, Any]:
+    """The jackknife error of the variance over members (or groups), and the ranks without each."""
     if "without" not in found["data"][0]:
         return {}
-    means = torch.stack([torch.stack([level["without"].mean(0) for level in row]) for row in found.values()])
-    n = means.shape[-1]
-    error = ((n - 1) / n * (means - means.mean(-1, keepdim=True)).square().sum(-1)).sqrt()
-    ranks = [[[rank(v, level["target"]).value for v in level["without"].T] for level in row] for row in found.values()]
-    words = {"long_name": "standard error over members of the variance (jackknife)", "units": "1"}
+    means = torch.stack([torch.stack([level["without"].mean(0) for level in found[place]]) for place in PLACES])
+    ranks = [
+        [[spearman(v, level["target"], FEWEST).value for v in level["without"].T] for level in found[place]]
+        for place in PLACES
+    ]
+    error = {"long_name": "standard error over members of the variance (jackknife)", "units": "1"}
     about = {"long_name": "rank without one member, or one group", "units": "1"}
     return {
-        "variance_members": (("place", "t"), error.tolist(), words),
+        "variance_members": (("place", "t"), jackknife_se(means, -1).numpy(), error),
         "rank_without": (("place", "t", "unit"), ranks, about),
     }
 
 
-# --- verdicts -------------------------------------------------------------------------------------------------------
-
-
 def _verdicts(ds: xarray.Dataset) -> list[list[float]]:
-    """1 where V follows C, -1 where it opposes, 0 where neither is beyond doubt (Holm), NaN where C is not felt."""
-    ends = torch.stack([torch.from_numpy(ds[f"rank_{end}"].values) for end in ("low", "high")]).atanh()
-    z = student_quantile(10**9) * (ends[0] + ends[1]) / (ends[1] - ends[0])  # of the interval
-    z[torch.from_numpy((ds.target <= FELT).values)] = math.nan
-    chance, count, verdict = torch.special.erfc(z.abs() / math.sqrt(2)), int((~z.isnan()).sum()), 0 * z
-    for k, place in enumerate(chance.flatten().argsort()[:count]):  # NaN come last
-        if float(chance.flatten()[place]) * (count - k) > CHANCE:
-            break
-        verdict.view(-1)[place] = z.flatten()[place].sign()
-    return verdict.tolist()
+    """1 where V follows C, -1 where it opposes, 0 where neither is beyond doubt, NaN where C is not resolved."""
+    low, high = (torch.from_numpy(ds[f"rank_{end}"].values).atanh() for end in ("low", "high"))
+    z = Z95 * (low + high) / (high - low)
+    z[torch.from_numpy((ds.target <= RESOLVED).values)] = math.nan
+    chance = torch.special.erfc(z.abs() / math.sqrt(2))
+    return (0 * z + z.sign().where(holm(chance), 0 * z)).tolist()
 
 
-def _words(ds: xarray.Dataset, follows: dict[tuple[str, float], bool], same: SameNoise | None) -> list[str]:
-    who = f"{ds.members} checkpoints" + (f" in {ds.trainings} groups" if ds.trainings < ds.members else "")
-    on, levels = ds.sel(place="data"), ds.sizes["t"]
-    ends = " and ".join(f"{_told(on, 'V_over_bias', k)} at t = {float(on.t[k]):.3g}" for k in (0, levels - 1))
-    words = [f"On noised training images the variance of {who} is {ends} times their common squared error."]
-    counts = ", ".join(f"{place} {_count(follows, place)}" for place in PLACES)
-    felt, against = ds.where(ds.verdict.notnull()), int((ds.verdict < 0).sum())
-    if not follows:
-        words.append("C is nowhere as large as float32 can feel: at these levels theory has nothing to say about V.")
-    else:
-        words += [
-            f"Over places V follows C beyond doubt at {sum(follows.values())} of {len(follows)} levels where C can be "
-            f"felt (5 %, corrected by Holm): {counts}; it opposes C at {against}. Ranks correlate by "
-            f"{_range(felt, 'rank')}.",
-            f"Over the pixels of an image V correlates with C by {_range(felt, 'rank_coordinates')}; less what it has "
-            f"in common with the C of other images, by {_range(felt, 'rank_specific')}, positive at "
-            f"{int((felt.rank_specific_low > 0).sum())} of {int(felt.rank_specific.notnull().sum())} (each by its own "
-            "95 % interval).",
-            f"There tr V is {_range(felt, 'V_over_C')} times tr C.",
-        ]
-    more, less = int((ds.contrast_low > 1).sum()), int((ds.contrast_high < 1).sum())
-    words.append(
-        f"Between neighbouring images V is {_range(ds, 'contrast')} times as large as on them: larger beyond doubt at "
-        f"{more}, smaller at {less} of {levels} levels (each by its own 95 % interval)."
-    )
-    if "rank_without" in ds and follows:
-        lost = felt.rank_without
-        words.append(
-            f"Without one or another training these ranks lie within {float(lost.min()):.2f} … {float(lost.max()):.2f}."
-        )
-    if "kurtosis" in ds:
-        few = f"; of {ds.members} numbers these say little" if ds.members < 10 else ""
-        words.append(
-            f"Skewness over members is {_range(ds, 'skewness')}, excess kurtosis {_range(ds, 'kurtosis')}{few}."
-        )
-    else:
-        words.append("Skewness and kurtosis over members need four independent ones or more.")
-    if "between_groups" in ds:
-        words.append(
-            f"Of the variance, {_range(ds, 'between_groups')} lies between groups; errors count {ds.trainings} groups."
-        )
-    words.append(
-        f"All intervals are over places, for these {ds.members} checkpoints: other trainings could differ by more."
-    )
-    return words + ([] if same is None else [same.words])
+@dataclass(frozen=True)
+class SameNoise:
+    """The result of :func:`same_noise`: ``ratio`` and ``correlation`` over all pairs of members, ratios ``by_pair``.
+
+    ``nearest`` is the share of the ``n`` starts for which all members' samples have the same nearest training image.
+    """
+
+    ratio: Estimate
+    correlation: Estimate
+    nearest: Estimate
+    by_pair: dict[tuple[int, int], Estimate]
+    members: int
+    n: int
 
 
-def _told(ds: xarray.Dataset, name: str, k: int) -> str:
-    value, low, high = (float(ds[name + end][k]) for end in ("", "_low", "_high"))
-    return f"{value:.2g} [{low:.2g}, {high:.2g}]"
+def same_noise(samples: Tensor, data: Empirical) -> SameNoise:
+    """Compare samples of members from the same noise: ``samples (M, n, *shape)``, ``[:, i]`` from the i-th start.
+
+    ``data`` is the training set in the same units. Correlations are over pixels, less each member's mean sample. Errors
+    are over starts: jackknifed for ratios, Student's for correlations, Wilson's for the share.
+    """
+    require(isinstance(samples, Tensor), f"samples must be a tensor (M, n, *shape), not {type(samples).__name__}.")
+    shape = tuple(samples.shape[2:]) or (1,)
+    require(samples.ndim >= 2 and shape == data.shape, f"Samples are of shape {shape}, the data of {data.shape}.")
+    m, n = samples.shape[:2]
+    require(m >= 2 and n >= 3, f"Two members and three starts are needed; got {m} and {n}.")
+    x = samples.detach().to(data.device, torch.float64).reshape(m, n, -1)
+    require(bool(x.isfinite().all()), "Samples hold NaN or infinite values: a member diverged; leave it out.")
+    pairs = list(itertools.combinations(range(m), 2))
+    ratios = torch.stack([_ratios(x[a], x[b]) for a, b in pairs])  # whole, then without each start
+    centred = x - x.mean(1, keepdim=True)
+    unit = centred / centred.norm(dim=2, keepdim=True)
+    correlation: Estimate = Estimate.of_mean(torch.stack([(unit[a] * unit[b]).sum(1) for a, b in pairs]).mean(0))
+    points = distinct(data)
+    index = torch.stack([nearest(member, points, 1)[1][:, 0] for member in x])
+    share: Estimate = Estimate.of_share((index == index[0]).all(0).sum(), n)
+    by_pair = {pair: jackknife(r[0], r[1:], low=0.0) for pair, r in zip(pairs, ratios, strict=True)}
+    mean = ratios.mean(0)
+    return SameNoise(jackknife(mean[0], mean[1:], low=0.0), correlation, share, by_pair, m, n)
 
 
-def _count(follows: dict[tuple[str, float], bool], place: str) -> str:
-    own = [found for (where, _), found in follows.items() if where == place]
-    return f"{sum(own)} of {len(own)}"
-
-
-def _range(ds: xarray.Dataset, name: str) -> str:
-    return f"{float(ds[name].min()):.2g} … {float(ds[name].max()):.2g}"
+def _ratios(a: Tensor, b: Tensor) -> Tensor:
+    """The ratio of distances for samples ``(n, d)``, and n more, each without one start."""
+    n, own = len(a), (a - b).norm(dim=1)
+    across, along = torch.zeros_like(own), torch.zeros_like(own)
+    for rows in torch.arange(n, device=a.device).split(ROWS):
+        distance = torch.cdist(a[rows], b)
+        distance[torch.arange(len(rows)), rows] = 0
+        across[rows] += distance.sum(1)
+        along += distance.sum(0)
+    whole = (own.mean() / (across.sum() / (n * (n - 1)))).reshape(1)
+    less = (own.sum() - own) / (n - 1), (across.sum() - across - along) / ((n - 1) * (n - 2))
+    return torch.cat([whole, less[0] / less[1]])

@@ -1,15 +1,18 @@
-"""The whole audit: every question, asked of every network, in the order in which the answers are needed.
+"""The whole audit of one or several networks, and its result.
 
-Conventions come first: a network that does not denoise under them is asked nothing more, since every later number
-would be of a misreading. Several networks of one process and range see the same noisy images and share one ideal score,
-start from the same noise, and are compared with one another.
+Conventions are checked first: a network that does not denoise under them is not examined further, since every later
+number would be of a misreading. Networks of one process, pixel range, class and time input see the same noisy images,
+share one ideal score, start from the same noise, and are compared with one another.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
+import json
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,136 +21,335 @@ from torch import Tensor
 
 from vkernel.adapters.checkpoint import Checkpoint
 from vkernel.adapters.checkpoints import Checkpoints
+from vkernel.core import rng
 from vkernel.core.errors import InputError, require
-from vkernel.core.progress import Reporter
+from vkernel.core.estimate import Estimate
+from vkernel.core.files import write
+from vkernel.core.progress import Progress, Reporter
 from vkernel.core.progress import progress as report_progress
 from vkernel.data.empirical import Empirical
+from vkernel.metrics.copies import Copies, Reference
+from vkernel.metrics.features import Extractor, extractor
+from vkernel.metrics.likeness import Drift, Likeness, drift, likeness
 from vkernel.process import Process
-from vkernel.reports.audit import sampling
 from vkernel.reports.audit.agreement import Agreement, agreement
-from vkernel.reports.audit.blind import blind, drift
-from vkernel.reports.audit.conventions import Conventions, check
-from vkernel.reports.audit.copies import Reference
-from vkernel.reports.audit.extractors import Extractor, extractor
-from vkernel.reports.audit.findings import Audit, Finding, Sampled, Sizes
-from vkernel.reports.audit.levels import alike, levels, times_of
-from vkernel.reports.audit.likeness import likeness
-from vkernel.reports.audit.membership import membership
-from vkernel.reports.audit.skill import skill
-from vkernel.reports.audit.statistics import Ground
+from vkernel.reports.audit.blind import Blind, blind
+from vkernel.reports.audit.conventions import Conventions, Skill, as_network, check, skill
+from vkernel.reports.audit.levels import Membership, audit_times, levels, membership, same_process
+from vkernel.reports.audit.sampling import KINDS, draw, sampling_times, start
+from vkernel.sample.scores import Scores
+from vkernel.score.base import Score
 from vkernel.score.empirical import EmpiricalScore
-from vkernel.train.ensemble import Ensemble
+from vkernel.score.wrapped import Wrapped, as_score
 
 if TYPE_CHECKING:
     import xarray
 
+    from vkernel.reports.audit.verdicts import Advice, Verdict
     from vkernel.reports.profile import Profile
 
-__all__ = ["audit"]
+__all__ = ["Audit", "DataStatistics", "NetworkAudit", "SampleAudit", "Sizes", "audit"]
 
 FEWEST = 16  # training images
-SMALL = 1 << 28  # numbers of a memory map that is read at once
-# Shares of the work, for the bar alone.
-_CHECK, _LEVELS, _MEMBERS, _BLIND, _SAMPLES, _COMPARE, _AGREE, _GROUND = 3, 12, 5, 4, 12, 4, 16, 2
+IN_MEMORY = 1 << 28  # numbers of a memory map that is read at once
+BISECTIONS = 8
+# Shares of the work, for the progress bar.
+CHECK, LEVELS, MEMBERSHIP, BLIND, SAMPLES, COMPARE, AGREE, DATA = 3, 12, 5, 4, 12, 4, 16, 2
+
+Model = Score | Scores | Callable[[Tensor, Tensor], Tensor] | str | Path
+Data = Empirical | Tensor | str | Path
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of an audit: images for each question, samples, steps of a sampler (``None``: all that it has), …
+
+    ``every`` n-th of the eight noise levels is used; ``queries`` are the images on which the collapse is measured.
+    """
+
+    check: int = 64
+    images: int = 192
+    draws: int = 2
+    every: int = 1
+    members: int = 512
+    blind: int = 16
+    budget: int = 32
+    samples: int = 256
+    steps: int | None = 50
+    reference: int = 1024
+    places: int = 96
+    queries: int = 24
+
+    @classmethod
+    def quick(cls) -> Sizes:
+        """Return sizes for a first look: fewer images, levels and samples, wider intervals."""
+        return cls(24, 48, 1, 2, 192, 8, 8, 64, 50, 512, 24, 16)
+
+
+@dataclass(frozen=True)
+class SampleAudit:
+    """Samples ``(n, *shape)`` of one sampler in the network's pixel units, compared with the data.
+
+    ``standardised`` compares them without brightness and contrast, where these have drifted.
+    """
+
+    kind: str
+    steps: int
+    images: Tensor = field(repr=False)
+    copies: Copies
+    standardised: Copies | None
+    drift: Drift
+    likeness: Likeness
+
+    @property
+    def comparison(self) -> Copies:
+        """The comparison that decides: without brightness and contrast where these have drifted."""
+        return self.standardised or self.copies
+
+
+@dataclass(frozen=True)
+class NetworkAudit:
+    """The results of one network; ``None`` or empty where ``failure`` or a missing test set ended the audit."""
+
+    net: Wrapped
+    conventions: Conventions
+    skill: Skill | None = None
+    levels: xarray.Dataset | None = field(default=None, repr=False)
+    membership: Membership | None = None
+    blind: Blind | None = None
+    samples: dict[str, SampleAudit] = field(default_factory=dict)
+    failure: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.net.name
+
+
+@dataclass(frozen=True)
+class DataStatistics:
+    r"""Facts about the training set that the advice uses.
+
+    ``cutoff`` is σ/α at the end of sampling; ``collapse`` the σ/α below which the ideal score has chosen one training
+    image, :math:`E\,r_i(\alpha y_i + \sigma z) \ge \tfrac12` for the posterior weight :math:`r_i` of the image behind
+    x, or ``None``; ``repeated`` are the training images that have an exact copy, or near copies where a profile gives
+    them (``near``).
+    """
+
+    cutoff: float
+    collapse: float | None
+    repeated: frozenset[int]
+    near: bool
+
+    @classmethod
+    def of(cls, data: Empirical, process: Process, queries: int, seed: int) -> DataStatistics:
+        """Measure them with ``queries`` images; the collapse is found by bisection on shared images and noise."""
+        merged, merge = data.merged()
+        counts = merge.cpu().bincount()
+        repeated = frozenset((counts[merge.cpu()] > 1).nonzero().flatten().tolist())
+        cutoff = process.ratios[0]
+        return cls(cutoff, _collapse(merged, process, queries, seed), repeated, False)
+
+    @classmethod
+    def of_profile(cls, profile: Profile) -> DataStatistics:
+        """Take them from a profile."""
+        groups = [*profile.duplicates, *(group.indices for group in profile.near_duplicates)]
+        process, t = profile.process, profile.collapse_time
+        at = None if t is None else torch.tensor(t, dtype=torch.float64)
+        collapse = None if at is None else float(process.sigma(at) / process.alpha(at))
+        return cls(process.ratios[0], collapse, frozenset(i for group in groups for i in group), True)
+
+
+def _collapse(data: Empirical, process: Process, queries: int, seed: int) -> float | None:
+    score, source = EmpiricalScore(data, process), rng.stream(seed, "images for the ground")
+    index = data.choose(queries, source).to(data.device)
+    y = data[index]
+    noise = rng.randn(tuple(y.shape), source, y.device, y.dtype)
+    low, high = process.ratios
+
+    def collapsed(log_ratio: float) -> bool:
+        t = process.time(torch.tensor(log_ratio, dtype=torch.float64).exp().clamp(low, high))
+        x = (float(process.alpha(t)) * y + float(process.sigma(t)) * noise).to(data.dtype)
+        return float(score.posterior(x, t).weight(index).double().mean()) >= 0.5
+
+    below, above = math.log(max(low, 1e-12)), math.log(high)
+    if not collapsed(below):
+        return None
+    if collapsed(above):
+        return high
+    for _ in range(BISECTIONS):
+        middle = (below + above) / 2
+        below, above = (middle, above) if collapsed(middle) else (below, middle)
+    return math.exp((below + above) / 2)
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The results of each network, their agreement if there are several, and what they were compared with."""
+
+    networks: tuple[NetworkAudit, ...]
+    agreement: Agreement | None
+    statistics: DataStatistics | None
+    data: Empirical
+    test: Empirical | None
+    features: str
+    threshold: float
+    sizes: Sizes
+    seed: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """One verdict for each question and network."""
+        from vkernel.reports.audit.verdicts import verdicts
+
+        return verdicts(self)
+
+    @property
+    def advice(self) -> list[Advice]:
+        """Changes that the theory suggests, with the evidence."""
+        from vkernel.reports.audit.verdicts import advice
+
+        return advice(self)
+
+    @property
+    def members(self) -> list[NetworkAudit]:
+        """The networks that were compared with one another."""
+        names = "" if self.agreement is None else f", {self.agreement.dataset.attrs['names']}, "  # they may hold commas
+        return [n for n in self.networks if f", {n.name}, " in names]
+
+    @property
+    def memorised(self) -> Estimate | None:
+        """The largest share of copies over networks and samplers; ``None`` if nothing was sampled."""
+        found = [s.comparison.fraction for n in self.networks for s in n.samples.values()]
+        return max(found, key=lambda e: e.value, default=None)
+
+    def summary(self) -> str:
+        """Return the results in sentences."""
+        from vkernel.reports.audit.report import sentences
+
+        return "\n".join(sentences(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but pictures as numbers, lists and dictionaries; numbers without a value are ``None``."""
+        from vkernel.reports.audit.report import as_dict
+
+        return as_dict(self)
+
+    def to_json(self, path: str | Path) -> Path:
+        """Write :meth:`to_dict` to a file."""
+        return write(path, json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write one self-contained page: verdicts, plots, samples, copies beside their sources."""
+        from vkernel.reports.audit.report import page
+
+        return write(path, page(self))
 
 
 def audit(
-    models: Any,
-    data: Empirical | Tensor | str | Path,
+    models: Model | Sequence[Model],
+    data: Data,
     process: Process | None = None,
-    test: Empirical | Tensor | str | Path | None = None,
+    test: Data | None = None,
     *,
-    features: Any = "pixels",
+    features: Extractor | Callable[[Tensor], Any] | str = "pixels",
     threshold: float = 1 / 3,
     groups: Sequence[str | int] | None = None,
     quick: bool = False,
     sizes: Sizes | None = None,
     profile: Profile | None = None,
     seed: int = 0,
-    progress: bool = False,
+    progress: Progress = False,
 ) -> Audit:
     """Audit one or several trained networks against their training set.
 
-    ``models``: a :class:`~vkernel.reports.audit.Checkpoint`, a diffusers folder, a score with its process (or a bare
-    ``(x, t)`` callable, if ``process`` is given), an ``Ensemble``, or a list of these. ``data`` is what
-    they were trained on, ``test`` images of the same law that they did not see: without them errors have no yardstick,
-    and membership is not asked. ``features`` are those in which samples are compared with data: "pixels",
-    "standardised", "pca:K", "file.py:function" or a function. ``groups`` names for each network the group that it
-    shares something with, such as an initialisation.
-    ``quick`` takes a first look; ``sizes`` sets each size. ``profile`` is what ``vk.profile`` found of the
-    data, for better advice.
+    Args:
+        models: a score (a ``Checkpoint``, say), several as ``Scores`` (an ``Ensemble``, ``Checkpoints``), a diffusers
+            folder, a function ``(x, t)`` that returns the score under ``process``, or a list of these.
+        data: the training set.
+        test: images of the same law that the networks did not see; without them errors have no yardstick, and
+            membership is not measured.
+        features: those in which samples are compared with data (:func:`vkernel.metrics.features.extractor`).
+        threshold: the largest ratio of the nearest to the second nearest distance of a copy.
+        groups: the group of each network, equal for networks that share an initialisation, say.
+        quick: whether to take the sizes of a first look; ``sizes`` sets each of them.
+        profile: the result of ``vk.profile`` for the data, for better advice.
+        seed: the seed of all draws.
+        progress: whether to show progress, or a function of (label, share).
     """
     began = time.monotonic()
-    nets = _checkpoints(models, process)
-    data, test = _data(data, "training"), None if test is None else _data(test, "test")
-    if data.n * data.d <= SMALL:  # the ideal score goes through the data again and again
+    data, held = _load(data, "training"), None if test is None else _load(test, "test")
+    nets = _networks(models, process, data)
+    if data.n * data.d <= IN_MEMORY:  # the ideal score reads the data many times
         data = data.loaded()
     for net in nets:
-        _fits(net, data, test)
-    require(
-        groups is None or len(groups) == len(nets), f"There are {len(nets)} networks and {len(groups or ())} groups."
-    )
+        _check_shapes(net, data, held)
+    named = f"There are {len(nets)} networks and {len(groups or ())} groups."
+    require(groups is None or len(groups) == len(nets), named)
     require(0 < threshold <= 1, f"threshold must be a ratio in (0, 1], not {threshold!r}.")
     require((data.weights > 0).sum() >= FEWEST, f"An audit needs {FEWEST} training images or more; got {data.n}.")
-    sizes = sizes or (Sizes.quick() if quick else Sizes())
-    extract = extractor(features)
-    each = _CHECK + _LEVELS + _MEMBERS * (test is not None) + _BLIND + 2 * (_SAMPLES + _COMPARE)
-    total = len(nets) * each + _AGREE * (len(nets) > 1) + _GROUND
+    sizes, extract = sizes or (Sizes.quick() if quick else Sizes()), extractor(features)
+    each = CHECK + LEVELS + MEMBERSHIP * (held is not None) + BLIND + 2 * (SAMPLES + COMPARE)
+    total = len(nets) * each + AGREE * (len(nets) > 1) + DATA
+    notes: list[str] = []
     with report_progress(total, progress) as step:
-        asked = _Asked(data, test, extract, threshold, sizes, seed, step)
-        read = [asked.conventions(net) for net in nets]
-        good = [net for net, found in zip(nets, read, strict=True) if found.fits]
-        curves = asked.levels(good)
-        findings = tuple(asked.finding(net, found, curves) for net, found in zip(nets, read, strict=True))
-        together = asked.together(findings, groups)
-        ground = asked.ground(good, profile)
-    told = (extract.name, threshold, sizes, seed, time.monotonic() - began)
-    return Audit(findings, together, ground, data, test, *told, tuple(asked.notes))
+        settings = (extract, threshold, sizes, seed, step)
+        problems = [_Problem.of(some, data, held, settings) for some in _alike(nets)]
+        found = {name: result for problem in problems for name, result in problem.networks().items()}
+        results = tuple(found[net.name] for net in nets)
+        labels = None if groups is None else dict(zip((net.name for net in nets), groups, strict=True))
+        together = None
+        first = next((n.name for n in results if n.samples), None)
+        for problem in problems:
+            if first in [net.name for net in problem.nets]:
+                try:
+                    together = problem.agreement(found, labels)
+                except InputError as error:  # the results of each network stand
+                    notes.append(f"How far the networks agree could not be measured: {error}")
+        statistics = None if profile is None else DataStatistics.of_profile(profile)
+        good = [problem for problem in problems if any(found[net.name].conventions.fits for net in problem.nets)]
+        if statistics is None and good:
+            statistics = DataStatistics.of(good[0].data, good[0].nets[0].process, sizes.queries, seed)
+        step("training set", DATA)
+    stated = (extract.name, threshold, sizes, seed, time.monotonic() - began)
+    return Audit(results, together, statistics, data, held, *stated, tuple(notes))
 
 
-def itself(t: Tensor) -> Tensor:
-    """What a score is told; one function for all, so that scores are known to be told the same."""
-    return t
-
-
-def _checkpoints(models: Any, process: Process | None) -> list[Checkpoint]:
-    """Whatever was given as a list of checkpoints with different names."""
-    given = list(models) if isinstance(models, Sequence) and not isinstance(models, str) else [models]
-    given = [one for some in given for one in (_members(some) if isinstance(some, Ensemble) else [some])]
-    require(given, "There is no network to audit.")
-    nets = [_checkpoint(one, process) for one in given]
+def _networks(models: Model | Sequence[Model], process: Process | None, data: Empirical) -> list[Wrapped]:
+    """All models as networks with different names."""
+    given: Iterable[Any] = models if isinstance(models, Sequence) and not isinstance(models, str) else [models]
+    nets = [net for model in given for net in _members(model, process, data)]
+    require(nets, "There is no network to audit.")
     names = [net.name for net in nets]
-    twice = {name for name in names if names.count(name) > 1}
-    numbered = [f"{name} ({k + 1})" if name in twice else name for k, name in enumerate(names)]
-    return [dataclasses.replace(net, name=name) for net, name in zip(nets, numbered, strict=True)]
+    numbered = [f"{name} ({k + 1})" if names.count(name) > 1 else name for k, name in enumerate(names)]
+    return [replace(net, name=name) for net, name in zip(nets, numbered, strict=True)]
 
 
-def _members(ensemble: Ensemble) -> list[Checkpoint]:
-    def member(m: int) -> Checkpoint:
-        score: Any = ensemble[m]
-        stated = ("score", itself, (-1.0, 1.0), ensemble.shape, f"member {m}")
-        return Checkpoint(score, ensemble.process, *stated)
-
-    return [member(m) for m in range(len(ensemble)) if m not in ensemble.diverged]
-
-
-def _checkpoint(model: Any, process: Process | None) -> Checkpoint:
-    if isinstance(model, Checkpoint):
-        return model
+def _members(model: Model, process: Process | None, data: Empirical) -> list[Wrapped]:
+    if isinstance(model, Scores):
+        alive = [m for m in range(len(model)) if m not in set(model.diverged)]
+        nets = [as_network(model.member(m), data) for m in alive]
+        return (
+            nets
+            if isinstance(model, Checkpoints)
+            else [replace(net, name=f"member {m}") for m, net in zip(alive, nets, strict=True)]
+        )
     if isinstance(model, str | Path):
-        return Checkpoint.from_diffusers(model)
-    own = getattr(model, "process", None) or process
-    known = callable(model) and isinstance(own, Process)
+        return [Checkpoint.from_diffusers(model)]
+    if isinstance(model, Score):
+        return [as_network(model, data)]
     require(
-        known,
-        f"A {type(model).__name__} cannot be audited alone: give a Checkpoint, a diffusers folder, or a score (x, t) "
+        callable(model) and isinstance(process, Process),
+        f"A {type(model).__name__} cannot be audited alone: give a Score, a diffusers folder, or a function (x, t) "
         "with process=.",
     )
-    name = getattr(model, "__name__", type(model).__name__)
-    return Checkpoint(model, own, "score", itself, name=name)  # type: ignore[arg-type]
+    assert process is not None
+    name = model.__name__ if inspect.isroutine(model) else type(model).__name__
+    return [as_score(model, process, range=(-1, 1), name=name)]
 
 
-def _data(data: Any, kind: str) -> Empirical:
+def _load(data: Data, kind: str) -> Empirical:
     if isinstance(data, Empirical):
         return data
     if isinstance(data, str | Path):
@@ -160,161 +362,147 @@ def _data(data: Any, kind: str) -> Empirical:
         raise InputError(f"The {kind} data cannot be used: {error}") from error
 
 
-def _fits(net: Checkpoint, data: Empirical, test: Empirical | None) -> None:
+def _check_shapes(net: Wrapped, data: Empirical, test: Empirical | None) -> None:
     for name, points in (("training", data), ("test", test)):
-        require(
-            points is None or net.shape in (None, points.shape),
-            f"The {name} data have shape {points and points.shape}, but {net.name} takes {net.shape}.",
-        )
-    one = test is not None and int((test.weights > 0).sum()) < 2
-    require(not one, "There is one test image; give two or more, or none.")
-    require(
-        test is None or test.shape == data.shape,
-        f"Training images have shape {data.shape} and test images {test and test.shape}; they must be alike.",
-    )
+        if points is not None:
+            fits = net.shape in (None, points.shape)
+            require(fits, f"The {name} data have shape {points.shape}, but {net.name} takes {net.shape}.")
+    if test is not None:
+        require(int((test.weights > 0).sum()) >= 2, "There is one test image; give two or more, or none.")
+        shapes = f"Training images have shape {data.shape} and test images {test.shape}; they must be alike."
+        require(test.shape == data.shape, shapes)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Asked:
-    """The questions, with what all of them need."""
+def _alike(nets: list[Wrapped]) -> list[list[Wrapped]]:
+    """The networks in groups of one process, pixel range, class and time input."""
+    groups: list[list[Wrapped]] = []
+    for net in nets:
+        stated = (net.range, net.label, net.time)
+        for group in groups:
+            other = group[0]
+            if (other.range, other.label, other.time) == stated and same_process(other.process, net.process):
+                group.append(net)
+                break
+        else:
+            groups.append([net])
+    return groups
 
+
+@dataclass(frozen=True)
+class _Problem:
+    """Networks that are evaluated on the same noisy images, with the data in their units and the ideal score."""
+
+    nets: list[Wrapped]
     data: Empirical
     test: Empirical | None
+    exact: EmpiricalScore
     extract: Extractor
     threshold: float
     sizes: Sizes
     seed: int
     step: Reporter
-    references: dict[Any, Reference] = dataclasses.field(default_factory=dict)
-    scores: list[tuple[EmpiricalScore, tuple[float, float]]] = dataclasses.field(default_factory=list)
-    notes: list[str] = dataclasses.field(default_factory=list)
+    references: dict[str, Reference] = field(default_factory=dict)
 
-    def conventions(self, net: Checkpoint) -> Conventions:
-        found = check(net, self.data, images=self.sizes.check, seed=self.seed, exact=self._exact(net))
-        self.step(f"{net.name}: conventions", _CHECK)
-        return found
+    @classmethod
+    def of(cls, nets: list[Wrapped], data: Empirical, test: Empirical | None, settings: tuple[Any, ...]) -> _Problem:
+        data, held = nets[0].scaled(data), None if test is None else nets[0].scaled(test)
+        return cls(nets, data, held, EmpiricalScore(data, nets[0].process), *settings)
 
-    def levels(self, nets: list[Checkpoint]) -> dict[str, xarray.Dataset | str]:
-        """The curves of each network by name; networks that see the same noisy images are asked together.
+    @property
+    def times(self) -> Tensor:
+        return audit_times(self.nets[0], self.data)[:: self.sizes.every]
 
-        Of one that returns no numbers there is the sentence that says so, and the others are asked without it.
-        """
-        curves: dict[str, xarray.Dataset | str] = {}
-        while nets:
-            same = [net for net in nets if alike(net.process, nets[0].process) and _same(net, nets[0])]
-            nets = [net for net in nets if net not in same]
+    def networks(self) -> dict[str, NetworkAudit]:
+        """The results of each network by name; a failure ends the audit of that network only."""
+        found = {}
+        for net in self.nets:
+            read = check(net, self.data, images=self.sizes.check, seed=self.seed, exact=self.exact)
+            found[net.name] = NetworkAudit(net, read)
+            self.step(f"{net.name}: conventions", CHECK)
+        good = [net for net in self.nets if found[net.name].conventions.fits]
+        curves = self._levels(good)
+        for net in good:
             try:
-                curves |= self._levels(same)
+                if isinstance(curve := curves[net.name], InputError):
+                    raise curve
+                found[net.name] = self._network(net, found[net.name].conventions, curve)
             except InputError as error:
-                each = [[net] for net in same] if len(same) > 1 else []
-                curves |= {name: curve for one in each for name, curve in self.levels(one).items()}
-                curves |= {} if each else {same[0].name: str(error)}
-        return curves
-
-    def _levels(self, same: list[Checkpoint]) -> dict[str, xarray.Dataset]:
-        data, test = self._scaled(same[0])
-        t = times_of(same[0], data)[:: self.sizes.every]
-        part = self._part("errors by noise level", _LEVELS * len(same), len(t))
-        sizes: dict[str, Any] = {"images": self.sizes.images, "draws": self.sizes.draws, "exact": self._exact(same[0])}
-        found = levels(same, data, test, times=t, seed=self.seed, step=part, **sizes)
-        return {net.name: found.isel(model=m) for m, net in enumerate(same)}
-
-    def finding(self, net: Checkpoint, read: Conventions, curves: dict[str, xarray.Dataset | str]) -> Finding:
-        """The answers of one network; one that fails at a question is asked no more."""
-        if not read.fits:
-            return Finding(net, read)
-        curve = curves[net.name]
-        if isinstance(curve, str):
-            return Finding(net, read, failure=curve)
-        try:
-            return self._finding(net, read, curve)
-        except InputError as error:
-            return Finding(net, read, failure=str(error))
-
-    def _finding(self, net: Checkpoint, read: Conventions, curve: xarray.Dataset) -> Finding:
-        data, test = self._scaled(net)
-        skilled = skill(net, data, images=self.sizes.check, seed=self.seed)
-        member = None
-        if test is not None:
-            t = times_of(net, data)[:: self.sizes.every]
-            member = membership(net, data, test, times=t, images=self.sizes.members, draws=1, seed=self.seed)
-            self.step(f"{net.name}: membership", _MEMBERS)
-        seen = blind(net, data, images=self.sizes.blind, seed=self.seed, budget=self.sizes.budget)
-        self.step(f"{net.name}: blind directions", _BLIND)
-        samples = {kind: self._sampled(net, kind, data, test) for kind in sampling.KINDS}
-        return Finding(net, read, skilled, curve, member, seen, samples)
-
-    def _sampled(self, net: Checkpoint, kind: str, data: Empirical, test: Empirical | None) -> Sampled:
-        x_T = sampling.start(net, self.sizes.samples, self.seed, data.shape)
-        calls = len(sampling.times(net, kind, self.sizes.steps))
-        part = self._part(f"{net.name}: samples ({kind})", _SAMPLES, calls)
-        x = sampling.draw(net, x_T, kind, steps=self.sizes.steps, seed=self.seed, step=part)
-        moved = drift(x, data)
-        near = self._reference(data, test, self.extract).copies(x, self.threshold)
-        plain = None
-        if moved.alarm and self.extract.name == "pixels" and len(data.shape) > 1:
-            plain = self._reference(data, test, extractor("standardised")).copies(x, self.threshold)
-        like = likeness(x, data, test, features=self.extract, seed=self.seed)
-        self.step(f"{net.name}: comparison with data", _COMPARE)
-        return Sampled(kind, calls, x, near, plain, moved, like)
-
-    def _reference(self, data: Empirical, test: Empirical | None, extract: Extractor) -> Reference:
-        """The reference images of networks of one range, compared with the training set once."""
-        key = (data.scale, extract.name)
-        if key not in self.references:
-            features = None if extract.name == "pixels" else extract.fit(data, self.seed)
-            images = self.sizes.reference
-            self.references[key] = Reference.of(data, test, features=features, images=images, seed=self.seed)
-        return self.references[key]
-
-    def together(self, findings: Sequence[Finding], groups: Sequence[str | int] | None) -> Agreement | None:
-        """How far networks of one convention agree; those that were read, if there are two."""
-        kept = [k for k, f in enumerate(findings) if f.samples]
-        if len(kept) < 2:
-            return None
-        first = findings[kept[0]].net
-        kept = [k for k in kept if alike(findings[k].net.process, first.process) and _same(findings[k].net, first)]
-        if len(kept) < 2:
-            return None
-        data, _ = self._scaled(first)
-        t = times_of(first, data)[:: self.sizes.every]
-        x = torch.stack([findings[k].samples["ode"].images for k in kept])
-        good = x.isfinite().flatten(2).all(2).all(0)
-        samples = x[:, good] if int(good.sum()) >= 3 else None
-        part = self._part("agreement of the networks", _AGREE, 3 * len(t))
-        shared = None if groups is None else [groups[k] for k in kept]
-        try:
-            nets = Checkpoints([findings[k].net for k in kept], shared)
-            told: dict[str, Any] = {"times": t, "samples": samples, "seed": self.seed, "exact": self._exact(first)}
-            return agreement(nets, data, images=self.sizes.places, step=part, **told)
-        except InputError as error:  # what was found of each network stands
-            self.notes.append(f"How far the networks agree could not be measured: {error}")
-            return None
-
-    def ground(self, nets: list[Checkpoint], profile: Profile | None) -> Ground | None:
-        """The training set under the first network's process, for the advice."""
-        if profile is not None:
-            return Ground.of_profile(profile)
-        found = Ground.of(self._scaled(nets[0])[0], nets[0].process, self.sizes.queries, self.seed) if nets else None
-        self.step("training set", _GROUND)
+                found[net.name] = replace(found[net.name], failure=str(error))
         return found
 
-    def _exact(self, net: Checkpoint) -> EmpiricalScore:
-        """The ideal score in the network's units, made once for networks of one process and range."""
-        for score, pixels in self.scores:
-            if alike(score.process, net.process) and pixels == net.range:
-                return score
-        self.scores.append((EmpiricalScore(net.scaled(self.data), net.process), net.range))
-        return self.scores[-1][0]
+    def _levels(self, nets: list[Wrapped]) -> dict[str, xarray.Dataset | InputError]:
+        """The curves of each network; if one fails, each is evaluated alone, and the error takes its place."""
+        if not nets:
+            return {}
+        part = self._part("errors by noise level", LEVELS * len(nets))
+        sizes: dict[str, Any] = {"images": self.sizes.images, "draws": self.sizes.draws, "seed": self.seed}
+        try:
+            found = levels(nets, self.data, self.test, times=self.times, exact=self.exact, progress=part, **sizes)
+            return {net.name: found.isel(model=m) for m, net in enumerate(nets)}
+        except InputError as error:
+            if len(nets) == 1:
+                return {nets[0].name: error}
+            return {name: curve for net in nets for name, curve in self._levels([net]).items()}
 
-    def _scaled(self, net: Checkpoint) -> tuple[Empirical, Empirical | None]:
-        return net.scaled(self.data), None if self.test is None else net.scaled(self.test)
+    def _network(self, net: Wrapped, read: Conventions, curve: xarray.Dataset) -> NetworkAudit:
+        sizes, seed, member = self.sizes, self.seed, None
+        skilled = skill(net, self.data, images=sizes.check, seed=seed)
+        if self.test is not None:
+            member = membership(net, self.data, self.test, times=self.times, images=sizes.members, draws=1, seed=seed)
+            self.step(f"{net.name}: membership", MEMBERSHIP)
+        seen = blind(net, self.data, images=sizes.blind, seed=seed, budget=sizes.budget)
+        self.step(f"{net.name}: blind directions", BLIND)
+        samples = {kind: self._samples(net, kind) for kind in KINDS}
+        return NetworkAudit(net, read, skilled, curve, member, seen, samples)
 
-    def _part(self, label: str, units: float, pieces: int) -> Reporter:
-        """A reporter of so many equal pieces of some units of work, under one label."""
-        return lambda _, done=1.0: self.step(label, units * done / max(pieces, 1))
+    def _samples(self, net: Wrapped, kind: str) -> SampleAudit:
+        sizes, data = self.sizes, self.data
+        x_T = start(net, sizes.samples, self.seed, data.shape)
+        part = self._part(f"{net.name}: samples ({kind})", SAMPLES)
+        x = draw(net, x_T, kind, steps=sizes.steps, seed=self.seed, progress=part)
+        moved = drift(x, data)
+        near = self._reference(self.extract).copies(x, self.threshold)
+        plain = None
+        if moved.alarm and self.extract.plain and len(data.shape) > 1:
+            plain = self._reference(extractor("standardised")).copies(x, self.threshold)
+        like = likeness(x, data, self.test, features=self.extract, seed=self.seed)
+        self.step(f"{net.name}: comparison with data", COMPARE)
+        return SampleAudit(kind, len(sampling_times(net, kind, sizes.steps)), x, near, plain, moved, like)
 
+    def _reference(self, extract: Extractor) -> Reference:
+        """The reference images, compared with the training set once for all networks."""
+        if extract.name not in self.references:
+            images = self.sizes.reference
+            held = Reference.of(self.data, self.test, features=extract, images=images, seed=self.seed)
+            self.references[extract.name] = held
+        return self.references[extract.name]
 
-def _same(a: Checkpoint, b: Checkpoint) -> bool:
-    """Whether two networks take the same images at the same times."""
-    return a.range == b.range and a.label == b.label and a.time == b.time
+    def agreement(self, found: dict[str, NetworkAudit], groups: dict[str, str | int] | None) -> Agreement | None:
+        """How far the networks that were sampled agree, if there are two."""
+        kept = [net for net in self.nets if found[net.name].samples]
+        if len(kept) < 2:
+            return None
+        x = torch.stack([found[net.name].samples["ode"].images for net in kept])
+        good = x.isfinite().flatten(2).all(2).all(0)
+        scores = Checkpoints(kept, None if groups is None else [groups[net.name] for net in kept])
+        return agreement(
+            scores,
+            self.data,
+            times=self.times,
+            images=self.sizes.places,
+            samples=x[:, good] if int(good.sum()) >= 3 else None,
+            seed=self.seed,
+            exact=self.exact,
+            progress=self._part("agreement of the networks", AGREE),
+        )
+
+    def _part(self, label: str, units: float) -> Callable[[str, float], None]:
+        """A callback that reports a share of some units of work under one label."""
+        done = 0.0
+
+        def report(_: str, share: float) -> None:
+            nonlocal done
+            self.step(label, units * (share - done))
+            done = share
+
+        return report

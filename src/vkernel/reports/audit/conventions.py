@@ -1,11 +1,11 @@
-r"""Does a network behave as it is said to? Its loss, level by level, between a trivial predictor and the ideal one.
+r"""Does a network denoise under its stated conventions, and better than a linear denoiser?
 
 At each of a few noise levels, images :math:`x_0` of the data and noise give :math:`x = \alpha x_0 + \sigma\,
 \mathrm{noise}`, and the error of a predictor is :math:`E|\widehat{\mathrm{noise}} - \mathrm{noise}|^2 / d`. With
 :math:`s^2` the data's variance per coordinate and :math:`r = \sigma/(\alpha s)`,
 
 =========================================  =================================================================
-predictor                                  its error
+predictor                                  error
 =========================================  =================================================================
 noise = 0                                  :math:`1`
 x0 = mean of the data                      :math:`1/r^2`
@@ -13,76 +13,112 @@ trivial: the best blend of the two         :math:`1/(1+r^2)`, from :math:`\sigma
 ideal                                      that of the data's own :math:`E[x_0|x]`, an EmpiricalScore
 =========================================  =================================================================
 
-The trivial predictor knows a mean and a variance. A network without training is no better than it under any
-convention (a v network or an EDM denoiser that returns zero *is* such a blend), and a little training beats it by far.
-Levels are spaced evenly in :math:`\log r` from .1 to 3: at less noise nothing can be told, at more the trivial
-predictor is all but perfect and a network's rounding is measured. The number that decides is the **loss**: the mean
-over levels of error / trivial error, with its standard error over images. Conventions are compared by their
-**contrast**: the same mean with one more level, at :math:`\sigma/\alpha` of 3 or more, where noise and v part, and
-with trivial errors below .1 counted as .1. The stated convention fits if
+**Conventions** (:func:`check`). An untrained network is no better than the trivial predictor under any convention (a v
+network or an EDM denoiser that returns zero *is* such a blend), and a little training beats it by far. Levels are even
+in :math:`\log r` from .1 to 3: at less noise conventions cannot be distinguished, at more the trivial predictor is
+nearly perfect. The **loss** is the mean over levels of error / trivial error, with its standard error over images.
+Conventions are compared by their **contrast**: the same mean with one more level, at :math:`\sigma/\alpha` of 3 or
+more, where noise and v differ, and with trivial errors below .1 counted as .1. The stated convention fits if
 
 * its loss is below .95 by two standard errors, or so is its error at half of the levels, or its error is within a
   tenth of the ideal's; and
 * no other convention beats the trivial predictor with a contrast lower by a tenth or more, and by three standard
   errors of the (paired) difference.
 
-Other readings are tried on fewer images and on the same noise. The range of the pixels changes :math:`s`, and the
-levels follow it: different ranges are about equally hard problems. Another prediction costs nothing, it is the same
-output read otherwise. Another time or another range come first; if none fits, both at once.
+Other conventions are evaluated on fewer images and the same noise. The pixel range changes :math:`s`, and the levels
+follow it. Another prediction reuses the same outputs. Another time or another range are tried first; if none fits,
+both at once.
+
+**Skill** (:func:`skill`). The best linear denoiser, :math:`\widehat{\mathrm{noise}}(x) = \sigma\,(\alpha^2\Sigma +
+\sigma^2)^{-1} (x - \alpha m)`, holds all that a mean and a covariance can predict. The ratio q of the network's error
+to its error is measured at the same levels on training images; m and :math:`\Sigma` come from *other* training images.
+The standard error of q is that of the mean of :math:`(e_i - q\,l_i)/\bar l`. The skill is one less the mean of q over
+levels. A network is called **under-trained** if at some level the interval of q lies above 1, or if the interval of its
+skill lies below .1. How much skill can be reached depends on the data; no threshold here means that training is
+finished.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-from vkernel.adapters.checkpoint import PREDICTIONS, Checkpoint
+from vkernel.adapters.weights import reason
 from vkernel.core import rng
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate
 from vkernel.data.empirical import Empirical
-from vkernel.process import DDPM
-from vkernel.reports.audit import noisy_batch as trials
-from vkernel.reports.audit.noisy_batch import Trial
+from vkernel.process import DDPM, Process
+from vkernel.reports.audit.levels import labelled
+from vkernel.score.base import Score, check_score
+from vkernel.score.conversions import convert
 from vkernel.score.empirical import EmpiricalScore
+from vkernel.score.wrapped import TimeInput, Wrapped
 
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["RANGES", "Convention", "Conventions", "check"]
+__all__ = [
+    "Convention",
+    "Conventions",
+    "LinearDenoiser",
+    "NoisyBatch",
+    "Skill",
+    "as_network",
+    "check",
+    "skill",
+]
 
+READINGS = ("noise", "x0", "v", "flow", "score")  # of one output; an edm network scales its input, and is its own
 RANGES = ((-1.0, 1.0), (0.0, 1.0), (-0.5, 0.5), (0.0, 255.0))
+LOW, HIGH, FAR = 0.1, 3.0, 3.0  # r of the levels; the least sigma/alpha of the last one
 BEATS, MARGIN, NEAR = 0.95, 0.9, 1.1  # of the trivial loss; of the stated contrast; of the ideal error
 FEWER = 4  # times fewer images for other conventions
 FLOOR = 0.1  # the least trivial error in a contrast
-ALIKE = 1.25  # of the stated contrast: what the check can hardly tell apart
+ALIKE = 1.25  # of the stated contrast: the check can hardly distinguish these
+BEATEN, LEAST = 1.0, 0.1  # the ratio at one level, and the skill, beyond which a network is under-trained
+FITTED = 2048  # images that determine the linear denoiser of the skill
 
 
 @dataclass(frozen=True)
 class Convention:
-    """What a network predicts, what it is told, and the interval of its pixels."""
+    """What a network predicts, its time input, and the interval of its pixels."""
 
-    prediction: str
-    time: Any
+    predicts: str
+    time: TimeInput
     range: tuple[float, float]
 
     def __str__(self) -> str:
         time = self.time if isinstance(self.time, str) else "a function"
-        return f"prediction {self.prediction}, time {time}, range {self.range[0]:g},{self.range[1]:g}"
+        return f"predicts {self.predicts}, time {time}, range {self.range[0]:g},{self.range[1]:g}"
+
+
+def as_network(model: Score, data: Empirical) -> Wrapped:
+    """Return a score with its conventions; without a pixel range it takes that of the data."""
+    score = check_score(model, "An audit")
+    if isinstance(score, Wrapped) and score.range is not None:
+        return score
+    ends = torch.iinfo(getattr(torch, data.stored)) if "int" in data.stored else None
+    pixels = data.scale or ((ends.min, ends.max) if ends else (-1.0, 1.0))
+    if isinstance(score, Wrapped):
+        return replace(score, range=pixels)
+    return Wrapped(score, score.process, "score", "t", pixels, score.shape, type(score).__name__)
 
 
 @dataclass(frozen=True)
 class Conventions:
-    """What :func:`check` found; lists run along the noise levels, little noise first.
+    """The result of :func:`check`; lists run along the noise levels, in ascending order.
 
     ``t``, ``r`` (noise in units of the data), ``error`` with ``se``, ``trivial``, ``ideal``: errors of the predicted
-    noise per coordinate; the last level is the one that only serves to compare. ``loss``: the mean of error / trivial
-    over the others. ``fits``, ``untrained``, ``better`` (a convention that fits better, or ``None``) with
-    ``better_loss``, ``tried`` (every loss by convention), ``words``.
+    noise per coordinate; the last level serves to compare conventions only. ``loss``: the mean of error / trivial over
+    the others. ``better``: a convention that fits better, if any, with ``better_loss``; ``alike``: conventions that do
+    about as well as the stated one; ``tried``: the loss of each convention; ``data_range``: of some of the data.
     """
 
     stated: Convention
@@ -97,20 +133,20 @@ class Conventions:
     untrained: bool
     better: Convention | None
     better_loss: Estimate | None
-    words: str
+    alike: tuple[Convention, ...]
+    data_range: tuple[float, float]
     tried: dict[Convention, float] = field(repr=False)
 
     def to_dataset(self) -> xarray.Dataset:
-        """The curves as a labelled array."""
+        """Return the curves as a Dataset along ``t``."""
         import xarray
 
-        names = ("r", "error", "se", "trivial", "ideal")
-        curves = {name: ("t", getattr(self, name)) for name in names}
-        return xarray.Dataset(curves, {"t": self.t}, {"fits": int(self.fits), "words": self.words})
+        curves = {name: ("t", getattr(self, name)) for name in ("r", "error", "se", "trivial", "ideal")}
+        return xarray.Dataset(curves, {"t": self.t}, {"fits": int(self.fits)})
 
 
 def check(
-    checkpoint: Checkpoint,
+    model: Score,
     data: Empirical,
     *,
     levels: int = 6,
@@ -118,59 +154,56 @@ def check(
     seed: int = 0,
     exact: EmpiricalScore | None = None,
 ) -> Conventions:
-    """Whether the network denoises ``data`` under its stated conventions, and which would fit better.
+    """Measure whether the network denoises ``data`` under its stated conventions, and which would fit better.
 
-    ``exact`` is the score of the data in the network's pixel units, if it was made already.
+    ``exact`` is the score of the data in the network's pixel units, if it exists already.
     """
     require(levels >= 2 and images >= 4, f"A check needs 2 levels and 4 images or more; got {levels} and {images}.")
-    require(
-        checkpoint.shape in (None, data.shape),
-        f"The data have shape {data.shape}, but {checkpoint.name} takes images of shape {checkpoint.shape}.",
-    )
-    data = checkpoint.scaled(data)
-    require(data.spread > 0, "All points of the data are equal; a check needs at least two different ones.")
-    trial = Trial.of(checkpoint, data, levels, images, rng.stream(seed, "check of conventions"))
-    stated = Convention(checkpoint.prediction, checkpoint.time, checkpoint.range)
-    errors, trivial = trials.errors(checkpoint, trial)[stated.prediction], trial.trivial()
+    net = as_network(model, data)
+    batch = NoisyBatch.of(net, data, levels, images, rng.stream(seed, "check of conventions"))
+    data = net.scaled(data)
+    assert net.range is not None
+    stated = Convention(net.predicts, net.time, net.range)
+    errors, trivial = batch.errors(net)[stated.predicts], batch.trivial_errors()
     require(
         bool(errors.isfinite().all()),
-        f"{checkpoint.name} returned NaN or infinite values on noisy images; no convention can make a score of that.",
+        f"{net.name} returned NaN or infinite values on noisy images; no convention can make a score of that.",
     )
-    ideal = trials.ideal(exact or EmpiricalScore(data, checkpoint.process), trial)
-    loss = _Tried.of(errors, trivial).loss
+    ideal = batch.score_errors(exact or EmpiricalScore(data, net.process))
+    loss = _Trial.of(errors, trivial).loss
     good = _beats(loss) or _mostly(errors, trivial) or bool(errors[:-1].mean() <= NEAR * ideal[:-1].mean())
-    found = _search(checkpoint, stated, trial.fewer(FEWER), good)
-    better = _best(found, stated)
-    fits, untrained = good and better is None, not good and better is None
-    gain = None if better is None else found[better].loss
-    error = Estimate.of_mean(errors, 1)
+    tried = _search(net, stated, batch.fewer(FEWER), good)
+    better = _best(tried, stated)
+    some = data.rows(0, min(data.n, 256))
+    error = Estimate[Tensor].of_mean(errors, 1)
     return Conventions(
         stated,
-        trial.times.tolist(),
-        trial.r.tolist(),
+        batch.times.tolist(),
+        batch.r.tolist(),
         error.value.tolist(),
         error.se.tolist(),
         trivial.mean(1).tolist(),
         ideal.mean(1).tolist(),
         loss,
-        fits,
-        untrained,
-        better,
-        gain,
-        _words(checkpoint.name, data, stated, loss, better, gain, _alike(found, stated) if fits else None),
-        {name: tried.loss.value for name, tried in found.items()},
+        fits=good and better is None,
+        untrained=not good and better is None,
+        better=better,
+        better_loss=None if better is None else tried[better].loss,
+        alike=_alike(tried, stated),
+        data_range=(float(some.min()), float(some.max())),
+        tried={convention: trial.loss.value for convention, trial in tried.items()},
     )
 
 
 @dataclass(frozen=True)
-class _Tried:
-    """How one convention did."""
+class _Trial:
+    """The loss of one convention, and its contrast on each image."""
 
     loss: Estimate
-    contrast: Tensor  # of each image
+    contrast: Tensor
 
     @classmethod
-    def of(cls, errors: Tensor, trivial: Tensor) -> _Tried:
+    def of(cls, errors: Tensor, trivial: Tensor) -> _Trial:
         """From errors ``(levels + 1, images)``."""
         errors, trivial = errors.nan_to_num(math.inf, math.inf), trivial.mean(1, keepdim=True)
         loss = Estimate.of_mean((errors / trivial)[:-1].mean(0))
@@ -182,49 +215,40 @@ def _beats(loss: Estimate) -> bool:
 
 
 def _mostly(errors: Tensor, trivial: Tensor) -> bool:
-    """Whether half of the levels or more are beaten: x0 networks may lose the mean at one level of little noise."""
-    each = Estimate.of_mean((errors / trivial.mean(1, keepdim=True))[:-1], 1)
+    """Whether half of the levels or more are beaten: x0 networks may lose the mean at one level of low noise."""
+    each = Estimate[Tensor].of_mean((errors / trivial.mean(1, keepdim=True))[:-1], 1)
     beaten = each.value + 2 * each.se < BEATS
     return 2 * int(beaten.sum()) >= len(beaten)
 
 
-def _search(net: Checkpoint, stated: Convention, trial: Trial, good: bool) -> dict[Convention, _Tried]:
+def _search(net: Wrapped, stated: Convention, batch: NoisyBatch, good: bool) -> dict[Convention, _Trial]:
     """Every prediction under other times and other ranges, and under both at once if none of these fits."""
-    times = list(dict.fromkeys([stated.time, *_other_times(net)]))
+    continuous = ["fraction", "index:1000", "sigma", *(["reversed"] if net.process.T <= 1 else [])]
+    others = ["index", "fraction", "sigma", "reversed"] if isinstance(net.process, DDPM) else continuous
+    times = list(dict.fromkeys([stated.time, *others]))
     ranges = list(dict.fromkeys([stated.range, *RANGES]))
     pairs = sorted(itertools.product(times, ranges), key=lambda p: (p[0] != stated.time) + (p[1] != stated.range))
     first = len(times) + len(ranges) - 1  # the stated pair, and one change
-    found: dict[Convention, _Tried] = {}
+    tried: dict[Convention, _Trial] = {}
     for i, (time, pixels) in enumerate(pairs):
-        if i == first and (good or _best(found, stated) is not None):
+        if i == first and (good or _best(tried, stated) is not None):
             break
-        found.update(_read_as(net, trial, time, pixels))
-    return found
+        other = replace(net, time=time, range=pixels)
+        moved = batch.rescaled(other, stated.range)
+        try:
+            errors = moved.errors(other)
+        except InputError:  # the network cannot be called so
+            continue
+        trivial = moved.trivial_errors()
+        tried |= {Convention(kind, time, pixels): _Trial.of(errors[kind], trivial) for kind in errors}
+    return tried
 
 
-def _read_as(net: Checkpoint, trial: Trial, time: Any, pixels: tuple[float, float]) -> dict[Convention, _Tried]:
-    """Every prediction under one time and one range; none if the network cannot be called so."""
-    other = replace(net, time=time, range=pixels)
-    there = trial.moved(other, net.range)
-    try:
-        errors = trials.errors(other, there)
-    except InputError:
-        return {}
-    trivial = there.trivial()
-    return {Convention(kind, time, pixels): _Tried.of(errors[kind], trivial) for kind in PREDICTIONS}
-
-
-def _other_times(net: Checkpoint) -> list[str]:
-    if isinstance(net.process, DDPM):
-        return ["index", "fraction", "sigma", "reversed"]
-    return ["fraction", "index:1000", "sigma", *(["reversed"] if net.process.T <= 1 else [])]
-
-
-def _best(found: dict[Convention, _Tried], stated: Convention) -> Convention | None:
+def _best(tried: dict[Convention, _Trial], stated: Convention) -> Convention | None:
     """The convention of lowest contrast, if it beats the trivial predictor and is clearly better than the stated."""
-    own = found[stated].contrast
-    rivals = [c for c, tried in found.items() if _beats(tried.loss) and _clearly(tried.contrast, own)]
-    return min(rivals, key=lambda c: float(found[c].contrast.mean()), default=None)
+    own = tried[stated].contrast
+    rivals = [c for c, trial in tried.items() if _beats(trial.loss) and _clearly(trial.contrast, own)]
+    return min(rivals, key=lambda c: float(tried[c].contrast.mean()), default=None)
 
 
 def _clearly(rival: Tensor, own: Tensor) -> bool:
@@ -234,44 +258,203 @@ def _clearly(rival: Tensor, own: Tensor) -> bool:
     return bool(rival.mean() < MARGIN * own.mean()) and gain.value > 3 * gain.se
 
 
-def _alike(found: dict[Convention, _Tried], stated: Convention) -> list[Convention]:
-    """Conventions that do about as well as the stated one, but are not the same thing."""
-    own = float(found[stated].contrast.mean())
-    means = {c: float(tried.contrast.mean()) for c, tried in found.items() if _beats(tried.loss)}
-    return [c for c, mean in means.items() if mean < ALIKE * own and abs(mean - own) > 1e-6 * own]
+def _alike(tried: dict[Convention, _Trial], stated: Convention) -> tuple[Convention, ...]:
+    """Conventions that do about as well as the stated one, but are not equivalent to it."""
+    own = float(tried[stated].contrast.mean())
+    means = {c: float(trial.contrast.mean()) for c, trial in tried.items() if _beats(trial.loss)}
+    return tuple(c for c, mean in means.items() if mean < ALIKE * own and abs(mean - own) > 1e-6 * own)
 
 
-def _words(
-    name: str,
-    data: Empirical,
-    stated: Convention,
-    loss: Estimate,
-    better: Convention | None,
-    gain: Estimate | None,
-    alike: list[Convention] | None,
-) -> str:
-    share = f"its error is {loss.value:.3g} ± {loss.se:.1g} of the trivial predictor's"
-    if alike is not None:
-        others = "; ".join(map(str, alike[:3]))
-        doubt = f" It does about as well with {others}: between these the check cannot tell." if alike else ""
-        return f"{name} behaves like a denoiser under the stated convention ({stated}): {share}.{doubt}"
-    if better is not None and gain is not None:
-        return (
-            f"{name} does not fit the stated convention ({stated}): {share}. With {better} it would be "
-            f"{gain.value:.3g} ± {gain.se:.1g}: state that, if it is how the network was trained."
+@dataclass(frozen=True)
+class Skill:
+    """The result of :func:`skill`; tensors and lists run along the noise levels, in ascending order.
+
+    ``error`` and ``linear``: errors of the predicted noise per coordinate; ``ratio``: their quotient; ``skill``: one
+    less its mean over levels; ``under``: whether the network counts as under-trained.
+    """
+
+    t: list[float]
+    r: list[float]
+    error: Estimate[Tensor]
+    linear: Estimate[Tensor]
+    ratio: Estimate[Tensor]
+    skill: Estimate
+    under: bool
+
+    def to_dataset(self) -> xarray.Dataset:
+        """Return the curves as a Dataset along ``t``."""
+        import xarray
+
+        columns: dict[str, Any] = {"r": ("t", self.r)}
+        columns |= labelled("error", self.error, ("t",), "squared error per coordinate of the network's noise")
+        columns |= labelled(
+            "linear", self.linear, ("t",), "squared error per coordinate of the linear denoiser's noise"
         )
-    return (
-        f"{name} looks untrained: under the stated convention ({stated}) {share}, and no other prediction, time or "
-        f"range does clearly better than knowing the mean and variance of the data{_where(data, stated)}. If it was "
-        "trained, its betas may be others than stated, or the data."
-    )
+        columns |= labelled("ratio", self.ratio, ("t",), "error of the network over that of the linear denoiser")
+        return xarray.Dataset(columns, {"t": self.t}, {"under": int(self.under)})
 
 
-def _where(data: Empirical, stated: Convention) -> str:
-    """A remark on data that do not lie in the stated range."""
-    some = data.rows(0, min(data.n, 256))
-    low, high = float(some.min()), float(some.max())
-    width, stated_width = high - low, stated.range[1] - stated.range[0]
-    if max(width / stated_width, stated_width / max(width, 1e-30)) < 1.5 and low > stated.range[0] - 0.1 * stated_width:
-        return ""
-    return f" (these data lie in [{low:g}, {high:g}], not in the stated range: load them with scale={stated.range})"
+def skill(model: Score, data: Empirical, *, levels: int = 6, images: int = 64, seed: int = 0) -> Skill:
+    """Measure how much better than a linear denoiser the network is on training images."""
+    require(levels >= 1 and images >= 4, f"Skill needs 1 level and 4 images or more; got {levels} and {images}.")
+    net = as_network(model, data)
+    data = net.scaled(data)
+    kept = (data.weights > 0).nonzero().flatten().cpu()
+    require(len(kept) >= 8, f"Skill needs 8 training images or more, some for the linear denoiser; got {len(kept)}.")
+    require(data.spread > 0, "All points of the data are equal; skill needs at least two different ones.")
+    generator = rng.stream(seed, "images for skill")
+    order = kept[torch.randperm(len(kept), generator=generator)]
+    n = min(images, len(order) // 2)
+    batch = NoisyBatch.of(net, data.subset(order[:n]), levels, n, generator).without_last()
+    others = data.subset(order[n : n + FITTED])
+    linear, center = LinearDenoiser.of(others, seed, FITTED), others.center.cpu().reshape(data.shape)
+    guesses = [linear(x - alpha * center, alpha, sigma) for x, _, alpha, sigma in batch.queries()]
+    theirs = _mean_square(torch.stack(guesses) - batch.noise)
+    own = batch.errors(net)[net.predicts]
+    require(bool(own.isfinite().all()), f"{net.name} returned NaN or infinite values on noisy images.")
+    mean = theirs.mean(1, keepdim=True).clamp_min(1e-300)
+    q = own.mean(1, keepdim=True) / mean
+    influence = (own - q * theirs) / mean
+    ratio = Estimate[Tensor].of_error(q[:, 0], influence.std(1) / n**0.5, n - 1)
+    found = Estimate[float].of_error(q.mean(), influence.mean(0).std() / n**0.5, n - 1).complement()
+    under = bool((ratio.low > BEATEN).any()) or found.high < LEAST
+    error, base = (Estimate[Tensor].of_mean(e, 1) for e in (own, theirs))
+    return Skill(batch.times.tolist(), batch.r.tolist(), error, base, ratio, found, under)
+
+
+@dataclass(frozen=True)
+class LinearDenoiser:
+    r"""The best linear prediction of the noise, :math:`\sigma(\alpha^2\Sigma + \sigma^2)^{-1}\delta`.
+
+    ``axes`` are the principal directions of some of the data, ``variances`` those along them.
+    """
+
+    axes: Tensor
+    variances: Tensor
+
+    @classmethod
+    def of(cls, data: Empirical, seed: int, images: int = 1024) -> LinearDenoiser:
+        r"""Estimate :math:`\Sigma` from at most ``images`` of the data; it is zero where these do not vary."""
+        chosen, weights = torch.arange(data.n), data.weights.cpu()
+        if data.n > images:
+            chosen = torch.multinomial(weights, images, True, generator=rng.stream(seed, "covariance"))
+            weights = torch.full((images,), 1 / images).double()
+        rows = (data.take(chosen).double().cpu() - data.center.cpu()) * weights.sqrt()[:, None]
+        few = len(rows) < rows.shape[1]  # the smaller of the two products has the same variances
+        variances, axes = torch.linalg.eigh(rows @ rows.mT if few else rows.mT @ rows)
+        kept = variances > 1e-12 * variances[-1]
+        variances, axes = variances[kept], axes[:, kept].mT
+        return cls((axes @ rows) / variances.sqrt()[:, None] if few else axes, variances)
+
+    def __call__(self, delta: Tensor, alpha: float, sigma: float) -> Tensor:
+        flat, signal = delta.flatten(1), alpha**2 * self.variances
+        kept = (flat @ self.axes.T) * (signal / (signal + sigma**2))
+        return ((flat - kept @ self.axes) / sigma).reshape(delta.shape)
+
+
+@dataclass(frozen=True)
+class NoisyBatch:
+    """Images, the mean and spread of their data, and for each noise level a time and one noise for each image."""
+
+    process: Process
+    x0: Tensor
+    mean: Tensor
+    spread: float
+    noise: Tensor
+    times: Tensor
+
+    @classmethod
+    def of(cls, net: Wrapped, data: Empirical, levels: int, images: int, generator: torch.Generator) -> NoisyBatch:
+        """Draw images and noise for ``levels`` levels even in log r, and for one more at large sigma/alpha."""
+        require(
+            net.shape in (None, data.shape),
+            f"The data have shape {data.shape}, but {net.name} takes images of shape {net.shape}.",
+        )
+        data = net.scaled(data)
+        require(data.spread > 0, "All points of the data are equal; at least two different ones are needed.")
+        chosen = torch.multinomial(data.weights.cpu(), images, replacement=True, generator=generator)
+        x0 = data[chosen].double().cpu()
+        noise = torch.randn(levels + 1, *x0.shape, generator=generator, dtype=torch.float64)
+        mean, spread = data.center.cpu().reshape(data.shape), data.spread / math.sqrt(data.d)
+        return cls(net.process, x0, mean, spread, noise, _times(net, spread, levels))
+
+    def without_last(self) -> NoisyBatch:
+        """Leave out the level at large sigma/alpha."""
+        return replace(self, noise=self.noise[:-1], times=self.times[:-1])
+
+    def fewer(self, factor: int) -> NoisyBatch:
+        """Keep a part of the images."""
+        k = max(4, len(self.x0) // factor)
+        return replace(self, x0=self.x0[:k], noise=self.noise[:, :k])
+
+    def rescaled(self, net: Wrapped, old: tuple[float, float]) -> NoisyBatch:
+        """Map the images from the pixel range ``old`` to that of ``net``, at the times of the same r."""
+        assert net.range is not None
+        low, high = net.range
+        factor = (high - low) / (old[1] - old[0])
+        x0, mean = (low + (a - old[0]) * factor for a in (self.x0, self.mean))
+        spread = self.spread * factor
+        return replace(self, x0=x0, mean=mean, spread=spread, times=_times(net, spread, len(self.times) - 1))
+
+    @property
+    def r(self) -> Tensor:
+        return self.process.sigma(self.times) / (self.process.alpha(self.times) * self.spread)
+
+    def queries(self) -> Iterator[tuple[Tensor, Tensor, float, float]]:
+        """Yield (x, t, alpha, sigma) level by level."""
+        for t, noise in zip(self.times, self.noise, strict=True):
+            alpha, sigma = self.process.alpha(t), self.process.sigma(t)
+            yield alpha * self.x0 + sigma * noise, t, float(alpha), float(sigma)
+
+    def errors(self, net: Wrapped) -> dict[str, Tensor]:
+        """Return errors ``(levels, images)`` by prediction: one pass of the network, its output read as each."""
+        outputs = self._outputs(net)
+        found = {kind: self._errors_as(kind, outputs, net) for kind in READINGS}
+        if net.predicts == "edm":
+            found["edm"] = self._errors_as("edm", self._outputs(net, "edm"), net)
+        return found
+
+    def _outputs(self, net: Wrapped, predicts: str = "noise") -> list[Tensor]:
+        raw = replace(net, predicts=predicts)
+        try:
+            return [raw.output(x.float(), t).double() for x, t, *_ in self.queries()]
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"{net.name} failed on images of shape {tuple(self.x0.shape)} with time {net.time!r}: "
+                f"{type(error).__name__}: {reason(error)}. Other data, or another time (index, fraction, sigma), "
+                "may fit it."
+            ) from error
+
+    def _errors_as(self, kind: str, outputs: list[Tensor], net: Wrapped) -> Tensor:
+        sign = -1 if kind == "flow" and net.time == "reversed" else 1
+        pairs = zip(outputs, self.queries(), strict=True)
+        noise = [convert(sign * o, kind, "noise", x, t, self.process, net.sigma_data) for o, (x, t, *_) in pairs]
+        return _mean_square(torch.stack(noise) - self.noise)
+
+    def trivial_errors(self) -> Tensor:
+        """Return errors ``(levels, images)`` of the trivial predictor."""
+        blends = [
+            sigma * (x - alpha * self.mean) / ((alpha * self.spread) ** 2 + sigma**2)
+            for x, _, alpha, sigma in self.queries()
+        ]
+        return _mean_square(torch.stack(blends) - self.noise)
+
+    def score_errors(self, score: EmpiricalScore) -> Tensor:
+        """Return errors ``(levels, images)`` of a score."""
+        return _mean_square(torch.stack([-sigma * score(x, t) for x, t, _, sigma in self.queries()]) - self.noise)
+
+
+def _times(net: Wrapped, spread: float, levels: int) -> Tensor:
+    """The times of the noise levels and of the one more, as far as the process reaches."""
+    process, ratios = net.process, spread * torch.logspace(math.log10(LOW), math.log10(HIGH), levels).double()
+    ratios = torch.cat([ratios, torch.tensor([max(FAR, 2 * HIGH * spread)], dtype=torch.float64)])
+    ends = net.at(torch.tensor([process.eps, process.T], dtype=torch.float64))
+    low, high = (process.sigma(ends) / process.alpha(ends)).tolist()
+    return net.at(process.time(ratios.clamp(max(low, 1e-9), high)))
+
+
+def _mean_square(a: Tensor) -> Tensor:
+    """The mean square over coordinates, ``(levels, images)``."""
+    return a.square().flatten(2).mean(-1)

@@ -1,67 +1,80 @@
-r"""What a network learned, noise level by noise level: as good as the ideal, better on its own images, wrong where?
+r"""Denoising errors at each noise level, of a model and of the exact score, and what they reveal about membership.
 
 At each time t, images :math:`x_0` and noise give :math:`x = \alpha x_0 + \sigma\,\mathrm{noise}`. With
 :math:`\widehat{\mathrm{noise}} = -\sigma \hat s(x,t)`, the **error** of a score on a set of images is
 
 .. math:: E\,|\widehat{\mathrm{noise}} - \mathrm{noise}|^2 / d ,
 
-for the model and for the **ideal** score :math:`s` of the training set (an EmpiricalScore), which no score beats on
-training images, and which remembers them: on test images it fails at little noise. Model and ideal see the same noise.
-The **gap** is the model's error on test images less that on training images; of a model that never saw either it is 0
-on average. Where the model parts from the ideal, :math:`e = \hat s - s` at noised training images has
+for the model and for the **ideal** score :math:`s` of the training set (an EmpiricalScore) on the same noise. No score
+has a smaller error than the ideal one on training images; on test images it fails at low noise. The **gap** is the
+model's error on test images less that on training images; its mean is 0 for a model that has seen neither. The
+deviation :math:`e = \hat s - s` at noisy training images has
 
 .. math:: \mathrm{distance} = \sigma^2 E|e|^2/d, \qquad
           \mathrm{rayleigh} = E\,\frac{d\; e^T C e}{|e|^2 \operatorname{tr} C},
 
 with :math:`C(x,t)` the covariance of the training targets (docs/theory.md, §2). The Rayleigh quotient is 1 for errors
-indifferent to C, larger for errors along the directions in which targets vary, d at most. It has no meaning where
-:math:`e = 0`, or where C underflows (the noisy image is of one training image beyond all doubt): such draws are left
-out, ``rayleigh_count`` images remain, and with none the value is NaN.
+independent of C, larger for errors along the directions in which targets vary, and d at most. It is undefined where
+:math:`e = 0`, or where C underflows (one training image has all posterior weight): such draws are left out,
+``rayleigh_count`` images remain, and with none the value is NaN.
 
 Values are averaged over ``draws`` of noise first; standard errors and 95 % intervals (Student's law) are over images,
-taken as independent. Training and test images have independent noise, so that the gap has :math:`\mathrm{se}^2 =
-\mathrm{se}_{test}^2 + \mathrm{se}_{train}^2` (and Welch's degrees of freedom). Noise belongs to (seed, set, level,
-draw, image): ``batch`` changes no number but by rounding. Levels are even in :math:`\log(\sigma/\alpha)` from .05 s to
-10 s, as far as the process reaches, where :math:`s^2` is the data's variance per coordinate.
+taken as independent. Training and test images have independent noise; the gap has Welch's interval. Noise belongs to
+(seed, set, level, draw, image): ``batch`` changes results by rounding only. Levels are even in
+:math:`\log(\sigma/\alpha)` from .05 s to 10 s, as far as the process reaches, with :math:`s^2` the data's variance per
+coordinate.
+
+**Membership.** An image's **loss** is its error averaged over draws and noise levels. All images of both sets get the
+same noise, so that given it the losses of images are independent. Membership is measured by
+
+.. math:: \mathrm{AUC} = P(\text{loss of a training image} < \text{loss of a test image}),
+
+1 for a network that memorises its training images, .5 for one that treats them like any others
+(:func:`vkernel.core.estimate.auc`). Intervals of single levels hold one at a time: among 8 levels of a network without
+memory one may well miss .5. Test images must follow the law of the training images: the AUC responds to any other
+difference too.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from vkernel.adapters.checkpoints import Checkpoints
 from vkernel.core import rng
-from vkernel.core.checks import is_whole
+from vkernel.core.checks import check_whole
 from vkernel.core.covariance import Covariance
 from vkernel.core.errors import InputError, require
-from vkernel.core.estimate import Estimate, student_quantile
-from vkernel.core.progress import Reporter
+from vkernel.core.estimate import TINY, Estimate, auc, difference_of_means
+from vkernel.core.progress import Progress
+from vkernel.core.progress import progress as report_progress
 from vkernel.data.empirical import Empirical
 from vkernel.process import Anisotropic, Process
-from vkernel.score.base import Score
+from vkernel.sample.scores import Scores
+from vkernel.score.base import Score, check_score
 from vkernel.score.empirical import EmpiricalScore
+from vkernel.score.wrapped import Wrapped
 
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["Noised", "levels"]
+__all__ = ["Membership", "NoisyImages", "levels", "membership"]
 
+Times = Sequence[float] | Tensor | None
 LOW, HIGH, COUNT = 0.05, 10.0, 8  # the default levels, sigma/(alpha s)
-_TINY = 1e-280  # traces below have lost digits to underflow
-ENDS = {"value": "", "se": "standard error: ", "low": "low end (95 %): ", "high": "high end (95 %): "}
-_MEANS = {
+_QUANTITIES = {
     "train": "squared error per coordinate of the model's noise on training images",
     "test": "squared error per coordinate of the model's noise on test images",
     "ideal_train": "squared error per coordinate of the ideal noise on training images",
     "ideal_test": "squared error per coordinate of the ideal noise on test images",
     "gap": "squared error per coordinate of the model's noise, test less training images",
     "distance": "squared distance per coordinate of the model's score from the ideal one, times sigma²",
-    "rayleigh": "Rayleigh quotient of the deviation against C; 1 is indifferent",
+    "rayleigh": "Rayleigh quotient of the deviation against C; 1 is independent of C",
 }
 
 
@@ -70,73 +83,168 @@ def levels(
     data: Empirical | Tensor,
     test: Empirical | Tensor | None = None,
     *,
-    times: Any = None,
+    times: Times = None,
     images: int = 256,
     draws: int = 2,
     seed: int = 0,
     batch: int = 64,
     exact: EmpiricalScore | None = None,
-    step: Reporter | None = None,
+    progress: Progress = False,
 ) -> xarray.Dataset:
-    """Errors of a model and of the ideal score at each noise level, along ``t``; little noise first.
+    """Measure errors of a model and of the ideal score at each noise level, along ``t``, in ascending order.
 
-    ``model`` is a score with its ``process`` (a Checkpoint, an EmpiricalScore, a member of an ensemble); ``data`` is
-    what it was trained on and ``test`` what it was not, both in its pixel range. At most ``images`` of each are used.
-    Each of ``train``, ``ideal_train``, ``distance``, ``rayleigh``, and with ``test`` also ``test``, ``ideal_test``,
-    ``gap``, comes with ``…_se``, ``…_low`` and ``…_high``. Several models of one process see the same noisy images
-    and share one ideal score, which is most of the work: the result then has a first axis ``model``. ``exact`` is that
-    ideal score, if it was made already; ``step`` is told of each level that is done.
+    Args:
+        model: a score, or several of one process; several see the same noisy images and share one ideal score, which
+            is most of the work, and the result has a first axis ``model``.
+        data: the training set, in the pixel range of the model; at most ``images`` of it are used.
+        test: images of the same law that the model was not trained on.
+        times: the times of the noise levels.
+        draws: draws of noise for each image.
+        exact: the ideal score, if it exists already.
+
+    Returns:
+        ``train``, ``ideal_train``, ``distance``, ``rayleigh`` and, with ``test``, ``test``, ``ideal_test`` and
+        ``gap``, each with ``…_se``, ``…_low`` and ``…_high``.
     """
     import xarray
 
-    several = isinstance(model, Sequence)
-    models: list[Score] = list(model) if isinstance(model, Sequence) else [model]
+    models = list(model) if isinstance(model, Sequence) else [model]
     require(models, "There is no model to audit.")
-    process, data, held = opened(models[0], data, test)
+    process, data, held = check_inputs(models[0], data, test)
     for other in models[1:]:
-        require(
-            alike(opened(other, data, test)[0], process),
-            f"Models that are compared need one process; got {process!r} and {other.process!r}.",  # type: ignore[attr-defined]
-        )
-    whole(images=(images, 2), draws=(draws, 1), batch=(batch, 1))
-    t, exact = times_of(models[0], data, times), exact or EmpiricalScore(data, process)
-    sets: dict[str, Noised] = {}
-    for name, points in {"train": data, **({} if held is None else {"test": held})}.items():
-        g = rng.stream(seed, f"audit of levels, {name}")
-        x0 = points.images(chosen(points, images, g)).to(data.dtype)
-        sets[name] = Noised(process, t, x0, rng.keys((len(t), draws, len(x0)), g, data.device))
-    curves: dict[str, list[list[Estimate]]] = {}  # by model, by level
-    counts: list[list[int]] = [[] for _ in models]
-    for level in range(len(t)):
-        found = {name: value for key in sets for name, value in _errors(models, exact, sets[key], level, batch, key)}
-        for m in range(len(models)):
-            counts[m].append(int((~found["rayleigh"][m].isnan()).sum()))
-            for name, value in found.items():
-                curves.setdefault(name, [[] for _ in models])[m].append(_mean(value[m]))
-            if "test" in sets:
-                gap = _difference(found["test"][m], found["train"][m])
-                curves.setdefault("gap", [[] for _ in models])[m].append(gap)
-        if step is not None:
+        own = check_inputs(other, data, test)[0]
+        require(same_process(own, process), f"Models must share one process; got {process!r} and {own!r}.")
+    _check_sizes(images, draws, batch)
+    t, exact = audit_times(models[0], data, times), exact or EmpiricalScore(data, process)
+    sets: dict[str, NoisyImages] = {}
+    for key, points in {"train": data, **({} if held is None else {"test": held})}.items():
+        g = rng.stream(seed, f"audit of levels, {key}")
+        x0 = points[points.choose(images, g)].to(data.dtype)
+        sets[key] = NoisyImages(process, t, x0, rng.keys((len(t), draws, len(x0)), g, data.device))
+    found: dict[str, list[Tensor]] = {}
+    with report_progress(len(t), progress) as step:
+        for level in range(len(t)):
+            for key, noisy in sets.items():
+                for name, value in _errors(models, exact, noisy, level, batch, key):
+                    found.setdefault(name, []).append(value)
             step("errors by noise level")
-    parts = []
-    for m in range(len(models)):
-        own = {
-            k: v for name in _MEANS if name in curves for k, v in labelled(name, _MEANS[name], curves[name][m]).items()
-        }
-        own["rayleigh_count"] = ("t", counts[m], {"long_name": "images with a Rayleigh quotient", "units": "images"})
-        attrs = {"draws": draws, "seed": seed, "n": data.n, "d": data.d}
-        attrs |= {f"{key}_images": len(images.x0) for key, images in sets.items()}
-        parts.append(xarray.Dataset(own, coordinates(process, t), attrs))
-    if not several:
-        return parts[0]
-    names = [str(getattr(m, "name", k)) for k, m in enumerate(models)]
-    return xarray.concat(
-        parts, xarray.Variable("model", names, {"long_name": "model", "units": "1"}), combine_attrs="override"
-    )
+    each = {name: torch.stack(values, 1) for name, values in found.items()}  # (models, levels, images)
+    curves = {name: _over_rows(mean_of_finite, values) for name, values in each.items()}
+    if held is not None:
+        curves["gap"] = _over_rows(difference_of_means, each["test"], each["train"])
+    columns: dict[str, Any] = {}
+    for name in (name for name in _QUANTITIES if name in curves):
+        columns |= labelled(name, curves[name], ("model", "t"), _QUANTITIES[name])
+    label = {"long_name": "images with a Rayleigh quotient", "units": "images"}
+    columns["rayleigh_count"] = (("model", "t"), (~each["rayleigh"].isnan()).sum(-1).numpy(), label)
+    names = [m.name if isinstance(m, Wrapped) else str(k) for k, m in enumerate(models)]
+    coords = {**coordinates(process, t), "model": ("model", names, {"long_name": "model", "units": "1"})}
+    attrs = {"draws": draws, "seed": seed, "n": data.n, "d": data.d}
+    dataset = xarray.Dataset(columns, coords, attrs | {f"{key}_images": len(s.x0) for key, s in sets.items()})
+    return dataset if isinstance(model, Sequence) else dataset.isel(model=0, drop=True)
+
+
+def _errors(
+    models: list[Score], exact: EmpiricalScore, images: NoisyImages, level: int, batch: int, key: str
+) -> Iterator[tuple[str, Tensor]]:
+    """Each quantity by name, ``(models, images)``, averaged over draws; training images have two more."""
+    names = [key, f"ideal_{key}", *(("distance", "rayleigh") if key == "train" else ())]
+    shape, t = (len(names), len(models), *images.keys.shape[1:]), images.times[level]
+    found = images.x0.new_zeros(shape, dtype=torch.float64)
+    for draw, part, x, noise in images.parts(level, batch):
+        if key == "train":
+            s, cov = exact.with_covariance(x.double(), t)
+            sigma = float(images.process.sigma(t))
+            ideal, rounding = -sigma * s, 4 * torch.finfo(x.dtype).eps * x.double().flatten(1).norm(dim=-1) / sigma
+        else:
+            ideal = predicted_noise(exact, x, t)
+        for m, model in enumerate(models):
+            learned = predicted_noise(model, x, t)
+            found[0, m, draw, part], found[1, m, draw, part] = mean_square(learned - noise), mean_square(ideal - noise)
+            if key == "train":
+                found[2, m, draw, part] = mean_square(learned - ideal)
+                found[3, m, draw, part] = _rayleigh(cov, learned - ideal, rounding)
+    return zip(names, found.nanmean(2).cpu(), strict=True)
+
+
+def _rayleigh(cov: Covariance, e: Tensor, rounding: Tensor) -> Tensor:
+    """The quotient of each image, NaN where C vanishes or e is rounding; multiples of e have the same quotient."""
+    size, trace = e.flatten(1).norm(dim=-1), cov.trace()
+    unit = e / size.clamp_min(TINY).reshape(-1, *(1,) * (e.ndim - 1))
+    quotient = (unit * (cov @ unit)).flatten(1).sum(-1) * cov.dim / trace
+    return torch.where((size > rounding) & (trace > TINY), quotient, math.nan)
 
 
 @dataclass(frozen=True)
-class Noised:
+class Membership:
+    """The AUC over all noise levels (``auc``) and at each time of ``t`` (``by_level``).
+
+    ``train`` and ``test`` are the losses, ``(levels, images)``.
+    """
+
+    auc: Estimate
+    process: Process = field(repr=False)
+    t: Tensor
+    by_level: Estimate[Tensor]
+    train: Tensor = field(repr=False)
+    test: Tensor = field(repr=False)
+
+    @property
+    def chance(self) -> float:
+        """The chance of an AUC as large as this if training and test images could be exchanged."""
+        n, m = self.train.shape[1], self.test.shape[1]
+        z = (self.auc.value - 0.5) / math.sqrt((n + m + 1) / (12 * n * m))
+        return 0.5 * math.erfc(z / math.sqrt(2))
+
+    def to_dataset(self) -> xarray.Dataset:
+        """Return the AUC of each level along ``t`` (``auc_level``) and that of all levels as a scalar (``auc``)."""
+        import xarray
+
+        columns = labelled("auc_level", self.by_level, ("t",), "AUC of lower loss on training images, at this level")
+        columns |= labelled("auc", self.auc, (), "AUC of lower loss on training images, of all levels together")
+        attrs = {"train_images": self.train.shape[1], "test_images": self.test.shape[1]}
+        return xarray.Dataset(columns, coordinates(self.process, self.t), attrs)
+
+
+def membership(
+    model: Score,
+    data: Empirical | Tensor,
+    test: Empirical | Tensor,
+    *,
+    times: Times = None,
+    images: int = 512,
+    draws: int = 4,
+    seed: int = 0,
+    batch: int = 64,
+) -> Membership:
+    """Measure how well a lower loss separates training images (``data``) from ``test`` images.
+
+    At most ``images`` of each set are drawn, without replacement and equally likely, whatever their weights (if not
+    zero). Both sets are in the pixel range of the model.
+    """
+    process, data, held = check_inputs(model, data, test)
+    assert held is not None
+    _check_sizes(images, draws, batch)
+    t = audit_times(model, data, times)
+    g = rng.stream(seed, "audit of membership")
+    keys = rng.keys((len(t), draws, 1), g, data.device)
+    losses = []
+    for points in (data, held):
+        x0 = points[points.choose(images, g, distinct=True)].to(data.dtype)
+        noisy, loss = NoisyImages(process, t, x0, keys), torch.zeros(len(t), len(x0), dtype=torch.float64)
+        for level in range(len(t)):
+            for _, part, x, noise in noisy.parts(level, batch):
+                loss[level, part] += mean_square(predicted_noise(model, x, t[level]) - noise).cpu() / draws
+        losses.append(loss)
+    train, other = losses
+    return Membership(auc(train.mean(0), other.mean(0)), process, t, auc(train, other), train, other)
+
+
+# --- noisy images, which other parts of the audit use as well -------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NoisyImages:
     """Images ``(k, *shape)`` and the keys of their noise, ``(levels, draws, k)``, or ``(…, 1)`` if all share it."""
 
     process: Process
@@ -145,7 +253,7 @@ class Noised:
     keys: Tensor
 
     def parts(self, level: int, batch: int) -> Iterator[tuple[int, slice, Tensor, Tensor]]:
-        """(draw, which images, x in the type of the data, noise in float64) at one level, by chunks."""
+        """Yield (draw, slice of images, x in the dtype of the data, noise in float64) at one level, by chunks."""
         t = self.times[level]
         alpha, sigma = float(self.process.alpha(t)), float(self.process.sigma(t))
         coordinates = torch.arange(math.prod(self.x0.shape[1:]), device=self.x0.device)
@@ -157,44 +265,41 @@ class Noised:
                 yield draw, part, (alpha * x0.double() + sigma * noise).to(x0.dtype), noise
 
 
-def opened(model: Any, data: Any, test: Any) -> tuple[Process, Empirical, Empirical | None]:
-    """The process of the model and the two sets; refuses what cannot be audited."""
-    process = getattr(model, "process", None)
-    require(
-        callable(model) and isinstance(process, Process),
-        f"An audit needs a score with its process, such as a Checkpoint or an EmpiricalScore, not {model!r}.",
-    )
+def check_inputs(
+    model: Score | Scores, data: Empirical | Tensor, test: Empirical | Tensor | None = None
+) -> tuple[Process, Empirical, Empirical | None]:
+    """Return the process of the model and the two sets; refuse what cannot be audited."""
+    process = (model if isinstance(model, Scores) else check_score(model, "An audit")).process
     require(not isinstance(process, Anisotropic), "Errors of predicted noise are defined for isotropic noise alone.")
     data = data if isinstance(data, Empirical) else Empirical(data)
+    held = None
     if test is not None:
-        test = (test if isinstance(test, Empirical) else Empirical(test)).to(data.device)
-        words = f"Training images have shape {data.shape} and test images {test.shape}; they must be alike."
-        require(test.shape == data.shape, words)
-    for name, points in (("training", data), ("test", test)):
+        held = (test if isinstance(test, Empirical) else Empirical(test)).to(data.device)
+        shapes = f"Training images have shape {data.shape} and test images {held.shape}; they must be alike."
+        require(held.shape == data.shape, shapes)
+    for name, points in (("training", data), ("test", held)):
         if points is not None and (points.weights > 0).sum() < 2:
             raise InputError(f"There is one {name} image; errors over images need two or more.")
-    return process, data, test  # type: ignore[return-value]
+    return process, data, held
 
 
-def alike(a: Process, b: Process) -> bool:
-    """Whether two processes have the same alpha and sigma all along."""
+def _check_sizes(images: int, draws: int, batch: int) -> None:
+    check_whole(images, "images", 2)
+    check_whole(draws, "draws")
+    check_whole(batch, "batch")
+
+
+def same_process(a: Process, b: Process) -> bool:
+    """Return whether two processes have the same alpha and sigma at all times."""
     if (a.eps, a.T) != (b.eps, b.T):
         return False
     t = torch.linspace(a.eps, a.T, 33, dtype=torch.float64).clamp(a.eps, a.T)
     return bool(torch.allclose(a.alpha(t), b.alpha(t), 1e-6, 0) and torch.allclose(a.sigma(t), b.sigma(t), 1e-6, 0))
 
 
-def whole(**given: tuple[Any, int]) -> None:
-    """Refuse what is not a whole number, or is less than the least: ``name=(number, least)``."""
-    for name, (number, least) in given.items():
-        require(
-            is_whole(number) and number >= least, f"{name} must be a whole number, {least} or more, not {number!r}."
-        )
-
-
-def times_of(model: Any, data: Empirical, times: Any = None) -> Tensor:
-    """The times of an audit, ascending and distinct; for networks told an index, indices."""
-    process: Process = model.process
+def audit_times(model: Score | Scores, data: Empirical, times: Times = None) -> Tensor:
+    """Return the times of an audit, ascending and distinct; networks with an index input are evaluated at indices."""
+    process = model.process
     if times is None:
         ends = torch.tensor([process.eps, process.T], dtype=torch.float64)
         reach, s = (process.sigma(ends) / process.alpha(ends)).tolist(), data.spread / math.sqrt(data.d)
@@ -209,87 +314,57 @@ def times_of(model: Any, data: Empirical, times: Any = None) -> Tensor:
             raise InputError(f"times must be numbers, not {times!r}.") from None
         require(len(t) > 0, "times is empty; an audit needs one noise level or more.")
         t = process.check(t)
-    t = model.at(t) if callable(getattr(model, "at", None)) else t
+    t = model.at(t) if isinstance(model, Wrapped | Checkpoints) else t
     require(bool((process.sigma(t) > 0).all()), "There is no noise at one of these times; choose larger ones.")
     return t.unique()
 
 
-def chosen(data: Empirical, k: int, generator: torch.Generator, distinct: bool = False) -> Tensor:
-    """Indices of ``k`` images, distinct ones if weights are equal or it is asked; else by weight, with replacement."""
-    weights, positive = data.weights.cpu(), data.weights.cpu().nonzero().flatten()
-    if distinct or bool((weights[positive] == weights.max()).all()):
-        return positive[torch.randperm(len(positive), generator=generator)[:k]]
-    return torch.multinomial(weights, k, replacement=True, generator=generator)
-
-
-def predicted(model: Score, x: Tensor, t: Tensor, process: Process) -> Tensor:
-    """The noise that a score predicts, like x but in float64; refuses what is no score of x."""
+def predicted_noise(model: Score, x: Tensor, t: Tensor) -> Tensor:
+    """Return the noise that a score predicts, like x but in float64."""
     with torch.no_grad():
         s = model(x, t)
-    good = isinstance(s, Tensor) and s.shape == x.shape
-    require(good, f"The model must return a tensor like x, {tuple(x.shape)}, not {tuple(getattr(s, 'shape', ()))}.")
     require(bool(s.isfinite().all()), f"The model returned NaN or infinite values on noisy images at t = {float(t):g}.")
-    return -float(process.sigma(t)) * s.to(x.device, torch.float64)
+    return -float(model.process.sigma(t)) * s.to(x.device, torch.float64)
 
 
 def mean_square(a: Tensor) -> Tensor:
-    """The mean square over coordinates, one for each image."""
+    """Return the mean square over coordinates, one for each image."""
     return a.square().flatten(1).mean(-1)
 
 
-def _errors(
-    models: list[Score], exact: EmpiricalScore, images: Noised, level: int, batch: int, key: str
-) -> Iterator[tuple[str, Tensor]]:
-    """Each quantity by name, ``(models, images)``, averaged over draws; of training images there are more."""
-    names = [key, f"ideal_{key}", *(("distance", "rayleigh") if key == "train" else ())]
-    shape, t = (len(names), len(models), *images.keys.shape[1:]), images.times[level]
-    found = images.x0.new_zeros(shape, dtype=torch.float64)
-    for draw, part, x, noise in images.parts(level, batch):
-        if key == "train":
-            s, cov = exact.with_covariance(x.double(), t)
-            sigma = float(images.process.sigma(t))
-            ideal, rounding = -sigma * s, 4 * torch.finfo(x.dtype).eps * x.double().flatten(1).norm(dim=-1) / sigma
-        else:
-            ideal = predicted(exact, x, t, images.process)
-        for m, model in enumerate(models):
-            learned = predicted(model, x, t, images.process)
-            found[0, m, draw, part], found[1, m, draw, part] = mean_square(learned - noise), mean_square(ideal - noise)
-            if key == "train":
-                found[2, m, draw, part] = mean_square(learned - ideal)
-                found[3, m, draw, part] = _rayleigh(cov, learned - ideal, rounding)
-    return zip(names, found.nanmean(2).cpu(), strict=True)
+def mean_of_finite(values: Tensor) -> Estimate:
+    """Estimate the mean of the finite values."""
+    kept = values[values.isfinite()]
+    return Estimate.of_mean(kept.double()) if len(kept) else Estimate.unknown()
 
 
-def _rayleigh(cov: Covariance, e: Tensor, rounding: Tensor) -> Tensor:
-    """The quotient for each image, NaN where C vanishes or e is no more than rounding; any multiple of e will do."""
-    size, trace = e.flatten(1).norm(dim=-1), cov.trace()
-    unit = e / size.clamp_min(_TINY).reshape(-1, *(1,) * (e.ndim - 1))
-    quotient = (unit * (cov @ unit)).flatten(1).sum(-1) * cov.dim / trace
-    return torch.where((size > rounding) & (trace > _TINY), quotient, math.nan)
+def stacked(estimates: Sequence[Estimate]) -> Estimate[Tensor]:
+    """Return several estimates of numbers as one of tensors."""
+    columns = zip(*(e.fields for e in estimates), strict=True)
+    return Estimate(*(torch.tensor(column, dtype=torch.float64) for column in columns))
 
 
-def _mean(values: Tensor) -> Estimate:
-    """The mean of what is a number."""
-    kept = values[~values.isnan()]
-    return Estimate.of_mean(kept) if len(kept) else Estimate(math.nan, math.nan, math.nan, math.nan)
+def _over_rows(statistic: Any, *samples: Tensor) -> Estimate[Tensor]:
+    """A statistic of the last axis, for each element of the first two."""
+    found = stacked([statistic(*rows) for rows in zip(*(s.flatten(0, 1) for s in samples), strict=True)])
+    return Estimate(*(field.reshape(samples[0].shape[:2]) for field in found.fields))
 
 
-def _difference(a: Tensor, b: Tensor) -> Estimate:
-    """The mean of a less that of b, with Welch's interval."""
-    (va, da), (vb, db) = ((float(x.var()) / len(x), len(x) - 1) for x in (a, b))
-    value, se, weight = float(a.mean() - b.mean()), math.sqrt(va + vb), va**2 / da + vb**2 / db
-    half = student_quantile(int((va + vb) ** 2 / weight)) * se if weight > 0 else 0.0
-    return Estimate(value, se, value - half, value + half)
-
-
-def labelled(name: str, words: str, curve: list[Estimate]) -> dict[str, Any]:
-    """Four columns along t: the value as ``name``, and its errors as ``name_se``, ``name_low``, ``name_high``."""
-    label = {part: {"long_name": start + words, "units": "1"} for part, start in ENDS.items()}
-    values = {part: ("t", [getattr(e, part) for e in curve], label[part]) for part in ENDS}
-    return {name if part == "value" else f"{name}_{part}": value for part, value in values.items()}
+def labelled(name: str, estimate: Estimate[Any], dims: tuple[str, ...], long_name: str) -> dict[str, Any]:
+    """Return the variables ``name``, ``name_se``, ``name_low`` and ``name_high`` of a Dataset."""
+    ends = {"": "", "_se": "standard error: ", "_low": "low end (95 %): ", "_high": "high end (95 %): "}
+    fields = zip(ends.items(), estimate.fields, strict=True)
+    return {
+        name + end: (
+            dims,
+            torch.as_tensor(v, dtype=torch.float64).numpy(),
+            {"long_name": words + long_name, "units": "1"},
+        )
+        for (end, words), v in fields
+    }
 
 
 def coordinates(process: Process, t: Tensor) -> dict[str, Any]:
-    """t and sigma/alpha, labelled."""
+    """Return t and sigma/alpha as coordinates of a Dataset."""
     ratio = ("t", (process.sigma(t) / process.alpha(t)).tolist(), {"long_name": "sigma/alpha", "units": "of the data"})
     return {"t": ("t", t.tolist(), {"long_name": "time of the process", "units": "1"}), "ratio": ratio}

@@ -4,8 +4,8 @@ An :class:`Extractor` maps images ``(n, *shape)`` to features ``(n, k)``:
 
 ==========================  =========================================================================================
 pixels                      the image as it is
-standardised                each image less its mean, in units of the root mean square of what remains: blind to
-                            brightness and contrast (a constant image becomes 0)
+standardised                each image less its mean, over the root mean square of the rest: invariant to brightness
+                            and contrast (a constant image becomes 0)
 pca:K                       the first K principal components of the pixels
 pca:K of SPEC               … of other features
 package.file:function,      the user's own: called with images, it returns their features, of any shape after the first
@@ -23,6 +23,7 @@ One number s for all: they are not whitened, and have mean variance 1 whatever t
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -35,44 +36,46 @@ from vkernel.adapters import weights as files
 from vkernel.core import rng
 from vkernel.core.errors import InputError, require
 from vkernel.data.empirical import Empirical
-from vkernel.reports.audit.levels import chosen
 
 __all__ = ["Extractor", "extractor"]
 
 FITTED = 4096  # images, for principal components
-_NUMBERS = 2**21  # of pixels in one call
-_FLAT = 1e-6  # of an image's largest value: less is no contrast but rounding
+CALL = 2**21  # pixels in one call
+FLAT = 1e-6  # of an image's largest value: smaller contrasts are rounding
 
 
 @dataclass(frozen=True, eq=False)
 class Extractor:
-    """``extract(images)`` are their features ``(n, k)``; principal components must be fitted first.
+    """``extract(images)`` returns features ``(n, k)``; principal components must be fitted first.
 
-    ``theirs`` is true of the user's own features, ``components`` is K if there are to be principal components.
+    ``custom`` is true of the user's own features, ``components`` is the number K of principal components, if any.
     """
 
     name: str
     function: Callable[[Tensor], Any] = field(repr=False)
-    theirs: bool = False
+    custom: bool = False
     components: int | None = None
     center: Tensor | None = field(default=None, repr=False)
     axes: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the features are the pixels themselves."""
+        return self.name == "pixels" and not self.custom
 
     def __call__(self, images: Tensor) -> Tensor:
         features = self._features(images)
         if self.components is None:
             return features
-        if self.center is None or self.axes is None:
-            raise InputError(f"The principal components of {self.name!r} are not fitted; call .fit(data).")
-        own = self.axes.to(features.device)
+        center, axes = (a.to(features.device) for a in self._fitted())
         require(
-            features.shape[1] == len(own),
-            f"{self.name!r} was fitted on {len(own)} features, but these images have {features.shape[1]}.",
+            features.shape[1] == len(axes),
+            f"{self.name!r} was fitted on {len(axes)} features, but these images have {features.shape[1]}.",
         )
-        return (features.double() - self.center.to(features.device)) @ own
+        return (features.double() - center) @ axes
 
     def over(self, images: Empirical | Tensor, indices: Tensor | None = None) -> Tensor:
-        """The features of all images, or of those at ``indices``, ``(n, k)``, taken chunk by chunk."""
+        """Return the features of all images, or of those at ``indices``, ``(n, k)``, computed chunk by chunk."""
         parts: list[Tensor] = []
         for chunk in _chunks(images, indices):
             parts.append(self(chunk))
@@ -81,11 +84,11 @@ class Extractor:
         return torch.cat(parts)
 
     def fit(self, data: Empirical | Tensor, seed: int = 0) -> Extractor:
-        """With principal components of ``data``; an extractor that needs none returns itself."""
+        """Fit principal components on ``data``; an extractor without any returns itself."""
         if self.components is None:
             return self
         data = data if isinstance(data, Empirical) else Empirical(data)
-        which = chosen(data, min(FITTED, data.n), rng.stream(seed, "images for principal components"))
+        which = data.choose(min(FITTED, data.n), rng.stream(seed, "images for principal components"))
         features = replace(self, components=None).over(data, which).double().cpu()
         n, k = features.shape
         require(
@@ -97,28 +100,32 @@ class Extractor:
         return replace(self, center=center, axes=_axes(features - center, self.components))
 
     def reduced(self, components: int) -> Extractor:
-        """The first principal components of these features, to be fitted."""
+        """Return the first principal components of these features, not fitted yet."""
         require(self.components is None, f"{self.name!r} are principal components already.")
-        name = f"pca:{components}" + ("" if self.name == "pixels" else f" of {self.name}")
+        name = f"pca:{components}" + ("" if self.plain else f" of {self.name}")
         return replace(self, name=name, components=components)
 
     def remainder(self) -> Extractor:
-        """One feature: the length of what the fitted principal components leave out, in their unit s."""
-        if self.center is None or self.axes is None:
-            raise InputError(f"{self.name!r} has no fitted principal components, and leaves nothing out.")
-        center, unit = self.center, 1 / float(self.axes[:, 0].norm())
-        axes = self.axes * unit
+        """Return one feature: the norm of the part outside the fitted principal components, in their unit s."""
+        center, axes = self._fitted()
+        unit = 1 / float(axes[:, 0].norm())
 
         def length(images: Tensor) -> Tensor:
             rows = self._features(images).double() - center.to(images.device)
-            own = axes.to(images.device)
+            own = unit * axes.to(images.device)
             return (rows - rows @ own @ own.mT).norm(dim=1) / unit
 
-        return Extractor(f"what {self.name} leaves out", length)
+        return Extractor(f"remainder of {self.name}", length)
+
+    def _fitted(self) -> tuple[Tensor, Tensor]:
+        if self.center is None or self.axes is None:
+            raise InputError(f"The principal components of {self.name!r} are not fitted; call .fit(data).")
+        return self.center, self.axes
 
     def _features(self, images: Tensor) -> Tensor:
-        """What the function returns, refused unless it is one finite row of numbers for each image."""
+        """The features, refused unless they are one finite row of numbers for each image."""
         n = len(images)
+        images = images.to(torch.get_default_dtype()) if self.custom else images
         try:
             with torch.no_grad():
                 out = torch.as_tensor(self.function(images)).detach()
@@ -139,16 +146,16 @@ class Extractor:
         return out
 
 
-def extractor(spec: Any) -> Extractor:
-    """The extractor that ``spec`` describes: a text of the table above, a function, a network or an extractor."""
+def extractor(spec: Extractor | Callable[[Tensor], Any] | str) -> Extractor:
+    """Return the extractor of ``spec``: a text of the table above, a function, a network or an extractor."""
     if isinstance(spec, Extractor):
         return spec
     if not isinstance(spec, str):
         require(callable(spec), f"Features are named by a text or computed by a function, not {type(spec).__name__}.")
-        return _theirs(spec, getattr(spec, "__name__", type(spec).__name__))
+        return _custom(spec, spec.__name__ if inspect.isroutine(spec) else type(spec).__name__)
     text = spec.strip()
-    if text in _OURS:
-        return Extractor(text, _OURS[text])
+    if text in _BUILT_IN:
+        return Extractor(text, _BUILT_IN[text])
     if text.startswith("pca:"):
         count, _, rest = text.removeprefix("pca:").partition(" of ")
         whole = count.strip().isdecimal() and int(count) > 0
@@ -156,19 +163,19 @@ def extractor(spec: Any) -> Extractor:
         return extractor(rest or "pixels").reduced(int(count))
     require(
         ":" in text,
-        f"There are no features {spec!r}; there are {', '.join(_OURS)}, pca:K, and your own as package.file:function "
-        "or path/to/file.py:function.",
+        f"There are no features {spec!r}; there are {', '.join(_BUILT_IN)}, pca:K, and your own as "
+        "package.file:function or path/to/file.py:function.",
     )
-    return _theirs(files.named(text, "function"), text)
+    return _custom(files.named(text, "function"), text)
 
 
-def _theirs(function: Any, name: str) -> Extractor:
+def _custom(function: Any, name: str) -> Extractor:
     require(callable(function), f"The features {name!r} are no function but a {type(function).__name__}.")
     require(
         not (isinstance(function, nn.Module) and function.training),
         f"The network {name!r} is in training mode, where features may change from call to call; call .eval() first.",
     )
-    return Extractor(name, function, theirs=True)
+    return Extractor(name, function, custom=True)
 
 
 def _pixels(images: Tensor) -> Tensor:
@@ -179,26 +186,26 @@ def _standardised(images: Tensor) -> Tensor:
     rows = _pixels(images).double()
     rest = rows - rows.mean(1, keepdim=True)
     size = rest.square().mean(1, keepdim=True).sqrt()
-    flat = size <= _FLAT * rows.abs().amax(1, keepdim=True)
+    flat = size <= FLAT * rows.abs().amax(1, keepdim=True)
     return (rest / size.masked_fill(flat, 1.0)).masked_fill(flat, 0.0).to(images.dtype)
 
 
-_OURS: dict[str, Callable[[Tensor], Tensor]] = {"pixels": _pixels, "standardised": _standardised}
+_BUILT_IN: dict[str, Callable[[Tensor], Tensor]] = {"pixels": _pixels, "standardised": _standardised}
 
 
-def _chunks(images: Any, indices: Tensor | None) -> Iterator[Tensor]:
+def _chunks(images: Empirical | Tensor, indices: Tensor | None) -> Iterator[Tensor]:
     """Images ``(k, *shape)``, as many at a time as one call should take."""
     if isinstance(images, Empirical):
         which = torch.arange(images.n) if indices is None else indices
         require(len(which) > 0, "There are no images to take features of.")
-        for some in which.split(max(1, _NUMBERS // images.d)):
-            yield images.images(some)
+        for some in which.split(max(1, CALL // images.d)):
+            yield images[some]
         return
     require(isinstance(images, Tensor), f"Images must be a tensor or an Empirical set, not {type(images).__name__}.")
     images = images if indices is None else images[indices]
     require(images.numel() > 0, f"There are no images in a tensor of shape {tuple(images.shape)}.")
     images = images if images.is_floating_point() else images.float()
-    yield from images.split(max(1, _NUMBERS // math.prod(images.shape[1:])))
+    yield from images.split(max(1, CALL // math.prod(images.shape[1:])))
 
 
 def _axes(rows: Tensor, count: int) -> Tensor:

@@ -1,0 +1,268 @@
+r"""Are samples copies of the training set?
+
+A sample at distance :math:`d_1` from the nearest training image and :math:`d_2` from the second nearest is called a
+**copy** if :math:`d_1 < d_2/3` (Yoon et al. 2023, Bonnaire et al. 2025); equal training images count as one. Some fresh
+images meet this definition as well. So **reference** images are compared in the same way: test images or, without
+these, training images, each against the others. If samples were as good as fresh images, the number a of copies among n
+samples, given b among m reference images, would follow the hypergeometric law, and
+
+.. math:: \mathrm{chance} = P(A \ge a), \qquad A \sim \mathrm{Hypergeometric}(n + m,\, a + b,\, n)
+
+(Fisher's exact test, one-sided); the alarm is raised below .01. The excess :math:`a/n - b/m` has Newcombe's interval.
+
+A copy of an image that has a near-duplicate in the training set has :math:`d_1 \approx d_2` and is not found. So
+samples **closer** to the training set than its k-th closest reference image, :math:`k = \lceil m/100 \rceil`, are
+counted too, with the exact chance of as many (:func:`vkernel.core.estimate.closest_p`). Images with less detail than
+the data are closer to everything, copies or not: this count is reported, and raises no alarm.
+
+A sample is **authentic** (Alaa et al. 2022) if it is farther from its nearest training image than that image is from
+its own nearest other; more than half of fresh images are.
+
+Test images are independent given the training set, and chances are exact. Training images are each other's neighbours:
+if one is near to another, the other is near to it, and both count as copies or neither. They are counted as m/2 pairs,
+b/2 of them copies, of which the closest has both its images ahead of the next; chances are approximate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vkernel.core import rng
+from vkernel.core.checks import check_type, check_whole
+from vkernel.core.errors import require
+from vkernel.core.estimate import Estimate, closest_p, difference_of_shares, fisher_exact
+from vkernel.data.empirical import Empirical
+from vkernel.metrics.features import Extractor, extractor
+from vkernel.metrics.neighbours import nearest
+
+__all__ = ["Copies", "Reference", "copies"]
+
+CHANCE = 0.01  # below it, an alarm
+CLOSEST = 0.01  # the share of reference images that are called close
+KINDS = ("test images", "training images, each against the others")
+
+
+@dataclass(frozen=True)
+class Copies:
+    """The comparison of n samples with the training set, and of m reference images with it.
+
+    ``distance``, ``index (n, 2)``: to the two nearest training images, and which these are (the first of equal ones);
+    ``ratio (n,)`` of the distances. A diverged sample has infinite distances, index -1 and ratio NaN; it is no copy,
+    and one of n. ``fraction`` and ``curve``: the share of copies, at ``threshold`` and along ``thresholds``;
+    ``reference…``: the same of the reference images, which ``reference_kind`` names; ``excess``: the difference of the
+    shares. ``closer``: the share of samples within ``radius`` of the training set. ``distinct``: training images.
+    """
+
+    distance: Tensor = field(repr=False)
+    index: Tensor = field(repr=False)
+    ratio: Tensor = field(repr=False)
+    threshold: float
+    fraction: Estimate
+    thresholds: Tensor = field(repr=False)
+    curve: Estimate[Tensor] = field(repr=False)
+    reference: Estimate
+    reference_curve: Estimate[Tensor] = field(repr=False)
+    reference_ratio: Tensor = field(repr=False)
+    reference_distance: Tensor = field(repr=False)
+    reference_kind: str
+    excess: Estimate
+    chance: float
+    authentic: Estimate
+    reference_authentic: Estimate
+    closer: Estimate
+    radius: float
+    closer_chance: float
+    diverged: int
+    distinct: int
+
+    @property
+    def alarm(self) -> bool:
+        """Whether there are more copies than chance allows."""
+        return self.chance < CHANCE
+
+    @property
+    def units(self) -> int:
+        """The number of independent reference images, or of pairs."""
+        return len(self.reference_ratio) // (1 if self.reference_kind == KINDS[0] else 2)
+
+    def order(self) -> Tensor:
+        """Return the samples from the smallest ratio to the largest, ``(n,)``; diverged ones come last."""
+        return self.ratio.nan_to_num(nan=math.inf).argsort(stable=True)
+
+    def worst(self, k: int) -> Tensor:
+        """Return the ``k`` samples with the smallest ratios, or all if there are fewer."""
+        return self.order()[:k]
+
+
+def copies(
+    samples: Tensor,
+    data: Empirical,
+    test: Empirical | None = None,
+    *,
+    features: Extractor | Callable[[Tensor], Any] | str | None = None,
+    threshold: float = 1 / 3,
+    reference: int = 1024,
+    seed: int = 0,
+) -> Copies:
+    """Compare ``samples (n, *shape)`` with the training set ``data``, in its units.
+
+    ``test`` are images of the same law that were not trained on. Distances are taken between ``features``
+    (:func:`~vkernel.metrics.features.extractor`), by default pixels. At most ``reference`` reference images are used.
+    """
+    return Reference.of(data, test, features=features, images=reference, seed=seed).copies(samples, threshold)
+
+
+@dataclass(frozen=True)
+class _Neighbours:
+    """Two distances and indices, and whether each query is authentic; diverged queries have infinite distances."""
+
+    distance: Tensor
+    index: Tensor
+    authentic: Tensor
+
+    @property
+    def diverged(self) -> Tensor:
+        return ~self.distance.isfinite().all(1)
+
+    @property
+    def ratio(self) -> Tensor:
+        return (self.distance[:, 0] / self.distance[:, 1]).masked_fill(self.diverged, math.nan)
+
+    def count(self, threshold: Tensor) -> Tensor:
+        """The number of copies at each threshold."""
+        return ((self.distance[:, :1] < threshold * self.distance[:, 1:]) & ~self.diverged[:, None]).sum(0)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The training set and the reference images, compared once; :meth:`copies` then compares samples.
+
+    ``points`` are the distinct training points (images without weight are not among them), ``first`` and ``count`` the
+    first index and the number of each, ``own`` the neighbours of the reference images, which depend on each other in
+    groups of ``group``.
+    """
+
+    data: Empirical
+    extract: Extractor | None
+    points: Empirical
+    first: Tensor
+    count: Tensor
+    own: _Neighbours | None = None
+    group: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        data: Empirical,
+        test: Empirical | None = None,
+        *,
+        features: Extractor | Callable[[Tensor], Any] | str | None = None,
+        images: int = 1024,
+        seed: int = 0,
+    ) -> Reference:
+        """Compare at most ``images`` reference images with the training set."""
+        check_type(data, "data", Empirical)
+        check_whole(images, "reference", 2)
+        if test is not None:
+            check_type(test, "test", Empirical)
+            require(test.shape == data.shape, f"Test images have shape {test.shape}, the data {data.shape}.")
+            require(int((test.weights > 0).sum()) >= 2, "There is one test image; give two or more, or none.")
+        asked = extractor("pixels" if features is None else features)
+        extract = None if asked.plain else asked.fit(data, seed)
+        kept = data.weights.cpu().nonzero()[:, 0]
+        part = data if len(kept) == data.n else data.subset(kept)
+        points, merge = (part if extract is None else Empirical(extract.over(part).double().cpu())).merged()
+        require(points.n >= 2, "A ratio of distances needs two distinct training images; these are all equal.")
+        require(
+            test is not None or points.n >= 3,
+            f"Without test images, copies need 3 distinct training images; these are {points.n}. Give test=.",
+        )
+        merge = merge.cpu()
+        first = torch.full((points.n,), data.n).scatter_reduce(0, merge, kept, "amin")
+        found = cls(data, extract, points, first, merge.bincount())
+        picked = (test or data).choose(images, rng.stream(seed, "reference images for copies"), distinct=True)
+        if test is not None:
+            rows = test.take(picked).double().cpu() if extract is None else extract.over(test, picked).double().cpu()
+            own = found.neighbours(rows)
+        else:
+            which = merge[torch.searchsorted(kept, picked)]
+            own = found.neighbours(points.take(which).double().cpu(), which)
+        return replace(found, own=own, group=1 if test else 2)
+
+    def neighbours(self, rows: Tensor, own: Tensor | None = None) -> _Neighbours:
+        """Compare queries ``(q, F)``; ``own (q,)`` are the points that they are, which are left out.
+
+        A point that is there twice is not left out: its other self is its nearest.
+        """
+        n = len(rows)
+        distance, index = torch.full((n, 2), math.inf, dtype=torch.float64), torch.full((n, 2), -1)
+        authentic = torch.ones(n, dtype=torch.bool)
+        good = rows.isfinite().all(1).nonzero()[:, 0]
+        out = torch.full((n,), -1) if own is None else own.where(self.count[own] == 1, -1)
+        out = out[good]
+        near, found = (a.cpu() for a in nearest(rows[good], self.points, 2, out))
+        seen, back = found[:, 0].unique(return_inverse=True)
+        away, whose = (a.cpu()[back] for a in nearest(self.points.take(seen).double(), self.points, 2, seen))
+        other = torch.where(whose[:, 0] == out, away[:, 1], away[:, 0])  # a point left out is nobody's neighbour
+        distance[good], index[good], authentic[good] = near, self.first[found], near[:, 0] > other
+        index[~distance.isfinite().all(1)] = -1  # the square of the distance overflows
+        return _Neighbours(distance, index, authentic)
+
+    def copies(self, samples: Tensor, threshold: float = 1 / 3) -> Copies:
+        """Compare samples with the training set."""
+        require(0 < threshold <= 1, f"threshold must be a ratio in (0, 1], not {threshold!r}.")
+        assert self.own is not None
+        samples = check_samples(samples, self.data)
+        samples = samples if self.extract is None else samples.to(torch.get_default_dtype())
+        rows = torch.full((len(samples), self.points.d), math.nan, dtype=torch.float64)
+        good = samples.flatten(1).isfinite().all(1)
+        if good.any():
+            kept = samples[good]
+            rows[good] = kept.flatten(1) if self.extract is None else self.extract.over(kept).double().cpu()
+        theirs, own = self.neighbours(rows), self.own
+        n, m, grid = len(rows), len(own.distance), torch.linspace(0, 1, 41, dtype=torch.float64)[1:]
+        a, b = (int(c.count(torch.tensor([threshold], dtype=torch.float64))) for c in (theirs, own))
+        fraction, reference = Estimate.of_share(a, n), Estimate.of_share(b, m)
+        units = m // self.group
+        k = math.ceil(CLOSEST * units)
+        radius = float(own.distance[:, 0].kthvalue(self.group * k).values)
+        x = int((theirs.distance[:, 0] < radius).sum())
+        return Copies(
+            theirs.distance,
+            theirs.index,
+            theirs.ratio,
+            threshold,
+            fraction,
+            grid,
+            Estimate.of_share(theirs.count(grid), n),
+            reference,
+            Estimate.of_share(own.count(grid), m),
+            own.ratio,
+            own.distance,
+            KINDS[self.group - 1],
+            difference_of_shares(fraction, reference),
+            fisher_exact(a, n, math.ceil(b / self.group), units),
+            Estimate.of_share(theirs.authentic.sum(), n),
+            Estimate.of_share(own.authentic.sum(), m),
+            Estimate.of_share(x, n),
+            radius,
+            closest_p(x, n, k, units),
+            int(theirs.diverged.sum()),
+            self.points.n,
+        )
+
+
+def check_samples(samples: Any, data: Empirical, least: int = 1) -> Tensor:
+    """Return samples ``(n, *shape)`` of the data's shape in float64 on the CPU."""
+    require(isinstance(samples, Tensor), f"Samples must be a tensor (n, *shape), not {type(samples).__name__}.")
+    require(not samples.is_complex(), "Samples must be real.")
+    shape = tuple(samples.shape[1:]) or (1,)
+    require(samples.ndim and shape == data.shape, f"Samples have shape {shape}, the data {data.shape}.")
+    require(len(samples) >= least, f"Samples must be (n, *shape) with n ≥ {least}, not {tuple(samples.shape)}.")
+    return samples.detach().cpu().double().reshape(-1, *shape)

@@ -1,0 +1,307 @@
+r"""Do samples follow the law of the data, and do their brightness and contrast?
+
+**Likeness.** Features of n samples (:mod:`vkernel.metrics.features`) are compared with those of at most 4,096 training
+images by Fréchet's distance (means and covariances) and by the kernel distance (moments up to the third). A finite
+sample has a positive distance from its own law, so each distance comes with its **floor**: that of n real images from
+the same training images, test images or, without these, training images that were left out of everything else.
+
+*Features.* Covariances of k features need many more than k samples. Where :math:`k \ge n/2` pixels are reduced to
+principal components (fitted on the training images alone), as many of 64, 32, … 1 as there are samples for, four each.
+The norm of the rest, one number for each image, is the **remainder**; it is compared with that of real images, since
+noise on the pixels shows there. The user's own features are never reduced; Fréchet's distance is left out where there
+are k samples or fewer.
+
+*Test.* If the samples follow the law of the data, they and the real images can be exchanged. 999 random exchanges give
+the law of statistics of the form :math:`E\,\kappa(X,X') + E\,\kappa(Y,Y') - 2E\,\kappa(X,Y)`: the kernel distance, and
+Fréchet's distance to second order about the training images, whose features have mean c and covariance
+:math:`\sum_j \lambda_j e_j e_j^T`: with :math:`w_j = e_j \cdot (x - c)`,
+
+.. math:: |\delta m|^2 + \sum_{ij} \frac{(\delta A_{ij})^2}{2(\lambda_i + \lambda_j)} \approx \text{(geometric means)}
+          \quad \kappa(w, w') = w \cdot w' + \frac14 \Big(\sum_j \frac{w_j w'_j}{\sqrt{\lambda_j}}\Big)^2 .
+
+[The first is sensitive to strong components and third moments, the second to weak components. :math:`\lambda` is at
+least 1 % of its mean; beyond 2,048 features they are not turned to principal axes.] Principal components have a third,
+the kernel distance of the remainders, standardised by those of training images. :math:`\theta` is the largest of them,
+each less its mean over the exchanges and over its spread, and
+
+.. math:: \mathrm{chance} = \frac{1 + \#\{i: \theta_i \ge \theta_0\}}{1 + 999}
+
+is at most p with a probability of at most p, whatever the law and the number of samples. The alarm is raised where
+chance < .01, or where more than 1 % of the samples diverged: are not finite, or lie a million spreads from the data.
+(Left-out training images can be exchanged with samples of a model that does not memorise them. Where images have
+different weights they are drawn by these, with replacement, and the chance is approximate.) With enough samples the
+test finds any fault: the size of the distance matters. Fréchet's distance is biased; its interval is for the distance
+at this n, floor included.
+
+**Drift** compares per-image means and variances of samples with the data's: :math:`z` is the shift of their average in
+units of the data's spread over images, with Welch's test; ``outside`` is the share of samples outside the data's range
+(:func:`vkernel.core.estimate.exceedance_p`). The alarm is raised where one of these four chances is below .01 *and* the
+drift is large: \|z\| > 1, or a share > .05. (Good networks at 50 steps are often off by half a spread.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vkernel.core import rng
+from vkernel.core.checks import check_type
+from vkernel.core.errors import InputError, require
+from vkernel.core.estimate import Estimate, exact_share, exceedance_p, permutation_p
+from vkernel.data.empirical import Empirical
+from vkernel.metrics.copies import check_samples
+from vkernel.metrics.distances import frechet_distance, kernel, kernel_distance
+from vkernel.metrics.features import Extractor, extractor
+
+__all__ = ["Drift", "Likeness", "drift", "image_moments", "likeness"]
+
+MOMENTS = 4096  # training images
+PAIRS = 1024  # samples, and real images, in the test
+PERMUTATIONS = 999
+CHANCE = 0.01  # of a false alarm; and the share of diverged samples that raises it
+LEAST = 8  # samples, and real images
+DIVERGED = 1e6  # spreads of the data: beyond, a sample has diverged
+SIZES = (64, 32, 16, 8, 4, 2, 1)  # numbers of principal components
+EACH = 4  # samples for each
+TURNED, WEAKEST = 2048, 0.01  # features turned to principal axes; their least variance, in units of the mean
+ROUNDING = 1e-9  # of numbers of order one
+FAR, OUTSIDE = 1.0, 0.05  # the least z and the least share outside for an alarm of drift
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """The result of :func:`likeness`.
+
+    ``frechet`` and ``kernel`` are the distances of n samples from the training images, ``frechet_floor`` and
+    ``kernel_floor`` those of n real images (``real``: test, or left-out training); Fréchet's are ``None`` where there
+    are too few samples for the ``k`` features, for the reason ``why``. ``remainder`` is the mean norm of the rest
+    beyond principal components, as a multiple of that of real images; ``None`` where there is no rest. ``reduced``
+    tells that the ``features`` are fewer than requested. ``chance`` is that of distances as large as these by accident;
+    ``diverged`` counts the samples left out.
+    """
+
+    frechet: Estimate | None
+    frechet_floor: Estimate | None
+    kernel: Estimate
+    kernel_floor: Estimate
+    remainder: Estimate | None
+    features: str
+    k: int
+    n: int
+    reduced: bool
+    real: str
+    chance: float
+    diverged: int
+    alarm: bool
+    why: str = ""
+
+
+def likeness(
+    samples: Tensor,
+    data: Empirical | Tensor,
+    test: Empirical | Tensor | None = None,
+    *,
+    features: Extractor | Callable[[Tensor], Any] | str = "pixels",
+    seed: int = 0,
+) -> Likeness:
+    """Measure how far the law of ``samples (n, *shape)`` is from that of the training images ``data``.
+
+    All are in the same units; ``test`` are images of the same law that the model did not see.
+    """
+    data = _check_images(data, "training", LEAST if test is not None else 2 * LEAST)
+    held = None if test is None else _check_images(test, "test", LEAST).to(data.device)
+    require(data.spread > 0, "All points of the data are equal; there is no law to compare with.")
+    if held is not None:
+        require(held.shape == data.shape, f"Training images have shape {data.shape} and test images {held.shape}.")
+    extract, real = extractor(features), "left-out training" if held is None else "test"
+    x = check_samples(samples, data, least=0).to(data.device)
+    near = (x.flatten(1) - data.center).norm(dim=1) <= DIVERGED * data.spread  # false of NaN
+    good, diverged = x[near].to(data.dtype), int((~near).sum())
+    if len(good) < LEAST:
+        none = Estimate[float].unknown()
+        few = (extract.name, 0, len(good), False, real)
+        return Likeness(none, none, none, none, None, *few, math.nan, diverged, diverged > 0)
+    g = rng.stream(seed, "images for likeness")
+    train, held = _split(data, held, max(len(good), PAIRS), g)
+    n = min(len(good), held.n)
+    shuffled = good[torch.randperm(len(good), generator=g).to(good.device)]
+    reduced = not extract.custom and extract.components is None and 2 * extract(good[:1]).shape[1] >= min(n, train.n)
+    if reduced:
+        extract = extract.reduced(next(size for size in SIZES if EACH * size <= min(n, train.n)))
+    extract = extract.fit(train, seed)
+    sets = (shuffled, None), (held, held.choose(held.n, g)), (train, train.choose(train.n, g))
+    a, b, c = (extract.over(*images) for images in sets)
+    rest = [extract.remainder().over(*images) for images in sets] if extract.components else []
+    frechet: tuple[Estimate, Estimate] | tuple[None, None] = None, None
+    why = ""
+    try:
+        frechet = frechet_distance(a[:n], c), frechet_distance(b[:n], c)
+    except InputError as error:
+        why = str(error)
+    mmd = kernel_distance(a[:n], c), kernel_distance(b[:n], c)
+    remainder = _ratio(rest[0][:n], rest[1][:n]) if rest else None
+    chance = _chance((a, b, c), rest, rng.stream(seed, "exchanges for likeness"))
+    alarm = chance < CHANCE or diverged > CHANCE * len(x)
+    k, name = a.shape[1], extract.name
+    far, floor = frechet
+    return Likeness(far, floor, mmd[0], mmd[1], remainder, name, k, n, reduced, real, chance, diverged, alarm, why)
+
+
+def _check_images(points: Any, name: str, least: int) -> Empirical:
+    points = points if isinstance(points, Empirical) else Empirical(points)
+    count = int((points.weights > 0).sum())
+    require(count >= least, f"Likeness needs {least} {name} images or more; there are {count}.")
+    return points
+
+
+def _split(data: Empirical, held: Empirical | None, wanted: int, g: torch.Generator) -> tuple[Empirical, Empirical]:
+    """Training images for moments, and real images to compare with: test images, or training images left out."""
+    order = data.choose(data.n, g, distinct=True)
+    if held is None:
+        count = min(wanted, len(order) // 2)
+        held, order = data.subset(order[:count]), order[count:]
+    else:
+        held = held.subset(held.choose(wanted, g, distinct=True))
+    return data.subset(order[:MOMENTS]), held
+
+
+def _ratio(x: Tensor, y: Tensor) -> Estimate | None:
+    """The mean of x as a multiple of that of y, if this is more than rounding."""
+    over, under = float(x.mean()), float(y.mean())
+    if under < ROUNDING:
+        return None
+    parts = [(float(x.var()) / (len(x) * under**2), len(x)), (float(y.var()) * over**2 / (len(y) * under**4), len(y))]
+    return Estimate.of_variances(over / under, parts, 0.0)
+
+
+def _chance(features: Sequence[Tensor], rest: Sequence[Tensor], g: torch.Generator) -> float:
+    """The chance of distances as large as these if samples and real images are exchanged at random.
+
+    ``features`` are of samples, real images and training images, and so are the remainders ``rest``, if there are any.
+    """
+    n, m = (len(f[:PAIRS]) for f in features[:2])
+    (pool, train), *others = (
+        (torch.cat([x[:PAIRS], y[:PAIRS]]).double().cpu(), z.double().cpu())
+        for x, y, z in ([features, rest] if rest else [features])
+    )
+    standard = [(r - own.mean()) / own.std().clamp_min(ROUNDING) for r, own in others]
+    orders = torch.rand(PERMUTATIONS, n + m, generator=g, dtype=torch.float64).argsort(1)
+    places = torch.cat([torch.arange(n + m)[None], orders]).lt(n).double()
+    statistics = (kernel(pool, pool), _second_order(pool, train), *(kernel(r, r) for r in standard))
+    theta = torch.stack([_exchanged(pairs, places) for pairs in statistics]).amax(0)
+    return permutation_p(float(theta[0]), theta[1:], ROUNDING)
+
+
+def _exchanged(pairs: Tensor, places: Tensor) -> Tensor:
+    """The statistic of each row of ``places`` (1 in the place of a sample, 0 else), standardised over rows.
+
+    Sums over pairs K within and between the two sets follow from p·K p and p·K 1.
+    """
+    pairs = pairs.fill_diagonal_(0)
+    pairs = pairs / pairs.abs().mean().clamp_min(1e-300)
+    n, m, rows = places[0].sum(), (1 - places[0]).sum(), pairs.sum(1)
+    inside, touching = ((places @ pairs) * places).sum(1), places @ rows
+    value = inside / (n * (n - 1)) - 2 * (touching - inside) / (n * m)
+    value += (rows.sum() - 2 * touching + inside) / (m * (m - 1))
+    return (value - value.mean()) / value.std().clamp_min(ROUNDING)
+
+
+def _second_order(pool: Tensor, train: Tensor) -> Tensor:
+    """Pairs of the kernel that Fréchet's distance has near the law of the training images."""
+    center = train.mean(0)
+    pool, train = pool - center, train - center
+    if train.shape[1] <= TURNED:
+        axes = torch.linalg.eigh(train.mT @ train).eigenvectors
+        pool, train = pool @ axes, train @ axes
+    variances = train.square().mean(0)
+    weak = pool / variances.clamp_min(WEAKEST * float(variances.mean()) + 1e-300) ** 0.25
+    return pool @ pool.mT + (weak @ weak.mT).square() / 4
+
+
+@dataclass(frozen=True)
+class Drift:
+    """The result of :func:`drift`: z of the per-image means and variances, and shares outside the data's range.
+
+    ``data_mean`` and ``sample_mean`` hold the average and the spread over images of the per-image means; ``chances``
+    those of z and of the share outside, for ``mean`` and ``variance``.
+    """
+
+    mean: Estimate
+    variance: Estimate
+    outside_mean: Estimate
+    outside_variance: Estimate
+    data_mean: tuple[float, float]
+    sample_mean: tuple[float, float]
+    chances: dict[str, tuple[float, float]]
+
+    @property
+    def shifted(self) -> dict[str, float]:
+        """The moments whose average is shifted, with z."""
+        z = {"mean": self.mean.value, "variance": self.variance.value}
+        return {name: z[name] for name, chance in self.chances.items() if chance[0] < CHANCE}
+
+    @property
+    def far(self) -> dict[str, float]:
+        """The moments whose average is shifted by more than a spread, with z."""
+        return {name: z for name, z in self.shifted.items() if abs(z) > FAR}
+
+    @property
+    def outside(self) -> dict[str, float]:
+        """The moments of which too many lie outside the data's range, with their share."""
+        share = {"mean": self.outside_mean.value, "variance": self.outside_variance.value}
+        return {
+            name: share[name] for name, chance in self.chances.items() if chance[1] < CHANCE < OUTSIDE < share[name]
+        }
+
+    @property
+    def alarm(self) -> bool:
+        return bool(self.far or self.outside)
+
+
+def drift(samples: Tensor, data: Empirical) -> Drift:
+    """Compare per-image means and variances of ``samples (n, *shape)`` with those of the data, in the same units.
+
+    Samples that are not finite count as outside the data's range.
+    """
+    x = check_samples(samples, check_type(data, "data", Empirical), least=0)
+    require(len(x) >= 4 and data.n >= 4, f"Drift needs 4 samples and 4 data; got {len(x)} and {data.n}.")
+    kept = (data.weights > 0).nonzero()[:, 0].cpu()
+    own = torch.cat([image_moments(data.take(some)) for some in kept.split(2048)])
+    theirs, weights = image_moments(x), data.weights.cpu()[kept]
+    floor = 1e-6 * max(data.spread / math.sqrt(data.d), 1e-30)
+    mean, variance = (_shift(theirs[:, i], own[:, i], weights, floor ** (i + 1)) for i in (0, 1))
+    chances = {"mean": mean[2], "variance": variance[2]}
+    return Drift(mean[0], variance[0], mean[1], variance[1], *mean[3], chances)
+
+
+def image_moments(images: Tensor) -> Tensor:
+    """Return the mean and the variance over coordinates of each image, ``(n, 2)``, in float64."""
+    rows = images.detach().double().flatten(1).cpu()
+    mean = rows.mean(1, keepdim=True)
+    return torch.cat([mean, (rows - mean).square().mean(1, keepdim=True)], 1)
+
+
+def _shift(
+    theirs: Tensor, own: Tensor, weights: Tensor, floor: float
+) -> tuple[Estimate, Estimate, tuple[float, float], tuple[tuple[float, float], tuple[float, float]]]:
+    """z, the share outside, the chances of both, and averages with spreads of the data and of the samples."""
+    from scipy import stats
+
+    n, size = len(theirs), float(1 / weights.square().sum())
+    good = theirs[theirs.isfinite()]
+    center = float(weights @ own)
+    spread = math.sqrt(float(weights @ (own - center).square()) * size / max(size - 1, 1e-9))
+    there, width = (float(good.mean()), float(good.std())) if len(good) > 1 else (math.inf, 0.0)
+    unit = max(spread, floor)
+    se = math.hypot(width / math.sqrt(max(len(good), 1)), spread / math.sqrt(size)) / unit
+    z, dof = (there - center) / unit, max(1, int(min(n, size)) - 1)
+    chance = 2 * float(stats.t.sf(abs(z) / max(se, 1e-12), dof))
+    above, below = int((~(theirs <= own.max())).sum()), int((theirs < own.min()).sum())
+    rare = 2 * min(exceedance_p(above, n, size), exceedance_p(below, n, size))
+    averages = (center, spread), (there, width)
+    return Estimate.of_error(z, se, dof), exact_share(above + below, n), (chance, rare), averages

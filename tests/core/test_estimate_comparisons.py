@@ -1,0 +1,149 @@
+"""Comparisons of two samples: rank correlations, ratios, AUC, shares and p values by hand and by scipy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from draws import normal
+from scipy.stats import mannwhitneyu, spearmanr
+from torch import Tensor
+
+from vkernel.core.estimate import (
+    Estimate,
+    auc,
+    centred_ranks,
+    closest_p,
+    difference_of_shares,
+    exact_share,
+    exceedance_p,
+    holm,
+    matched_correlation,
+    ratio_of_paired_means,
+    spearman,
+)
+
+
+def test_rank_is_spearmans_and_covers():
+    a, b = normal(50).exp(), normal(50, seed=1).exp().round()
+    assert spearman(a, b + 1).value == pytest.approx(spearmanr(a, b).statistic, abs=1e-6)
+    inside = 0
+    for k in range(1000):
+        found = spearman(normal(30, seed=k).exp(), normal(30, seed=5000 + k).exp())
+        inside += found.low <= 0 <= found.high
+    assert 0.935 <= inside / 1000 <= 0.975
+    truth, inside = 6 / math.pi * math.asin(0.4), 0
+    for k in range(600):
+        x = normal(60, seed=k)
+        found = spearman(x, (0.8 * x + 0.6 * normal(60, seed=9000 + k)).exp())
+        inside += found.low <= truth <= found.high
+    assert 0.93 <= inside / 600 <= 0.98
+
+
+def test_rank_at_the_ends():
+    x = torch.arange(1.0, 12.0).double()
+    found = spearman(x, x.exp())
+    assert found.value == pytest.approx(1)
+    assert 0.5 < found.low < 1
+    assert math.isnan(spearman(x[:5], x[:5]).value)
+    assert math.isnan(spearman(torch.ones(20), torch.arange(20.0) + 1).value)
+    assert math.isnan(spearman(x, 1e-300 * x).value)
+
+
+def fields(n: int, seed: int, profile: float) -> Tensor:
+    """Positive images whose pixels depend on their neighbours, with a profile that all images share."""
+    noise = torch.nn.functional.avg_pool2d(normal(n + 1, 1, 12, 12, seed=seed), 5, 1)[:, 0].flatten(1)
+    return (5 * (noise[1:] + profile * noise[0])).exp()
+
+
+@pytest.mark.parametrize("profile", [0.0, 1.5])
+def test_ranks_over_coordinates_cover_zero(profile):
+    own = specific = 0
+    for k in range(400):
+        v, c = (centred_ranks(fields(24, 2 * k + j, profile))[None] for j in (0, 1))
+        a, b = matched_correlation(v, c)
+        own += a.low <= 0 <= a.high
+        specific += b.low <= 0 <= b.high
+    assert 0.925 <= specific / 400 <= 0.98
+    assert 0.925 <= own / 400 <= 0.98 if profile == 0 else own / 400 < 0.5  # a common profile is no independence
+
+
+def test_ranks_over_coordinates_by_hand():
+    v, c = fields(6, 1, 0.5), fields(6, 2, 0.5) + fields(6, 1, 0.5)
+    rho = np.array([[spearmanr(a, b).statistic for b in c] for a in v])
+    own, specific = matched_correlation(centred_ranks(v)[None], centred_ranks(c)[None])
+    off = rho[~np.eye(6, dtype=bool)].mean()
+    assert own.value == pytest.approx(np.diag(rho).mean(), abs=1e-5)
+    assert specific.value == pytest.approx(np.diag(rho).mean() - off, abs=1e-5)
+    left = []
+    for k in range(6):
+        part = np.delete(np.delete(rho, k, 0), k, 1)
+        left.append(np.diag(part).mean() - part[~np.eye(5, dtype=bool)].mean())
+    assert specific.se == pytest.approx(math.sqrt(5 * np.var(left)), rel=0.2)
+
+
+def test_ratio_covers_and_has_no_end_where_the_denominator_may_vanish():
+    inside = 0
+    for k in range(600):
+        a, b = normal(40, seed=k).abs() + 1, normal(40, seed=7000 + k).abs() + 0.2
+        found = ratio_of_paired_means(a, a + b)
+        root = math.sqrt(2 / math.pi)
+        inside += found.low <= (root + 1) / (2 * root + 1.2) <= found.high
+    assert 0.93 <= inside / 600 <= 0.975
+    heavy = ratio_of_paired_means(torch.ones(20).double(), torch.cat([torch.ones(1), torch.zeros(19)]).double())
+    assert heavy.value == pytest.approx(20)
+    assert heavy.high == math.inf
+    assert 0 < heavy.low < 20
+    assert math.isnan(ratio_of_paired_means(torch.ones(5), torch.zeros(5)).value)
+    small = ratio_of_paired_means(1e-200 * normal(30).abs(), 1e200 * normal(30).abs())
+    assert 0 <= small.low <= small.value
+
+
+def test_auc_is_mann_and_whitneys():
+    a, b = normal(40), normal(70, seed=1).round()
+    a[:5] = b[:5]
+    found = auc(a, b)
+    test = mannwhitneyu(b, a)
+    assert found.value == pytest.approx(test.statistic / (40 * 70), abs=1e-12)
+    level = auc(torch.stack([a, a - 9]), torch.stack([b, b]))
+    assert float(level.value[0]) == pytest.approx(found.value)
+    assert float(level.value[1]) == 1
+    assert float(level.se[1]) == 0
+    assert 0.9 < float(level.low[1]) < 0.99  # the interval does not shrink to a point
+    back = auc(b, a)
+    assert (back.value, back.low, back.high) == pytest.approx((1 - found.value, 1 - found.high, 1 - found.low))
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_auc_errors_and_intervals_away_from_a_half(shift):
+    train, test = normal(2000, 50), normal(2000, 30, seed=1) + shift
+    truth = 0.5 * (1 + math.erf(shift / 2))
+    found = auc(train, test)
+    covered = ((found.low <= truth) & (truth <= found.high)).double().mean()
+    assert 0.93 < float(covered) < 0.975
+    assert float(found.se.mean()) == pytest.approx(float(found.value.std()), rel=0.06)
+
+
+def test_newcombes_example():
+    """Newcombe (1998), table II: 56/70 - 48/80, method 10."""
+    found = difference_of_shares(Estimate.of_share(56, 70), Estimate.of_share(48, 80))
+    assert found.value == pytest.approx(0.2)
+    assert (found.low, found.high) == (pytest.approx(0.0524, abs=5e-5), pytest.approx(0.3339, abs=5e-5))
+
+
+def test_shares_and_exceedances():
+    """Clopper and Pearson's interval of 10 in 20 is .272 to .728; 2 or more of 3 beyond the largest of 4: 1/7."""
+    found = exact_share(10, 20)
+    assert (found.low, found.high) == (pytest.approx(0.2720, abs=1e-4), pytest.approx(0.7280, abs=1e-4))
+    assert exceedance_p(0, 3, 4) == 1
+    assert exceedance_p(2, 3, 4) == pytest.approx(3 / 7 * 2 / 6)
+    assert closest_p(0, 9, 1, 9) == 1
+    assert closest_p(2, 3, 1, 4) == pytest.approx(3 / 7 * 2 / 6)  # the nearest two of seven are of the three
+
+
+def test_holm_rejects_in_steps():
+    p = torch.tensor([[0.001, 0.02], [math.nan, 0.9]])
+    assert holm(p).tolist() == [[True, True], [False, False]]
+    assert holm(torch.tensor([0.03, 0.04])).tolist() == [False, False]
