@@ -225,7 +225,7 @@ def comparison(ds: xarray.Dataset) -> Figure:
     for ax in axes[:-1].flat:
         ax.set_xlabel("")
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
+    unique = dict(zip([label.replace("predicted", "predicted by V") for label in labels], handles, strict=True))
     (box,), (name,) = axes[0, len(panels)].get_legend_handles_labels()
     base.legend_below(figure, [*unique.values(), box], [*unique, name])
     return figure
@@ -265,7 +265,7 @@ def _ratio_along(ax: Axes, one: xarray.Dataset) -> None:
 
 def _ratio(ax: Axes, one: xarray.Dataset) -> None:
     """Draw measured / predicted against predicted, since variances in many dimensions span decades."""
-    base.level(ax, 1, "measured = predicted")
+    base.level(ax, 1, "equal")
     for colour, label, (predicted, ratio, se) in _times(one, "predicted", "ratio", "ratio_se"):
         ax.errorbar(predicted, ratio, se, color=colour, ls="", marker="o", ms=3, lw=0.8, alpha=0.75, label=label)
     ax.set(xscale="log", xlabel="predicted tr Cov (1 / data unit²)", ylabel="measured / predicted", ylim=(0, None))
