@@ -1,4 +1,4 @@
-"""What several commands share: data by name or path, and devices."""
+"""Helpers that several commands share: data by name or path, devices, and output files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DATA = (
 
 
 def load_data(data: str, scale: str = "auto", key: str | None = None, layout: str | None = None) -> Empirical:
-    """The data that an argument names."""
+    """Load the data that an argument names."""
     from vkernel.data import toy
     from vkernel.data.loaders import load
 
@@ -31,7 +31,7 @@ def load_data(data: str, scale: str = "auto", key: str | None = None, layout: st
 
 
 def on_device(name: str) -> torch.device:
-    """The device of that name, if it is there."""
+    """Return the device of that name, if it can be used."""
     import torch
 
     try:
@@ -44,10 +44,8 @@ def on_device(name: str) -> torch.device:
 
 
 def writable(*files: Path | None) -> None:
-    """Refuse to begin what could not be written in the end."""
-    for target in files:
-        require(target is None or not target.is_dir(), f"{target} is a folder; give the name of a file to write.")
-        parent = None if target is None else target.expanduser().absolute().parent
-        require(
-            parent is None or not parent.exists() or parent.is_dir(), f"{parent} is a file; {target} cannot lie in it."
-        )
+    """Check before a long computation that the files for its results can be written."""
+    for target in filter(None, files):
+        require(not target.is_dir(), f"{target} is a folder; give the name of a file to write.")
+        parent = target.expanduser().absolute().parent
+        require(not parent.exists() or parent.is_dir(), f"{parent} is a file; {target} cannot lie in it.")
