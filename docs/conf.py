@@ -47,12 +47,16 @@ nitpick_ignore_regex = [
         r"py:class",
         r"vkernel\.[\w.]+\.(Kind|N|T|Chunk|Weights|GPUPath|Dense|Pruned|ScoreUNet|NetworkKernel|LinearField)",
     ),
-    (r"py:class", r"Array|Indices|Weight|Theory|Progress|Reporter|DeviceMesh|MatplotlibFigure|annotated_types\..+"),
+    (
+        r"py:class",
+        r"Array|Data|Indices|Times|Weight|Theory|Progress|Reporter|DeviceMesh|MatplotlibFigure|annotated_types\..+",
+    ),
     (r"py:class", r"vkernel\.study\.spec\.\w+|spec\.\w+|Spec|Condition|Group|dict\[str"),
     # Annotations are strings (PEP 563); inside unions autodoc may leave these as they are written.
     (r"py:class", r"Tensor|Generator|Path|Any|Callable|Iterable|Iterator|Sequence|Mapping|Score|Figure|Axes|optional"),
     # Names of the top level and of a module's internals, which docstrings mention and other sections describe.
     (r"py:(class|func|data)", r"vkernel\.(compare|as_score|variance_split|posterior\.gpu\.fp16\.accumulation)"),
+    (r"py:func", r"vkernel\.metrics\.features\.extractor"),
     (
         r"py:(class|func|data)",
         r"InputError|PREDICTIONS|kernel_from_spec|load|Level|Problem|integrate|Recordings|accumulation",
