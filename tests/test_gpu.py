@@ -116,7 +116,7 @@ def test_unets_from_a_graph_learn_what_the_plain_loop_learns():
     data = vk.Empirical(points.cuda())
     training = Training(data, vk.VP(), J1(), None)
     fast, plain = (vk.models.UNet((8, 8, 8), steps=12, batch=16, ema=0.9, decay="cosine", chunk=c) for c in (1, 2))
-    assert [model._recorded(training) for model in (fast, plain)] == [True, False]
+    assert [model._captured(training) for model in (fast, plain)] == [True, False]
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         both = [vk.train_ensemble(model, data, vk.VP(), members=2).state for model in (fast, plain)]
     found, known = both

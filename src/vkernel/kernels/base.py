@@ -29,7 +29,7 @@ from vkernel.core.rng import Generator
 from vkernel.process import Anisotropic, Process
 from vkernel.sample.scores import Groups, Scores
 from vkernel.sample.sde import Field, VKernel
-from vkernel.score.base import Score, Time
+from vkernel.score.base import Score, Time, wide_time
 
 __all__ = ["Drawn", "FiniteRank", "Function", "Kernel", "ValidityWarning", "times"]
 
@@ -57,10 +57,7 @@ class Kernel(VKernel):
 
     def __call__(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
         r"""Return :math:`V = D\, \mathrm{Cov}\, D'`, paired over the broadcast batch."""
-        here, there = (
-            self.process.base.D(torch.as_tensor(u, dtype=torch.float64, device=x.device))
-            for u in (t, t if t2 is None else t2)
-        )
+        here, there = (self.process.base.D(wide_time(u, x.device)) for u in (t, t if t2 is None else t2))
         V = Scaled(self.cov(x, t, x2, t2), (here * there).sqrt())
         return Congruent(V, self.process.gamma) if isinstance(self.process, Anisotropic) else V
 
@@ -136,10 +133,7 @@ class Function(Kernel):
     """
 
     def __init__(
-        self,
-        function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
-        process: Process,
-        mean: Score | None = None,
+        self, function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], process: Process, mean: Score | None = None
     ) -> None:
         self.function, self.process, self._mean = function, process, mean
 

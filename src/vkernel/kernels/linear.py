@@ -21,7 +21,6 @@ exactly the covariance of the J0 ensemble on the same inputs.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -55,10 +54,7 @@ FEWEST = 8  # sets of inputs from which a covariance over inputs is measured
 
 
 class NoisyTargets:
-    """Draws whose targets have no noise, and the noise N = Cov[y|x] that the objective adds to them.
-
-    Targets that are held fixed ("targets" is not in ``vary``) keep their noise, and N = 0.
-    """
+    """Draws without target noise, and the noise N = Cov[y|x] of the objective; N = 0 where targets are held fixed."""
 
     def __init__(self, parametrisation: Parametrisation, training: Training) -> None:
         varies = "targets" in training.vary
@@ -213,8 +209,8 @@ class Linear(LinearField):
             half = torch.cholesky_solve(half.movedim(2, 0).reshape(F, -1), root)
             return half.reshape(F, F, -1, W.shape[-1]).permute(1, 2, 0, 3).reshape(middle.shape) / P
 
-        self.target_noise = sandwich(gradients.noise)
-        self.misfit = torch.zeros_like(self.target_noise) if held else sandwich(gradients.misfit(W))
+        self.target_noise, misfit = map(sandwich, gradients.covariance(W))
+        self.misfit = torch.zeros_like(misfit) if held else misfit
         self.effective = F - ridge * float(torch.cholesky_inverse(root).trace())
         return W
 
@@ -224,6 +220,8 @@ class Gradients:
 
     ``gram`` is :math:`\Sigma = E\,\omega\phi\phi^T`, ``cross`` is :math:`E\,\omega\phi y^T`.
     """
+
+    noise: Tensor | None = None
 
     def __init__(self, model: Model, training: Training, count: int) -> None:
         check_whole(count, "quadrature")
@@ -238,30 +236,23 @@ class Gradients:
     def _batches(self) -> Iterator[Batch]:
         return (self.targets.training.batch([0], self.size, start) for start in self.starts)
 
-    @functools.cached_property
-    def noise(self) -> Tensor:
-        r""":math:`E[\omega^2 N \phi\phi^T]`, ``(F o, F o)``."""
-        found = torch.zeros((self.cross.numel(), self.cross.numel())).to(self.cross)
-        for batch in self._batches():
-            N = self.targets.noise(batch)
-            if N is None:
-                break
-            found += _outer(self.model.features(batch.x, batch.t).mT, self._omega(batch) * N)
-        return found
+    def covariance(self, W: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Return :math:`E[\omega^2 N\phi\phi^T]` and :math:`E[\omega^2 bb^T\phi\phi^T] - gg^T`, each ``(F o, F o)``.
 
-    def misfit(self, W: Tensor) -> Tensor:
-        r"""Return :math:`E[\omega^2 bb^T\phi\phi^T] - E[\omega b\phi]E[\omega b\phi]^T`, b = E[y|x] - Wφ."""
-        mean = (self.cross - self.gram @ W).reshape(-1)  # E[ω b φ]
-        found = -mean[:, None] * mean
+        Here b = E[y|x] - Wφ and :math:`g = E[\omega b\phi]`; the first does not depend on W and is computed once.
+        """
+        par, mean = self.model.parametrisation, (self.cross - self.gram @ W).reshape(-1)  # E[ω b φ]
+        misfit = -mean[:, None] * mean
+        noise = torch.zeros_like(misfit) if self.noise is None else self.noise
         for batch in self._batches():
-            phi = self.model.features(batch.x, batch.t)
-            y = self.model.parametrisation.training_target(batch.m, batch.x, batch.t, self.process)
-            b = y - phi @ W
-            found += _outer(phi.mT, self._omega(batch) * b[..., :, None] * b[..., None, :])
-        return found
-
-    def _omega(self, batch: Batch) -> Tensor:
-        return self.model.parametrisation.omega(batch.t, self.process).square()[..., None, None] / self.total
+            phi, omega = self.model.features(batch.x, batch.t), par.omega(batch.t, self.process)[..., None, None]
+            b = par.training_target(batch.m, batch.x, batch.t, self.process) - phi @ W
+            misfit += _outer(phi.mT, omega.square() / self.total * b[..., :, None] * b[..., None, :])
+            N = self.targets.noise(batch) if self.noise is None else None
+            if N is not None:
+                noise += _outer(phi.mT, omega.square() / self.total * N)
+        self.noise = noise
+        return noise, misfit
 
 
 def check_linear(model: Model, training: Training) -> Model:

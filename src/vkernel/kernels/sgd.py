@@ -76,7 +76,8 @@ class SGD(LinearField):
             return Q @ (_relaxed(rho, u)[:, None] * pull)
 
         def noise(u: float) -> Tensor:  # N(u) in the eigenbasis, (F, o, F, o)
-            N = (gradients.noise + gradients.misfit(mean(u))).reshape(*pull.shape, *pull.shape)
+            target, misfit = gradients.covariance(mean(u))
+            N = (target + misfit).reshape(*pull.shape, *pull.shape)
             return torch.einsum("fk,fagb,gl->kalb", Q, N, Q)
 
         with show_progress(nodes - 1, progress) as report:

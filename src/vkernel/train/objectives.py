@@ -173,16 +173,15 @@ def parse(objective: str | Objective | dict[str, Any]) -> Objective:
     """Return an objective from ``"J0"``, ``"J1"``, an :class:`Objective`, or the ``spec`` of one."""
     if isinstance(objective, Objective):
         return objective
-    spec = objective if isinstance(objective, dict) else {"kind": objective}
-    match spec.get("kind"):
-        case "J0":
+    match objective:
+        case "J0" | {"kind": "J0"}:
             return J0()
-        case "J1":
+        case "J1" | {"kind": "J1"}:
             return J1()
-        case "JC":
-            return JC(spec.get("c"))  # type: ignore[arg-type]  # refused there
-        case "JK" if isinstance(objective, dict):
-            return JK(spec.get("K"), spec.get("of"))  # type: ignore[arg-type]
+        case {"kind": "JC", **given}:
+            return JC(given.get("c"))  # type: ignore[arg-type]  # refused there
+        case {"kind": "JK", **given}:
+            return JK(given.get("K"), given.get("of"))  # type: ignore[arg-type]
     raise InputError(f"There is no objective {objective!r}; give 'J0', 'J1', vk.JC(c) or vk.JK(K, kind).")
 
 
@@ -318,7 +317,7 @@ class Training:
 
 
 def _points(data: Empirical, index: Tensor, like: Tensor) -> Tensor:
-    return data.take(index).to(like.device, like.dtype).reshape(like.shape)
+    return data.take(index).to(like).reshape(like.shape)
 
 
 def _cumulative(weights: Tensor) -> Tensor:

@@ -224,8 +224,8 @@ class RBF(NetworkKernel):
 
     @property
     def spec(self) -> dict[str, Any]:
-        numbers = {"length": self.length, "variance": self.variance, "init_width": self.init_width}
-        return {"kind": "rbf", "prior": self.random_start} | numbers
+        settings = super().spec
+        return settings | {"prior": settings.pop("random_start")}
 
     def ntk(self, u: Tensor, v: Tensor) -> Tensor:
         _check_pair(u, v)
@@ -272,7 +272,7 @@ def _square_distance(u: Tensor, v: Tensor) -> Tensor:
 
 
 def _normal(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """Draw standard normals in float64, so that every precision represents the same function."""
+    # in float64, so that every precision represents the same function
     return rng.randn(shape, generator, generator.device, torch.float64).to(dtype)
 
 
@@ -283,10 +283,8 @@ def _check_pair(u: Tensor, v: Tensor) -> None:
         require(bool(x.isfinite().all()), f"{name} holds NaN or infinite values.")
     one, two = (f"p = {x.shape[-1]} in {x.dtype} on {x.device}" for x in (u, v))
     require(one == two, f"u and v must agree; u has {one}, v has {two}.")
-    try:
-        torch.broadcast_shapes(u.shape[:-2], v.shape[:-2])
-    except RuntimeError:
-        raise InputError(f"The batches of u {tuple(u.shape)} and v {tuple(v.shape)} do not broadcast.") from None
+    good = all(1 in (a, b) or a == b for a, b in zip(u.shape[-3::-1], v.shape[-3::-1], strict=False))
+    require(good, f"The batches of u {tuple(u.shape)} and v {tuple(v.shape)} do not broadcast.")
 
 
 def _check_state(state: State, names: list[str], u: Tensor) -> None:
