@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
-from vkernel.core.errors import require
+from vkernel.core.checks import check_choice
 from vkernel.posterior.dense import CentredPoints, Dense
 from vkernel.posterior.gpu import GPUPath, trusted_path
 from vkernel.posterior.moments import Moments
@@ -80,15 +80,13 @@ class Engine:
         ranks: Alone | None = None,
         method: Choice = "auto",
     ) -> None:
-        require(
-            method in ("auto", "dense", "pruned", "gpu"), f"There is no method {method!r}: auto, dense, pruned, gpu."
-        )
+        check_choice(method, "method", get_args(Choice))
         self.data, self.whole, self.first = data, data if whole is None else whole, first
         self.ranks = Alone() if ranks is None else ranks
         quarters = 3 if data.device.type == "cuda" else 1
         self.memory = free_memory(data.device) // (4 * self.ranks.sharing) * quarters if memory is None else int(memory)
-        self.weighted = bool((self.whole.weights != self.whole.weights[0]).any())
-        self.points = CentredPoints(data, self.memory, self.weighted)
+        weighted = bool((self.whole.weights != self.whole.weights[0]).any())
+        self.points = CentredPoints(data, self.memory, weighted)
         self.dense = Dense(self.points)
         self.gpu: GPUPath | None = None
         self.pruned: Pruned | None = None
@@ -98,11 +96,6 @@ class Engine:
             self.gpu = GPUPath(self.dense)
         elif method == "pruned":
             self.pruned = Pruned(self.points, price=0)
-
-    @property
-    def block(self) -> int:
-        """Queries that the reference path evaluates at a time: larger batches cost no less for each query."""
-        return self.dense.block
 
     @property
     def method(self) -> Method | None:

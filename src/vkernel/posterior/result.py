@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
+from vkernel.core.checks import check_whole, is_whole
 from vkernel.core.covariance import Covariance, fits
 from vkernel.core.errors import require
 from vkernel.core.rng import Generator
@@ -23,10 +24,6 @@ from vkernel.posterior.weights import Queries, Weights, reduce
 __all__ = ["Posterior", "PosteriorCovariance"]
 
 SUMMARY = frozenset({"trace", "weights"})
-
-
-def _whole(k: object) -> bool:
-    return isinstance(k, int) and not isinstance(k, bool)
 
 
 class Posterior:
@@ -101,14 +98,12 @@ class Posterior:
     @property
     def entropy(self) -> Tensor:
         r""":math:`-\sum_i r_i \log r_i` in nats, ``(*batch,)``."""
-        assert self._summary.entropy is not None
-        return self._per_query(self._summary.entropy)
+        return self._per_query(self._summary.present()["entropy"])
 
     @property
     def ess(self) -> Tensor:
         r"""The effective number of training points, :math:`1 / \sum_i r_i^2`, ``(*batch,)``."""
-        assert self._summary.square is not None
-        return self._per_query(1 / self._summary.square)
+        return self._per_query(1 / self._summary.present()["square"])
 
     @property
     def cov(self) -> PosteriorCovariance:
@@ -131,18 +126,17 @@ class Posterior:
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         """The ``k`` heaviest points: weights, descending, and indices, both ``(*batch, k)``."""
         n = self.engine.whole.n
-        require(_whole(k) and 1 <= k <= n, f"top(k) needs 1 ≤ k ≤ n = {n}; got k = {k}.")
+        require(is_whole(k) and 1 <= k <= n, f"top(k) needs 1 ≤ k ≤ n = {n}; got k = {k}.")
         logit, index = self.engine.nearest(self.queries, k)
         weight = (logit - self.first.log_z[:, None]).exp()
         return weight.to(self.device, self.dtype).reshape(*self.batch, k), index.to(self.device).reshape(*self.batch, k)
 
     def sample_indices(self, k: int, generator: Generator = None) -> Tensor:
         """``k`` independent draws of the index of the training point, ``(k, *batch)``, by inversion."""
-        require(_whole(k) and k >= 1, f"sample(k) needs k ≥ 1; got k = {k}.")
+        check_whole(k, "k")
         source = rng.as_generator(generator)
-        return self.indices_at(
-            torch.rand((k, *self.batch), generator=source, device=source.device, dtype=torch.float64)
-        )
+        u = torch.rand((k, *self.batch), generator=source, device=source.device, dtype=torch.float64)
+        return self.indices_at(u)
 
     def indices_at(self, u: Tensor) -> Tensor:
         """The index at which the posterior's cumulative weight passes u in (0, 1), for u ``(k, *batch)``."""
@@ -216,19 +210,13 @@ class PosteriorCovariance(Covariance):
             f"v has shape {tuple(v.shape)}, which does not broadcast to {self.batch + self.shape}.",
         )
         flat = v.to(p.queries.x).expand(self.batch + self.shape).reshape(p.queries.x.shape)
-        product = p.moments(vector=flat).product
-        assert product is not None
-        return p._like_x(product)
+        return p._like_x(p.moments(vector=flat).present()["product"])
 
     def trace(self) -> Tensor:
-        trace = self.posterior._summary.trace
-        assert trace is not None
-        return self.posterior._per_query(trace)
+        return self.posterior._per_query(self.posterior._summary.present()["trace"])
 
     def diag(self) -> Tensor:
-        diag = self.posterior.moments(frozenset({"diag"})).diag
-        assert diag is not None
-        return self.posterior._like_x(diag)
+        return self.posterior._like_x(self.posterior.moments(frozenset({"diag"})).present()["diag"])
 
     def draw(self, generator: Generator = None) -> Tensor:
         r"""An exact Gaussian draw, :math:`\sum_i \sqrt{r_i}\, z_i\, (y_i - m)` with :math:`z_i \sim N(0, 1)`.
