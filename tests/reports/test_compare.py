@@ -351,6 +351,15 @@ def test_groups_of_checkpoints_are_the_units_of_the_error():
     assert float(ds.ratio_pooled_se) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("members", [3, 4])
+def test_few_members_have_variances_but_no_cumulants(members):
+    ds = compare(ENSEMBLE[:members], EXACT, X, T, **SMALL)
+    np.testing.assert_allclose(ds.measured.sel(t=0.2), ENSEMBLE(X, 0.2)[:members].var(0).sum(-1))
+    assert bool(ds.skewness.isnull().all())
+    assert ("density" in ds) == (members == 4)
+    assert plots.to_bytes(plots.comparison(ds), dpi=40)
+
+
 def test_a_score_is_compared_with_the_mean_of_the_members():
     ds = compare(ENSEMBLE, EXACT.mean, X, T, score=SCORE, **SMALL)
     assert abs(float(ds.mean_error_pooled)) < 4 * float(ds.mean_error_pooled_se)

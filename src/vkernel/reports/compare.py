@@ -93,7 +93,8 @@ def compare(
     shape, process = tuple(x.shape[1:]), pairs[0][0].process
     d = math.prod(shape)
     if laws is None:
-        laws = d <= 2 and all(isinstance(V, Score) or V.factors(x[:1], times[0]) is not None for _, V in pairs)
+        laws = d <= 2 and all(len(s.finite) >= 4 for s, _ in pairs)
+        laws &= all(isinstance(V, Score) or V.factors(x[:1], times[0]) is not None for _, V in pairs)
     require(not laws or d <= 2, f"Laws are compared on a grid, in one or two dimensions, not {d}; give laws=False.")
     require(fields is None or fields >= 2, f"Laws need at least two fields; got {fields}.")
     bulk = _bulk(score, x, times)
