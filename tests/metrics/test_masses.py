@@ -202,3 +202,22 @@ def test_memorised_fraction_sees_copies_of_copies_and_tiny_distances():
     # the second copy is no second point, and 1e-10 of 1e-9 is near though both vanish beside 1000²
     assert metrics.memorised_fraction(torch.tensor([far], dtype=torch.float64), data).value == 1
     assert metrics.memorised_fraction(torch.tensor([far + 5e-10], dtype=torch.float64), data).value == 0
+
+
+def test_the_exact_score_collapses_where_its_posterior_says():
+    score = vk.EmpiricalScore(vk.Empirical([-1.0, 1.0, 1.2]), vk.EDM())
+    index, noise = torch.arange(3), vk.core.rng.quasi_normals(400, 1, 0).reshape(400, 1, 1)
+    ratio = metrics.collapse_ratio(score, index, noise, bisections=30)
+    assert float(ratio[0]) > 4 * float(ratio[1])  # the lone point is recognised earlier than one of a pair
+    for i, r in enumerate(ratio.tolist()):
+        for factor, inside in ((0.99, True), (1.01, False)):
+            x = score.data[[i]].double() + factor * r * noise[:, 0]
+            weight = score.posterior(x, factor * r).weight(torch.full((400,), i)).mean()
+            assert bool(weight >= 0.5) is inside
+    pooled = metrics.collapse_ratio(score, index, noise, pooled=True)
+    assert pooled.shape == ()
+    assert ratio.min() < pooled < ratio.max()
+    twins = vk.EmpiricalScore(vk.Empirical([0.0, 0.0, 0.0]), vk.EDM())
+    assert metrics.collapse_ratio(twins, index, noise).isnan().all()
+    alone = vk.EmpiricalScore(vk.Empirical([0.0]), vk.EDM())
+    assert metrics.collapse_ratio(alone, index[:1], noise).tolist() == [pytest.approx(80.0)]

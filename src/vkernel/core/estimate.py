@@ -18,7 +18,7 @@ with :math:`q` the quantile of Student's law. A value that is exact (a quadratur
 :func:`ratio_of_means`         mean a / mean b, paired or independent, interval even in the logarithm
 :func:`difference_of_means`    mean a - mean b, Welch's interval
 :func:`difference_of_shares`   p - q of two Wilson estimates, Newcombe's interval (1998, method 10)
-:func:`ratio_of_paired_means`  mean a / mean b where b may vanish, Fieller's interval
+:func:`fieller_ratio`          mean a / mean b where b may vanish, Fieller's interval
 :func:`exact_share`            a share of n trials, Clopper and Pearson's interval
 :func:`auc`                    P(a < b), DeLong's error, Newcombe's interval (2006, method 5)
 :func:`spearman`               a rank correlation, Bonett and Wright's interval (2000)
@@ -49,9 +49,9 @@ from typing_extensions import TypeVar
 from vkernel.core import rng
 
 __all__ = ["Z95", "Estimate", "auc", "bootstrap", "centred_ranks", "closest_p", "difference_of_means"]
-__all__ += ["difference_of_shares", "exact_share", "exceedance_p", "fisher_exact", "holm", "jackknife", "jackknife_se"]
-__all__ += ["leave_one_out", "matched_correlation", "permutation_p", "ratio_of_means", "ratio_of_paired_means"]
-__all__ += ["relative_se", "sign_test", "spearman", "student_quantile"]
+__all__ += ["difference_of_shares", "exact_share", "exceedance_p", "fieller_ratio", "fisher_exact", "holm", "jackknife"]
+__all__ += ["jackknife_se", "leave_one_out", "matched_correlation", "permutation_p", "ratio_of_means", "relative_se"]
+__all__ += ["sign_test", "spearman", "stacked", "student_quantile"]
 
 Z95 = 1.959963984540054  # the .975 quantile of the normal law
 TINY = 1e-280  # numbers below have lost digits to underflow
@@ -178,6 +178,13 @@ class Estimate(Generic[N]):
         return f"{self.value:.4g} ± {self.se:.1g} [{self.low:.4g}, {self.high:.4g}]"
 
 
+def stacked(estimates: Sequence[Estimate], shape: tuple[int, ...] = (-1,)) -> Estimate[Tensor]:
+    """Return several estimates of numbers as one of tensors of this shape."""
+    columns = zip(*(e.fields for e in estimates), strict=True)
+    value, se, low, high = (torch.tensor(column, dtype=torch.float64).reshape(shape) for column in columns)
+    return Estimate(value, se, low, high)
+
+
 def _estimate(*fields: Tensor | float) -> Estimate[Any]:
     """Return an estimate of four fields, as floats where they have no axes."""
     return Estimate(*(v if isinstance(v, Tensor) and v.ndim else float(v) for v in fields))
@@ -267,7 +274,7 @@ def exact_share(hits: int, n: int) -> Estimate:
     return Estimate(hits / n, math.sqrt(hits * (n - hits) / n**3), float(interval.low), float(interval.high))
 
 
-def ratio_of_paired_means(a: Tensor, b: Tensor, least: float = 0.0) -> Estimate:
+def fieller_ratio(a: Tensor, b: Tensor, least: float = 0.0) -> Estimate:
     """Estimate mean a / mean b of paired ``a, b (n,)`` with Fieller's interval, cut at ``least``.
 
     Where the mean of b cannot be told from zero the interval has no upper end; where b underflows nothing is known.
@@ -313,14 +320,14 @@ def auc(a: Tensor, b: Tensor) -> Estimate[N]:
 
 
 def _share_above(a: Tensor, b: Tensor) -> Tensor:
-    """The share of ``b`` that is larger, for each of ``a``; ties count half."""
+    """Return the share of ``b`` that is larger, for each of ``a``; ties count half."""
     b, a = b.sort(-1).values, a.contiguous()
     below = torch.searchsorted(b, a) + torch.searchsorted(b, a, right=True)
     return 1 - below.double() / (2 * b.shape[-1])
 
 
 def _least_auc(value: Tensor, n: int, m: int) -> Tensor:
-    """The low end of the score interval, by bisection on [0, value]."""
+    """Return the low end of the score interval, by bisection on [0, value]."""
     inside, outside = value.double(), torch.zeros_like(value, dtype=torch.float64)
     for _ in range(60):
         theta = (inside + outside) / 2

@@ -80,8 +80,6 @@ class Empirical:
         values = self.take(range(*index.indices(self.n)) if isinstance(index, slice) else index)
         return values.reshape(len(values), *self.shape)
 
-    images = __getitem__  # until every package uses data[i]
-
     def __repr__(self) -> str:
         name = f"{self.name!r}, " if self.name else ""
         where = "" if self.in_memory else ", memory map"

@@ -27,6 +27,7 @@ from vkernel.metrics.likeness import Drift, Likeness, drift, likeness
 from vkernel.metrics.masses import (
     ModeWeights,
     boundary_mass,
+    collapse_ratio,
     gap_mass,
     histogram,
     kl,
@@ -36,6 +37,7 @@ from vkernel.metrics.masses import (
 )
 from vkernel.metrics.neighbours import distinct, nearest
 
-__all__ = ["Copies", "Drift", "Extractor", "Likeness", "ModeWeights", "boundary_mass", "copies", "distinct", "drift"]
-__all__ += ["energy_distance", "extractor", "frechet_distance", "gap_mass", "histogram", "kernel_distance", "kl"]
-__all__ += ["likeness", "memorised_fraction", "mode_weights", "nearest", "total_variation", "wasserstein"]
+__all__ = ["Copies", "Drift", "Extractor", "Likeness", "ModeWeights", "boundary_mass", "collapse_ratio", "copies"]
+__all__ += ["distinct", "drift", "energy_distance", "extractor", "frechet_distance", "gap_mass", "histogram"]
+__all__ += ["kernel_distance", "kl", "likeness", "memorised_fraction", "mode_weights", "nearest", "total_variation"]
+__all__ += ["wasserstein"]

@@ -4,7 +4,7 @@ on boundaries, at training points, near copies of them."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,8 +21,8 @@ from vkernel.metrics.samples import CHUNK, Array, Members, Samples, read, read_p
 from vkernel.process import Anisotropic, Process
 from vkernel.score.empirical import EmpiricalScore
 
-__all__ = ["ModeWeights", "boundary_mass", "gap_mass", "histogram", "kl", "memorised_fraction", "mode_weights"]
-__all__ += ["total_variation"]
+__all__ = ["ModeWeights", "boundary_mass", "collapse_ratio", "gap_mass", "histogram", "kl", "memorised_fraction"]
+__all__ += ["mode_weights", "total_variation"]
 
 Range = tuple[float, float] | Sequence[tuple[float, float]] | Tensor | None
 
@@ -231,6 +231,43 @@ def memorised_fraction(
     sample = read(x, members, skip_diverged, shape=points.shape)
     distance, _ = nearest(sample.points, points, 2)
     return sample.share_of(distance[:, 0] < threshold * distance[:, 1])
+
+
+def collapse_ratio(
+    score: EmpiricalScore,
+    index: Tensor,
+    noise: Tensor,
+    *,
+    pooled: bool = False,
+    bisections: int = 12,
+    step: Callable[[], None] = lambda: None,
+) -> Tensor:
+    r"""Return the largest sigma/alpha at which the exact score has collapsed onto training points, NaN where at none.
+
+    It has where the posterior at :math:`x = \alpha y_i + \sigma z` holds :math:`y_i` with mean weight ½ or more: the
+    mean over draws z, ``noise (draws, k or 1, *shape)``, for each of the points ``index (k,)``, or over all if
+    ``pooled``. The ratio is found by bisection of its logarithm; ``step()`` is called after each evaluation.
+    """
+    data, process = score.data, score.process
+    y, (low, high) = data[index], process.ratios
+
+    def collapsed(log_ratio: Tensor) -> Tensor:
+        t = process.time(log_ratio.exp().clamp(low, high)).to(data.device)
+        alpha, sigma = (f(t).reshape(-1, *(1,) * len(data.shape)) for f in (process.alpha, process.sigma))
+        x = (alpha * y + sigma * noise).to(data.dtype)
+        weight = score.posterior(x, t.expand(x.shape[:2])).weight(index.expand(x.shape[:2])).double()
+        step()
+        return (weight.mean() if pooled else weight.mean(0)).cpu() >= 0.5
+
+    count = () if pooled else (len(index),)
+    below, above = (torch.full(count, math.log(max(end, 1e-12)), dtype=torch.float64) for end in (low, high))
+    never, always = ~collapsed(below), collapsed(above)
+    for _ in range(bisections):
+        middle = (below + above) / 2
+        yes = collapsed(middle)
+        below, above = torch.where(yes, middle, below), torch.where(yes, above, middle)
+    ratio = ((below + above) / 2).exp().clamp(low, high)
+    return ratio.masked_fill(always, high).masked_fill(never, math.nan)
 
 
 @dataclass(frozen=True)

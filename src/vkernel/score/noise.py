@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vkernel.core import rng
 from vkernel.core.errors import require
-from vkernel.core.estimate import Estimate
+from vkernel.core.estimate import Estimate, stacked
 from vkernel.core.rng import Generator
 from vkernel.data import Empirical
 from vkernel.process import Anisotropic, Process
@@ -60,9 +60,7 @@ def noise_fraction(
     parts = [_noise_fraction(score, float(u), queries, source) for u in times.reshape(-1)]
     if times.ndim == 0:
         return parts[0]
-    columns = zip(*(part.fields for part in parts), strict=True)
-    value, se, low, high = (torch.tensor(c, dtype=torch.float64).reshape(times.shape) for c in columns)
-    return Estimate(value, se, low, high)
+    return stacked(parts, tuple(times.shape))
 
 
 def _noise_fraction(score: EmpiricalScore, t: float, queries: int, generator: torch.Generator) -> Estimate:

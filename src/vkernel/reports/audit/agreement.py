@@ -54,12 +54,13 @@ from vkernel.core.estimate import (
     Z95,
     Estimate,
     centred_ranks,
+    fieller_ratio,
     holm,
     jackknife,
     jackknife_se,
     matched_correlation,
-    ratio_of_paired_means,
     spearman,
+    stacked,
 )
 from vkernel.core.progress import Progress
 from vkernel.core.progress import progress as report_progress
@@ -73,7 +74,6 @@ from vkernel.reports.audit.levels import (
     coordinates,
     labelled,
     mean_of_finite,
-    stacked,
 )
 from vkernel.sample import Scores, pf_ode
 from vkernel.sample.scores import kurtosis, skewness
@@ -286,11 +286,11 @@ def _summary(level: Level) -> dict[str, Estimate]:
     each = {name: value.mean(0) for name, value in level.items() if value.ndim == 2}
     shares = [name for name in ("between_groups", "within_groups") if name in each]
     found = {name: mean_of_finite(value) for name, value in each.items() if name not in shares}
-    found["V_over_bias"] = ratio_of_paired_means(each["variance"], each["bias"])
-    found["V_over_C"] = ratio_of_paired_means(each["variance"], each["target"])
+    found["V_over_bias"] = fieller_ratio(each["variance"], each["bias"])
+    found["V_over_C"] = fieller_ratio(each["variance"], each["target"])
     found["rank"] = spearman(each["variance"], each["target"], FEWEST)
     found["rank_coordinates"], found["rank_specific"] = matched_correlation(level["rank_V"], level["rank_C"])
-    return found | {name: ratio_of_paired_means(each[name], each["variance"], -math.inf) for name in shares}
+    return found | {name: fieller_ratio(each[name], each["variance"], -math.inf) for name in shares}
 
 
 def _without_one(found: dict[str, list[Level]]) -> dict[str, Any]:

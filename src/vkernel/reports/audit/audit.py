@@ -28,6 +28,7 @@ from vkernel.core.files import write
 from vkernel.core.progress import Progress, Reporter
 from vkernel.core.progress import progress as report_progress
 from vkernel.data.empirical import Empirical
+from vkernel.metrics import collapse_ratio
 from vkernel.metrics.copies import Copies, Reference
 from vkernel.metrics.features import Extractor, extractor
 from vkernel.metrics.likeness import Drift, Likeness, drift, likeness
@@ -162,24 +163,9 @@ class DataStatistics:
 def _collapse(data: Empirical, process: Process, queries: int, seed: int) -> float | None:
     score, source = EmpiricalScore(data, process), rng.stream(seed, "images for the ground")
     index = data.choose(queries, source).to(data.device)
-    y = data[index]
-    noise = rng.randn(tuple(y.shape), source, y.device, y.dtype)
-    low, high = process.ratios
-
-    def collapsed(log_ratio: float) -> bool:
-        t = process.time(torch.tensor(log_ratio, dtype=torch.float64).exp().clamp(low, high))
-        x = (float(process.alpha(t)) * y + float(process.sigma(t)) * noise).to(data.dtype)
-        return float(score.posterior(x, t).weight(index).double().mean()) >= 0.5
-
-    below, above = math.log(max(low, 1e-12)), math.log(high)
-    if not collapsed(below):
-        return None
-    if collapsed(above):
-        return high
-    for _ in range(BISECTIONS):
-        middle = (below + above) / 2
-        below, above = (middle, above) if collapsed(middle) else (below, middle)
-    return math.exp((below + above) / 2)
+    noise = rng.randn((1, len(index), *data.shape), source, data.device, data.dtype)
+    ratio = float(collapse_ratio(score, index, noise, pooled=True, bisections=BISECTIONS))
+    return None if math.isnan(ratio) else ratio
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ from vkernel.core import rng
 from vkernel.core.checks import check_whole
 from vkernel.core.covariance import Covariance
 from vkernel.core.errors import InputError, require
-from vkernel.core.estimate import TINY, Estimate, auc, difference_of_means
+from vkernel.core.estimate import TINY, Estimate, auc, difference_of_means, stacked
 from vkernel.core.progress import Progress
 from vkernel.core.progress import progress as report_progress
 from vkernel.data.empirical import Empirical
@@ -338,16 +338,10 @@ def mean_of_finite(values: Tensor) -> Estimate:
     return Estimate.of_mean(kept.double()) if len(kept) else Estimate.unknown()
 
 
-def stacked(estimates: Sequence[Estimate]) -> Estimate[Tensor]:
-    """Return several estimates of numbers as one of tensors."""
-    columns = zip(*(e.fields for e in estimates), strict=True)
-    return Estimate(*(torch.tensor(column, dtype=torch.float64) for column in columns))
-
-
 def _over_rows(statistic: Any, *samples: Tensor) -> Estimate[Tensor]:
-    """A statistic of the last axis, for each element of the first two."""
-    found = stacked([statistic(*rows) for rows in zip(*(s.flatten(0, 1) for s in samples), strict=True)])
-    return Estimate(*(field.reshape(samples[0].shape[:2]) for field in found.fields))
+    """Return a statistic of the last axis, for each element of the first two."""
+    rows = zip(*(s.flatten(0, 1) for s in samples), strict=True)
+    return stacked([statistic(*row) for row in rows], tuple(samples[0].shape[:2]))
 
 
 def labelled(name: str, estimate: Estimate[Any], dims: tuple[str, ...], long_name: str) -> dict[str, Any]:

@@ -50,7 +50,7 @@ from vkernel.core import rng
 from vkernel.core.estimate import Estimate
 from vkernel.core.progress import Reporter
 from vkernel.data.empirical import Empirical
-from vkernel.metrics.neighbours import nearest
+from vkernel.metrics import collapse_ratio, nearest
 from vkernel.process import Process
 from vkernel.score.empirical import EmpiricalScore
 from vkernel.score.noise import noise_fraction
@@ -303,8 +303,7 @@ def _draws(score: EmpiricalScore, items: int) -> int:
 def _symmetric_noise(count: int, data: Empirical, seed: int) -> Tensor:
     """Return noise shared by all points, ``(count, 1, *shape)``: pairs ±z, or quantiles in one dimension."""
     if data.d == 1:
-        z = torch.special.ndtri((torch.arange(count, dtype=torch.float64) + 0.5) / count)
-        return z.reshape(count, 1, *data.shape).to(data.device, data.dtype)
+        return rng.quasi_normals(count, 1, seed).reshape(count, 1, *data.shape).to(data.device, data.dtype)
     half = rng.randn((count // 2, 1, *data.shape), rng.stream(seed, "profile/isolated"), data.device, data.dtype)
     return torch.cat([half, -half])
 
@@ -316,26 +315,12 @@ def isolated_points(
     data, process = score.data, score.process
     order = geometry.distance.argsort(descending=True)[:SHORTLIST]
     index = geometry.index[order].to(data.device)
-    y, z = data[index], _symmetric_noise(_draws(score, len(index)), data, seed)
-
-    def recognised(log_ratio: Tensor) -> Tensor:
-        t = _time(process, log_ratio.exp()).to(data.device)
-        alpha, sigma = (f(t).reshape(-1, *(1,) * len(data.shape)) for f in (process.alpha, process.sigma))
-        x = (alpha * y + sigma * z).to(data.dtype)
-        weight = score.posterior(x, t.expand(x.shape[:2])).weight(index.expand(x.shape[:2]))
-        step("isolated points")
-        return weight.double().mean(0).cpu() >= 0.5
-
-    ends = (math.log(max(r, 1e-12)) for r in process.ratios)
-    low, high = (torch.full((len(index),), end, dtype=torch.float64) for end in ends)
-    always, never = recognised(high), ~recognised(low)
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        yes = recognised(middle)
-        low, high = torch.where(yes, middle, low), torch.where(yes, high, middle)
-    t = _time(process, ((low + high) / 2).exp())
-    t[always] = process.T
-    found = [IsolatedPoint(int(i), float(u)) for i, u, no in zip(index, t, never, strict=True) if not no]
+    noise = _symmetric_noise(_draws(score, len(index)), data, seed)
+    ratios = collapse_ratio(score, index, noise, bisections=BISECTIONS, step=lambda: step("isolated points"))
+    found = []
+    for i, ratio in zip(index.tolist(), ratios, strict=True):
+        if not ratio.isnan():
+            found.append(IsolatedPoint(i, process.T if ratio >= process.ratios[1] else float(process.time(ratio))))
     return sorted(found, key=lambda p: -p.t)[:top]
 
 
