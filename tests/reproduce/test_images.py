@@ -109,7 +109,8 @@ def test_the_jackknife_takes_out_the_bias_of_the_logarithm() -> None:
     ("ratio", "words"), [([2, 1.5, 2.5], "above 1"), ([0.5, 0.4, 0.6], "below 1"), ([1, 0.9, 1.1], "holds 1")]
 )
 def test_the_verdict_follows_the_interval(ratio: list[float], words: str) -> None:
-    values = {"kind": "digits", "ratio": ratio, "bare": ratio, "ratio_at_chosen": [1.0] * 20, "chosen_t": 0.2}
+    values = {"s": SimpleNamespace(kind="digits"), "ratio": ratio, "bare": ratio, "chosen_t": 0.2}
+    values["ratio_at_chosen"] = [1.0] * 20
     found = says("line", "finding.words", **values, rho=torch.tensor([0.1]), rho_se=torch.tensor([0.01]))
     assert f"The interval {'lies ' if words != 'holds 1' else ''}{words}" in found
 

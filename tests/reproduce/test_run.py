@@ -115,7 +115,7 @@ def test_exhibits_are_found_and_in_order() -> None:
 
 def only(monkeypatch: pytest.MonkeyPatch, make) -> None:
     monkeypatch.setattr(reproduce, "exhibits", lambda: [Part("A <b>", 1.0, make)])
-    monkeypatch.setattr(exhibit, "_read", lambda name: {"sizes": "One number."})
+    monkeypatch.setattr(exhibit, "read", lambda name: {"sizes": "One number."})
 
 
 def small(run: Run) -> Exhibit:
@@ -208,7 +208,7 @@ def test_texts_are_templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     text["tables"] = {
         "a": {"caption": "A", "cells": "\nname | value\n{% for v in (1, 2) %}\n{{ v }} | {{ v * x }}\n{% endfor %}"}
     }
-    monkeypatch.setattr(exhibit, "_read", lambda name: text)
+    monkeypatch.setattr(exhibit, "read", lambda name: text)
     found = Page(Run(tmp_path, 0, True, print), "a", {"x": 1}).exhibit()
     assert found.opening == ("P\u00a0=\u00a01\u00a0%",)  # an empty paragraph is left out
     assert found.tables[0].head == ("name", "value")

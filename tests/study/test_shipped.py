@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from vkernel import cli, plots, reproduce
 from vkernel import study as vk_study
 from vkernel.core.errors import InputError
-from vkernel.reproduce import HINT
 from vkernel.reproduce import shipped as page_of_studies
 from vkernel.reproduce.exhibit import Part
 from vkernel.study import report, shipped
@@ -100,13 +99,13 @@ def test_the_page_has_them_all(out: Path) -> None:
             assert (out / file).stat().st_size > 0
     assert "reproduce --out" in text
     assert "--seed 2 --all" in text
-    assert HINT not in text
+    assert "run the same command with --all" not in text
 
 
 def test_without_all_the_page_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reproduce, "exhibits", lambda: [])
     text = reproduce.run(tmp_path, quick=True).read_text()
-    assert HINT in text
+    assert "run the same command with --all" in text
     assert not (tmp_path / "studies").exists()
 
 

@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["exhibits", "run"]
 
-HINT = (
-    "Six studies of what controls generalization, and three phase diagrams, can be added to this page: run the same "
-    "command with --all. It may be stopped at any time; run again, it goes on."
-)
-
 
 def exhibits() -> list[Part]:
     """Return the exhibits, in the order of the page, with the seconds that each takes on two cores."""
@@ -54,12 +49,8 @@ def exhibits() -> list[Part]:
 def run(out: Path, *, seed: int = 0, quick: bool = False, everything: bool = False) -> Path:
     """Make every figure into the folder ``out`` and return its ``index.html``.
 
-    Args:
-        out: the folder, made if needed.
-        seed: the same seed gives the same numbers.
-        quick: coarser figures and wider intervals, for tests.
-        everything: add the shipped studies. Their results are kept in ``out/studies``: a run that was stopped goes on.
-
+    The same ``seed`` gives the same numbers. ``quick`` makes the figures coarser and the intervals wider, for tests.
+    ``everything`` adds the shipped studies, whose results are kept in ``out/studies``: a run that was stopped goes on.
     Progress is written to standard error; the last line, on standard output, says where the page is.
     """
     import numpy
@@ -77,12 +68,12 @@ def run(out: Path, *, seed: int = 0, quick: bool = False, everything: bool = Fal
     made: list[exhibit.Exhibit] = []
     skipped: list[dict[str, str]] = []
 
-    def write_page(hint: str) -> Path:
+    def write_page(complete: bool) -> Path:
         text = html.page(
             "index.html",
             exhibits=made,
             skipped=skipped,
-            hint=hint,
+            hint=complete and not everything,
             command=command + " (quick)" * quick,
             seed=seed,
             versions=f"vkernel {__version__}, {versions}",
@@ -107,8 +98,8 @@ def run(out: Path, *, seed: int = 0, quick: bool = False, everything: bool = Fal
                 continue
             made.append(dataclasses.replace(found, title=part.title, seconds=time.perf_counter() - began))
             if part in studies:  # a run that is stopped leaves the page with what it has
-                write_page("")
-    index = write_page("" if everything else HINT)
+                write_page(False)
+    index = write_page(True)
     for item in skipped:
         print(f"{item['title']} was not made. {item['reason']}", file=sys.stderr)
     print(f"{len(made)} figures, made in {time.perf_counter() - start:.0f} s: {index}")

@@ -10,7 +10,8 @@ these numbers:
 ``[pictures.NAME]``          ``alt``, for readers who do not see the picture, and ``caption``
 ``[tables.NAME]``            ``caption``, and ``cells``: a line for the head and one for each row, cells between " | "
 ``base``                     another such file, whose keys are added
-``[study]``, ``[quick]``     the study that the exhibit runs (:mod:`vkernel.study.spec`), and smaller values for tests
+``[study]``, ``[full.KEY]``  the study that the exhibit runs (:mod:`vkernel.study.spec`), or sizes where it runs none
+``[quick]``                  in a test, the values that replace those
 ===========================  ==========================================================================================
 
 Lists hold paragraphs; those that are empty once filled in are left out. Filters are ``number`` (three significant
@@ -31,6 +32,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -46,6 +48,9 @@ from vkernel.core.estimate import Estimate
 from vkernel.core.files import write
 
 __all__ = ["Exhibit", "Finding", "Page", "Part", "Picture", "Run", "Skip", "Table", "number", "one_thread", "percent"]
+
+
+MEMORY = 1 << 28  # of exact scores: fixed, so that blocks, and with them the rounding, are the same everywhere
 
 
 class Skip(Exception):
@@ -110,9 +115,13 @@ class Run:
         """Return the random stream of one purpose: it depends on the seed and on nothing else."""
         return rng.stream(self.seed, f"reproduce/{purpose}", member)
 
+    def sizes(self, name: str, key: str) -> SimpleNamespace:
+        """Return the sizes ``[full.key]`` of an exhibit, or ``[quick.key]``."""
+        return SimpleNamespace(**read(name)["quick" if self.quick else "full"][key])
+
     def spec(self, name: str) -> dict[str, Any]:
         """Return the study of an exhibit; a quick run replaces values, and its ``grid`` the whole grid."""
-        text = _read(name)
+        text = read(name)
         found = {"title": name, "seed": self.seed, **text["study"]}
         for key, value in text["quick"].items() if self.quick else ():
             merge = isinstance(value, dict) and key != "grid"
@@ -153,7 +162,7 @@ class Page:
 
     def __init__(self, run: Run, name: str, arrays: Mapping[str, Any], text: str = "", **values: Any) -> None:
         self.run, self.name, self.arrays = run, name, arrays
-        self.text, self.values = _read(text or name), {**arrays, **values}
+        self.text, self.values = read(text or name), {**arrays, **values}
         self.pictures: list[Picture] = []
 
     def __call__(self, key: str, **more: Any) -> Any:
@@ -192,9 +201,9 @@ class Page:
 
 
 @functools.cache
-def _read(name: str) -> dict[str, Any]:
+def read(name: str) -> dict[str, Any]:
     found = tomllib.loads((resources.files("vkernel.reproduce") / "texts" / f"{name}.toml").read_text(encoding="utf-8"))
-    return {**_read(found["base"]), **found} if "base" in found else found
+    return {**read(found["base"]), **found} if "base" in found else found
 
 
 def _fill(part: Any, values: Mapping[str, Any]) -> Any:

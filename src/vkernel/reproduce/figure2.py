@@ -46,7 +46,8 @@ def figure2(run: Run) -> Exhibit:
         found[f"{scheme}_exact_gap"] = part["gap"].values
         found[f"{scheme}_exact_density"] = part["density"].values
         for objective in OBJECTIVES:
-            ds = _inside(ensembles.sel(scheme=scheme, objective=objective))
+            ds = ensembles.sel(scheme=scheme, objective=objective)
+            ds = ds / ds["inside"]  # shares and densities of the samples on ±1.5, as published
             gap, density, *modes = (torch.from_numpy(ds[k].values) for k in ("gap", "density", *MODES))
             mean, low, high = density.mean(2), *density.quantile(torch.tensor([0.25, 0.75]).double(), 2)
             laws[scheme][objective], gaps[scheme][objective] = (mean, low, high), Estimate.of_mean(gap, dim=-1)
@@ -76,8 +77,10 @@ def figure2(run: Run) -> Exhibit:
     labels: dict[str, Any] = {"noised": (grid, noised), "rows": rows, "columns": columns, "gap": GAP}
     shown = ("published", "converged")
     for scheme in shown:
-        exact_density, notes = found[f"{scheme}_exact_density"], _notes(gaps[scheme])
-        draw = functools.partial(plots.law_grid, edges, laws[scheme], exact=exact_density, notes=notes, **labels)
+        pairs = torch.stack([gaps[scheme][o].value for o in OBJECTIVES], -1)  # (eps, P, objective)
+        labels["notes"] = [[f"{a:.2f} / {b:.2f}" for a, b in row] for row in pairs.tolist()]
+        labels["exact"] = found[f"{scheme}_exact_density"]
+        draw = functools.partial(plots.law_grid, edges, laws[scheme], **labels)
         between = gaps[scheme]["J1"].value[SHOWN]
         page.picture(f"figure2-{scheme}", draw, "laws", scheme=WORDS[scheme], gaps=between)
     curves: dict[str, Any] = {WORDS[s]: gaps[s] for s in shown}
@@ -91,14 +94,5 @@ def _exact(run: Run, spec: dict[str, Any]) -> Dataset:
     grid, sampler = spec["grid"], spec["grid"]["sampler"]
     schemes = sampler | {"values": [value | {"law": "exact"} for value in sampler["values"]]}
     factors = {"process.eps": grid["process.eps"], "sampler": schemes}
-    return _inside(run.study(spec, 0.05, members=1, grid=factors).isel(member=0))
-
-
-def _inside(ds: Dataset) -> Dataset:
-    """Return shares and densities of the samples on ±1.5, as published."""
-    return ds / ds["inside"]
-
-
-def _notes(gaps: dict[str, Estimate[Tensor]]) -> list[list[str]]:
-    pairs = zip(*(gaps[o].value.tolist() for o in OBJECTIVES), strict=True)
-    return [[f"{a:.2f} / {b:.2f}" for a, b in zip(*row, strict=True)] for row in pairs]
+    found = run.study(spec, 0.05, members=1, grid=factors).isel(member=0)
+    return found / found["inside"]

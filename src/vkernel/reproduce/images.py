@@ -38,12 +38,11 @@ from vkernel.core.estimate import Estimate, leave_one_out
 from vkernel.data import Empirical, digits, load
 from vkernel.metrics.neighbours import nearest
 from vkernel.process import VP
-from vkernel.reproduce.exhibit import Exhibit, Page, Run, Skip, number, one_thread, tensor
+from vkernel.reproduce.exhibit import MEMORY, Exhibit, Page, Run, Skip, one_thread, tensor
 from vkernel.score import EmpiricalScore, noise_fraction
 
 __all__ = ["between_images", "cifar_line", "digits_line", "ends", "line", "log_ratio"]
 
-MEMORY = 1 << 28  # fixed, so that blocks, and with them the rounding, are the same everywhere
 STRIP = (0.0, 0.25, 0.5, 0.75, 1.0)
 EPS = 1e-3
 NOISY, BARE = "with noise", "on the bare line"
@@ -54,12 +53,7 @@ def digits_line(run: Run) -> Exhibit:
     data = _digits()
     from sklearn.datasets import load_digits
 
-    sizes = {"levels": 33, "fine": 301, "places": 61, "draws": 96, "pairs": 200, "pair_draws": 16, "queries": 512}
-    if run.quick:
-        sizes = {"levels": 9, "fine": 31, "places": 13, "draws": 4, "pairs": 20, "pair_draws": 4, "queries": 64}
-    return line(
-        run, "digits_line", "digits", data, torch.from_numpy(load_digits().target), 0.02, SimpleNamespace(**sizes)
-    )
+    return line(run, "digits", data, torch.from_numpy(load_digits().target))
 
 
 def cifar_line(run: Run) -> Exhibit:
@@ -72,10 +66,7 @@ def cifar_line(run: Run) -> Exhibit:
         labels = _labels(folder / "labels.json", data.n)
     except InputError as error:
         raise Skip(str(error)) from error
-    sizes = {"levels": 21, "fine": 121, "places": 31, "draws": 12, "pairs": 100, "pair_draws": 8, "queries": 128}
-    if run.quick:
-        sizes = {"levels": 7, "fine": 13, "places": 7, "draws": 2, "pairs": 10, "pair_draws": 2, "queries": 32}
-    return line(run, "cifar_line", "images", data, labels, 0.1, SimpleNamespace(**sizes))
+    return line(run, "cifar", data, labels)
 
 
 def _digits() -> Empirical:
@@ -102,17 +93,11 @@ def _labels(path: Path, n: int) -> Tensor:
     return labels
 
 
-def line(
-    run: Run, name: str, kind: str, data: Empirical, labels: Tensor, lowest: float, sizes: SimpleNamespace
-) -> Exhibit:
-    """Make the exhibit for labelled images, whose name in the plural is ``kind``.
-
-    ``sizes`` has the number of times from ``lowest`` on, of places λ without noise (``fine``) and with it, of draws of
-    z there, of pairs and of draws for each, and of queries for ρ.
-    """
-    process = VP()
+def line(run: Run, key: str, data: Empirical, labels: Tensor) -> Exhibit:
+    """Make the exhibit for labelled images, with the sizes ``key``."""
+    process, sizes, name = VP(), run.sizes("line", key), f"{key}_line"
     score = EmpiricalScore(data, process, memory=MEMORY)
-    ends = math.log10(lowest), math.log10(process.T)
+    ends = math.log10(sizes.lowest), math.log10(process.T)
     t = torch.logspace(*ends, sizes.levels, dtype=torch.float64).clamp_max(process.T)
     a, b, distance = closest_pair(data, labels)
     rho = []
@@ -133,7 +118,7 @@ def line(
     near = (t / t[chosen]).log2().abs() < 1.05
     levels = [int(k) for k in near.nonzero().flatten() if (int(k) - chosen) % 2 == 0]
     logs = _log_ratios(run, name, score, t[levels], pairs, sizes.pair_draws)
-    curves = {label: _mean_ratio(values) for label, values in logs.items()}
+    curves: dict[str, Any] = {label: Estimate.of_mean(values, dim=1).exp() for label, values in logs.items()}
     at = levels.index(chosen)
     found: dict[str, Any] = {
         "pair": [a, b],
@@ -163,14 +148,12 @@ def line(
         name,
         found,
         text="line",
-        kind=kind,
         data=data,
-        sizes=sizes,
+        s=sizes,
         bare=curves[BARE][at],
         first=profiles[0],
         chosen=chosen,
-        three=_three,
-        near=", ".join(f"{number(curves[NOISY].value[k])} at t = {float(t[levels[k]]):.3g}" for k in around),
+        around=around,
     )
     noised = process.perturb(strip, float(t[chosen]), generator=run.stream(f"{name}/strip"))
     titles = "On the line itself", f"With noise: mean of {sizes.draws} draws (images: one draw, t = {t[chosen]:.3g})"
@@ -178,9 +161,8 @@ def line(
     maps = [found[k] for k in ("t", "lam_clean", "clean", "lam", "noisy", "noisy_se")]
     page.picture(name, lambda: plots.line_maps(*maps, profiles=profiles, titles=titles, **shown), "map")
     lines = {label: curve.stack() for label, curve in curves.items()}
-    _, low, high = found["ratio"].tolist()
-    pairs_at = found["ratio_at_chosen"]
-    draw = functools.partial(plots.ratio_curve, t[levels], lines, pairs_at, low, high, float(t[chosen]))
+    (_, low, high), time = found["ratio"].tolist(), float(t[chosen])
+    draw = functools.partial(plots.ratio_curve, t[levels], lines, found["ratio_at_chosen"], low, high, time)
     page.picture(f"{name}_ratio", draw, "ratio")
     return page.exhibit(0.15)
 
@@ -246,17 +228,6 @@ def log_ratio(noise: Tensor) -> Tensor:
     return plain(noise) if k == 1 else k * plain(noise) - (k - 1) * leave_one_out(plain, noise).mean(0)
 
 
-def _mean_ratio(logs: Tensor) -> Estimate[Tensor]:
-    """Return the geometric mean over pairs, ``(t,)``, of ratios with these logarithms ``(t, pair)``."""
-    found: Estimate[Tensor] = Estimate.of_mean(logs, dim=1)
-    return found.exp()
-
-
-def _three(values: Tensor, lam: Tensor) -> str:
-    a, middle, b = (number(values[int((lam - at).abs().argmin())], 2) for at in (0.0, 0.5, 1.0))
-    return f"{a} at one image, {middle} halfway, {b} at the other"
-
-
 @dataclass(frozen=True)
 class Ends:
     """Ends of the PF-ODE ``(start, …)`` and of runs ``(κ, run, start, …)``: samples divided by alpha, index of the
@@ -312,17 +283,16 @@ def ends(run: Run, name: str, sizes: SimpleNamespace) -> Ends:
 @one_thread()
 def between_images(run: Run) -> Exhibit:
     """Find where runs of the effective SDE end, on digits and, where they are, on CIFAR images."""
-    kappas, folder = (0.001, 0.01, 0.1), _cifar()
-    sizes: dict[str, Any] = {"kappas": kappas, "starts": 24, "runs": 8, "steps": 120, "rows": 5, "columns": 4}
-    if run.quick:
-        sizes = {"kappas": kappas[1:], "starts": 3, "runs": 2, "steps": 8, "rows": 2, "columns": 2}
-    sets = {"digits": SimpleNamespace(kind="digits", data=_digits(), **sizes)}
+    sources: dict[str, Callable[[], Empirical]] = {"digits": _digits}
+    folder = _cifar()
     if folder is not None:
-        sizes = {"kappas": kappas, "starts": 6, "runs": 3, "steps": 60, "rows": 4, "columns": 3}
-        if run.quick:
-            sizes = {"kappas": kappas[2:], "starts": 1, "runs": 1, "steps": 3, "rows": 1, "columns": 1}
-        with contextlib.suppress(InputError):  # the digits suffice
-            sets["cifar"] = SimpleNamespace(kind="CIFAR images", data=load(folder), **sizes)
+        sources["cifar"] = functools.partial(load, folder)
+    sets = {}
+    for name, source in sources.items():
+        with contextlib.suppress(InputError):  # without CIFAR the digits suffice
+            data = source()
+            sets[name] = run.sizes("between_images", name)
+            sets[name].data = data
     found: dict[str, Tensor | tuple[float, ...]] = {}
     all_ends = {}
     for name, given in sets.items():
@@ -334,21 +304,16 @@ def between_images(run: Run) -> Exhibit:
     first = all_ends["digits"]
     halfway = (first.distance[-1] / (first.distance[-1] + first.second[-1])).median()
     values: dict[str, Any] = {"sets": sets, "ends": all_ends, "eps": EPS, "share": first.shares[-1], "halfway": halfway}
-    page = Page(run, "between_images", found, **values)
+    page, eps = Page(run, "between_images", found, **values), torch.tensor(EPS, dtype=torch.float64)
+    noise = float(VP().sigma(eps) / VP().alpha(eps))
     for name, end in all_ends.items():
-        about: dict[str, Any] = {"s": sets[name], "end": end}
-        page.picture(f"between_{name}", _images(sets[name], end), "images", residue=_residue(sets[name]), **about)
+        about: dict[str, Any] = {"s": sets[name], "end": end, "residue": noise * sets[name].data.d ** 0.5}
+        page.picture(f"between_{name}", _images(sets[name], end), "images", **about)
         if name == "digits":
             curves = dict(zip(("to the nearest", "to the second nearest"), end.quartiles, strict=True))
             draw = functools.partial(plots.share_curve, sets[name].kappas, end.shares.stack(), curves)
             page.picture("between_digits_share", draw, "curves", **about)
     return page.exhibit(0.3)
-
-
-def _residue(sizes: SimpleNamespace) -> float:
-    """Return the distance that noise of strength σ at eps leaves."""
-    eps = torch.tensor(EPS, dtype=torch.float64)
-    return float(VP().sigma(eps) / VP().alpha(eps)) * sizes.data.d**0.5
 
 
 def _images(sizes: SimpleNamespace, end: Ends) -> Callable[[], Figure]:

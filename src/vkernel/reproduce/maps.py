@@ -17,7 +17,7 @@ from vkernel import kernels, plots, sample
 from vkernel.core.estimate import Estimate
 from vkernel.data import toy
 from vkernel.process import Process, Toy
-from vkernel.reproduce.exhibit import Exhibit, Page, Run, one_thread
+from vkernel.reproduce.exhibit import MEMORY, Exhibit, Page, Run, one_thread
 from vkernel.score import EmpiricalScore
 
 __all__ = ["figure1", "noise_and_score", "paths2d"]
@@ -27,7 +27,6 @@ TIMES = (0.05, 0.1, 0.2, 0.5, 0.75)
 SMALL = (0.05, 0.01)  # times at which C at the points is compared with C on the boundaries
 SIDE, LIMIT = 100, 2.0
 MAP_TIME, KAPPA = 0.2, 0.1
-MEMORY = 1 << 28  # fixed, so that blocks, and with them the rounding, are the same everywhere
 
 
 def noise_and_score(score: EmpiricalScore, x: Tensor, t: float) -> tuple[Tensor, Tensor]:

@@ -108,9 +108,9 @@ def figure3(run: Run) -> Exhibit:
     page = Page(
         run, "figure3", arrays, spec=spec, kinds=kinds, ratio=ratio, contrast=column.max() / column.min(), **about
     )
-    rows, top = [f"{kind} features\n{words}" for kind in KINDS for words in GOALS.values()], _top(law)
+    rows = [f"{kind} features\n{words}" for kind in KINDS for words in GOALS.values()]
     for i, (stem, key) in enumerate({"figure3": "published", "figure3_converged": "converged"}.items()):
-        draw = _draw(law[i].flatten(0, 1), mass[i].flatten(0, 1), rows, top)
+        draw = _draw(law[i].flatten(0, 1), mass[i].flatten(0, 1), rows, law)
         page.picture(stem, draw, how=page(f"how.{key}"), i=i)
     return page.exhibit(0.13)
 
@@ -159,7 +159,7 @@ def mlp_plane(run: Run) -> Exhibit:
             if apart([found[region], columns["networks"][region]])
         ],
     )
-    page.picture("mlp_plane", _draw(law, mass, [f"networks\n{words}" for words in GOALS.values()], _top(law)))
+    page.picture("mlp_plane", _draw(law, mass, [f"networks\n{words}" for words in GOALS.values()], law))
     return page.exhibit(0.05)
 
 
@@ -211,13 +211,10 @@ def _points() -> Tensor:
     return torch.stack([alpha * toy("square", rotation=r)[:] for r in ROTATIONS])
 
 
-def _draw(law: Tensor, mass: Tensor, rows: Sequence[str], top: float) -> Callable[[], Figure]:
+def _draw(law: Tensor, mass: Tensor, rows: Sequence[str], every: Tensor) -> Callable[[], Figure]:
     """Return a function that draws laws ``(row, rotation, …)`` with the masses away from the points as notes."""
+    # one bin in a hundred of ``every`` law exceeds the end of the colour scale
+    top = float(f"{float(every.flatten().quantile(0.99)):.1g}")
     columns = [f"turned by {r:g}°" for r in ROTATIONS]
     notes = [[f"away {v:.2f}" for v in row] for row in mass[:, :, 0].mean(-1).tolist()]
     return lambda: plots.plane_laws(law, _points(), rows=rows, columns=columns, limit=LIMIT, top=top, notes=notes)
-
-
-def _top(law: Tensor) -> float:
-    """Return where a colour scale ends: a round number that one bin in a hundred exceeds."""
-    return float(f"{float(law.flatten().quantile(0.99)):.1g}")

@@ -12,7 +12,8 @@ places of strong noise quickly and places of weak noise slowly.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from vkernel import kernels, metrics, plots, sample
 from vkernel.core.estimate import Estimate
 from vkernel.data import Empirical, toy
 from vkernel.process import VP
-from vkernel.reproduce.exhibit import Exhibit, Page, Run, number, one_thread, tensor
+from vkernel.reproduce.exhibit import Exhibit, Page, Run, number, one_thread, read, tensor
 from vkernel.score import EmpiricalScore
 
 __all__ = ["gap_mass", "laws", "memorise"]
@@ -119,51 +120,14 @@ SETS = {"{-1, +1}": "pair", "{-1, 0, +1}": "triple"}
 GAPS = ((0.0, GAP[1]), GAP)
 RANGE, BINS = (-1.5, 1.5), 120
 PERMUTATIONS = 8
+CANDIDATES = [SimpleNamespace(**table) for table in read("laws")["candidates"]]  # gaps that noise might fill
 
 
-class Candidate(NamedTuple):
-    """A set whose gap noise might fill: its points, weights, cutoff, and the gap as a ball."""
-
-    name: str
-    data: Empirical
-    eps: float
-    centre: tuple[float, ...]
-    radius: float
-
-
-CANDIDATES = (
-    Candidate(
-        "weights .9 at -1 and .1 at +1: |x| < .75", Empirical([[-1.0], [1.0]], weights=[0.9, 0.1]), EPS, (0.0,), 0.75
-    ),
-    Candidate(
-        "weight .96 at -2, a rare pair at .85 and 1.15: middle third of the pair",
-        Empirical([[-2.0], [0.85], [1.15]], weights=[0.96, 0.02, 0.02]),
-        EPS,
-        (1.0,),
-        0.05,
-    ),
-    Candidate("hexagon, eps = 0.1: within .4 of the centre", toy("hexagon"), 0.1, (0.0, 0.0), 0.4),
-)
-
-
-def _law(
-    run: Run,
-    purpose: str,
-    data: Empirical,
-    kappa: float,
-    eps: float,
-    steps: int,
-    *,
-    spacing: str,
-    resample: bool = False,
-) -> Tensor:
+def _law(run: Run, purpose: str, score: EmpiricalScore, kappa: float, *, resample: bool = False, **how: Any) -> Tensor:
     """Return samples of the effective SDE with Gaussian noise or, if ``resample``, with resampled training points."""
-    process = VP(eps=eps)
-    score = EmpiricalScore(data, process)
-    n = 300 if run.quick else 10_000
-    x_T = process.prior((n, data.d), generator=run.stream("laws/start"), dtype=torch.float64)
-    stream = run.stream(f"laws/{purpose}")
-    how: dict[str, Any] = {"steps": steps, "spacing": spacing, "generator": stream}
+    start, n = run.stream("laws/start"), 300 if run.quick else 10_000
+    x_T = score.process.prior((n, score.data.d), generator=start, dtype=torch.float64)
+    how["generator"] = run.stream(f"laws/{purpose}")
     if resample:
         return tensor(sample.naive(score, x_T, kappa=kappa, **how))
     return tensor(sample.effective_sde(kernels.Naive(score, kappa), x_T, **how))
@@ -176,8 +140,9 @@ def laws(run: Run) -> Exhibit:
     edges = torch.linspace(*RANGE, BINS + 1, dtype=torch.float64)
     histograms, gaps = [], []
     for gap, name in zip(GAPS, SETS.values(), strict=True):
+        score = EmpiricalScore(toy(name), VP(eps=EPS))
         for kappa in KAPPAS:
-            x = _law(run, f"{name}/{kappa:g}", toy(name), kappa, EPS, fine, spacing="log")
+            x = _law(run, f"{name}/{kappa:g}", score, kappa, steps=fine)
             histograms.append(torch.histogram(x[:, 0], edges).hist / n)
             gaps.append(metrics.gap_mass(x, gap).stack())
             run.step(0.5 / (len(SETS) * len(KAPPAS)))
@@ -225,15 +190,15 @@ def laws(run: Run) -> Exhibit:
 
 def _coarse(run: Run, grid: tuple[int, ...]) -> tuple[Tensor, Tensor, float]:
     """Return gap masses ``(κ, 3, steps)``, and the total variation of two noises ``(3, steps)`` with its floor."""
-    data, source = toy("triple"), run.stream("laws/permutations")
+    score, source = EmpiricalScore(toy("triple"), VP(eps=COARSE_EPS)), run.stream("laws/permutations")
     gaps, distances, floors = [], [], []
     for steps in grid:
         for kappa in COARSE_KAPPAS:
-            purpose = f"coarse/{kappa:g}/{steps}"
-            x = _law(run, purpose, data, kappa, COARSE_EPS, steps, spacing="uniform")
+            purpose, how = f"coarse/{kappa:g}/{steps}", dict[str, Any](steps=steps, spacing="uniform")
+            x = _law(run, purpose, score, kappa, **how)
             gaps.append(metrics.gap_mass(x, GAP).stack())
             if kappa == COMPARED:
-                other = _law(run, f"re{purpose}", data, kappa, COARSE_EPS, steps, spacing="uniform", resample=True)
+                other = _law(run, f"re{purpose}", score, kappa, resample=True, **how)
                 distances.append(metrics.total_variation(x, other, BINS, RANGE).stack())
                 pool = torch.cat([x, other])
                 for _ in range(PERMUTATIONS):
@@ -248,12 +213,13 @@ def _search(run: Run, steps: int) -> tuple[Tensor, Tensor]:
     """Return the mass in the gap of every candidate and at its last point, ``(candidate, κ, 3)`` each."""
     gaps, last = [], []
     for i, c in enumerate(CANDIDATES):
-        alpha = float(VP().alpha(torch.tensor(c.eps, dtype=torch.float64)))
+        eps, centre = (torch.tensor(v, dtype=torch.float64) for v in (c.eps, c.centre))
+        data = Empirical(torch.tensor(c.points, dtype=torch.float64), weights=c.weights) if c.points else toy("hexagon")
+        score = EmpiricalScore(data, VP(eps=c.eps))
         for kappa in (0.0, FILL):
-            x = _law(run, f"candidate {i}/{kappa:g}", c.data, kappa, c.eps, steps, spacing="log") / alpha
-            inside = (x - torch.tensor(c.centre, dtype=torch.float64)).norm(dim=1) < c.radius
-            gaps.append(Estimate.of_share(int(inside.sum()), len(x)).stack())
-            last.append(metrics.mode_weights(x, c.data).share[-1].stack())
+            x = _law(run, f"candidate {i}/{kappa:g}", score, kappa, steps=steps) / VP().alpha(eps)
+            gaps.append(Estimate.of_share(int(((x - centre).norm(dim=1) < c.radius).sum()), len(x)).stack())
+            last.append(metrics.mode_weights(x, data).share[-1].stack())
     run.step(0.1)
     inside, at_last = (torch.stack(v).unflatten(0, (len(CANDIDATES), 2)) for v in (gaps, last))
     return inside, at_last

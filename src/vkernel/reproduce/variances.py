@@ -32,6 +32,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ from vkernel.core import rng
 from vkernel.core.estimate import Estimate, jackknife, leave_one_out, ratio_of_means, relative_se
 from vkernel.data import toy
 from vkernel.process import VP
-from vkernel.reproduce.exhibit import Exhibit, Page, Run, one_thread
+from vkernel.reproduce.exhibit import Exhibit, Page, Run, one_thread, read
 from vkernel.score import EmpiricalScore
 from vkernel.train import features
 from vkernel.train.ensemble import variance_split
@@ -153,8 +154,6 @@ def _leading(run: Run, model: Linear, P: int, count: int) -> kernels.Linear:
 
 # Sources
 
-RATIOS, QUICK_RATIOS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125), (4.0, 1.0)  # F/P
-
 
 def share_of(found: Tensor) -> Estimate[Tensor]:
     """Return shares ``(source, where)`` of variances ``(repetition, source, where)``, by leaving one repetition out."""
@@ -165,43 +164,34 @@ def share_of(found: Tensor) -> Estimate[Tensor]:
     return jackknife(share(found), leave_one_out(share, found))
 
 
-def _design(ratio: float, quick: bool) -> tuple[tuple[int, int, int], tuple[int, int]]:
-    """Return repetitions, sets of inputs and draws of targets; and repetitions and sets of the prediction."""
-    if quick:
-        return (3, 4, 2), (3, 8)
-    measured = (12, 14, 5) if ratio >= 1 else (12, 5, 5) if ratio >= 0.25 else (9, 4, 5)
-    return measured, (6, 32 if ratio >= 1 else max(8, round(32 * ratio)))
-
-
 @one_thread()
 def shares(run: Run) -> Exhibit:
     """Split the variance of linear models into target noise and inputs, measured and predicted."""
-    model, ratios = denoiser(), QUICK_RATIOS if run.quick else RATIOS
+    model, cases = denoiser(), [SimpleNamespace(**case) for case in read("shares")["quick" if run.quick else "full"]]
     found = [places(t, 31 if run.quick else 121) for t in TIMES]
     x, t = torch.stack([x for x, _ in found]), torch.tensor(TIMES, dtype=torch.float64)[:, None]
-    weights = PROCESS.S(t) * torch.stack([w for _, w in found])
-    draws = {ratio: round(model.features.count / ratio) for ratio in ratios}
-    designs = {ratio: _design(ratio, run.quick) for ratio in ratios}
+    weights, F = PROCESS.S(t) * torch.stack([w for _, w in found]), model.features.count
 
-    def split(ratio: float, repetition: int, goal: str = "J1") -> Tensor:  # (source, where)
-        seed, sizes = rng.key(run.seed, "reproduce/shares/trainings", repetition), designs[ratio][0][1:]
-        options: dict[str, Any] = {"draws": draws[ratio], "objective": goal, "progress": False}
-        return _pooled(variance_split(model, DATA, PROCESS, x, t, sizes, seed, **options).variance.value, weights)
+    def split(case: SimpleNamespace, repetition: int, goal: str = "J1") -> Tensor:  # (source, where)
+        seed, sizes = rng.key(run.seed, "reproduce/shares/trainings", repetition), (case.inputs, case.targets)
+        how: dict[str, Any] = {"draws": round(F / case.ratio), "objective": goal, "progress": False}
+        return _pooled(variance_split(model, DATA, PROCESS, x, t, sizes, seed, **how).variance.value, weights)
 
-    def predict(ratio: float, group: int) -> Tensor:  # the same by the V-kernel
-        seed, sets = rng.key(run.seed, "reproduce/shares/kernel", group), designs[ratio][1][1]
-        kernel = kernels.Linear(model, DATA, PROCESS, draws=draws[ratio], seed=seed, sets=sets)
+    def predict(case: SimpleNamespace, group: int) -> Tensor:  # the same by the V-kernel
+        seed = rng.key(run.seed, "reproduce/shares/kernel", group)
+        kernel = kernels.Linear(model, DATA, PROCESS, draws=round(F / case.ratio), seed=seed, sets=case.sets)
         parts = [kernel.only(part).cov(x, t).trace() for part in ("misfit", "target_noise")]
         return _pooled(torch.stack(parts), weights)
 
-    cost = {ratio: draws[ratio] * math.prod(designs[ratio][0]) for ratio in ratios}
+    cost = [case.repetitions * case.inputs * case.targets / case.ratio for case in cases]
     measured, predicted = [], []
-    for ratio, ((repetitions, *_), (groups, _)) in designs.items():
-        measured.append(share_of(torch.stack([split(ratio, k) for k in range(repetitions)])).stack(-1))
-        run.step(0.4 * cost[ratio] / sum(cost.values()))
-        predicted.append(share_of(torch.stack([predict(ratio, k) for k in range(groups)])).stack(-1))
-        run.step(0.4 * cost[ratio] / sum(cost.values()))
-    twin = split(ratios[0], 0, "J0")
+    for case, share in zip(cases, (0.4 * c / sum(cost) for c in cost), strict=True):
+        measured.append(share_of(torch.stack([split(case, k) for k in range(case.repetitions)])).stack(-1))
+        run.step(share)
+        predicted.append(share_of(torch.stack([predict(case, k) for k in range(case.groups)])).stack(-1))
+        run.step(share)
+    ratios = [case.ratio for case in cases]
+    twin = split(cases[0], 0, "J0")
     run.step(0.05)
     table, theory = torch.stack(measured), torch.stack(predicted)  # (ratio, source, where, 3)
     noise, line, names = table[:, 1], theory[:, 1], ("all times", *(f"t = {t:g}" for t in TIMES))
@@ -215,9 +205,7 @@ def shares(run: Run) -> Exhibit:
     }
     rows: dict[str, Any] = {"few": noise[0, 0], "one": noise[ratios.index(1.0), 0], "many": noise[-1, 0]}
     met = (noise[..., 1] <= line[..., 2]) & (line[..., 1] <= noise[..., 2])
-    designs_of = {ratio: design for ratio, (design, _) in designs.items()}
-    sizes: dict[str, Any] = {"F": model.features.count, "designs": designs_of, "times": TIMES}
-    page = Page(run, "shares", arrays, noise=noise, line=line, met=met, **rows, **sizes)
+    page = Page(run, "shares", arrays, noise=noise, line=line, met=met, F=F, cases=cases, times=TIMES, **rows)
     page.picture("shares", lambda: plots.share_curves(ratios, names, noise.movedim(1, 0), line.movedim(1, 0)))
     return page.exhibit(0.15)
 
