@@ -38,6 +38,7 @@ from vkernel.reports.audit.blind import Blind, blind
 from vkernel.reports.audit.conventions import Conventions, Skill, as_network, check, skill
 from vkernel.reports.audit.levels import Membership, audit_times, levels, membership, same_process
 from vkernel.reports.audit.sampling import KINDS, draw, sampling_times, start
+from vkernel.reports.audit.verdicts import Advice, Verdict, advice, verdicts
 from vkernel.sample.scores import Scores
 from vkernel.score.base import Score
 from vkernel.score.empirical import EmpiricalScore
@@ -46,7 +47,6 @@ from vkernel.score.wrapped import Wrapped, as_score
 if TYPE_CHECKING:
     import xarray
 
-    from vkernel.reports.audit.verdicts import Advice, Verdict
     from vkernel.reports.profile import Profile
 
 __all__ = ["Audit", "DataStatistics", "NetworkAudit", "SampleAudit", "Sizes", "audit"]
@@ -187,15 +187,11 @@ class Audit:
     @property
     def verdicts(self) -> list[Verdict]:
         """One verdict for each question and network."""
-        from vkernel.reports.audit.verdicts import verdicts
-
         return verdicts(self)
 
     @property
     def advice(self) -> list[Advice]:
         """Changes that the theory suggests, with the evidence."""
-        from vkernel.reports.audit.verdicts import advice
-
         return advice(self)
 
     @property
@@ -284,15 +280,13 @@ def audit(
         problems = [_Problem.of(some, data, held, settings) for some in _alike(nets)]
         found = {name: result for problem in problems for name, result in problem.networks().items()}
         results = tuple(found[net.name] for net in nets)
-        labels = None if groups is None else dict(zip((net.name for net in nets), groups, strict=True))
+        labels = None if groups is None else {net.name: group for net, group in zip(nets, groups, strict=True)}
         together = None
-        first = next((n.name for n in results if n.samples), None)
-        for problem in problems:
-            if first in [net.name for net in problem.nets]:
-                try:
-                    together = problem.agreement(found, labels)
-                except InputError as error:  # the results of each network stand
-                    notes.append(f"How far the networks agree could not be measured: {error}")
+        sampled = [problem for problem in problems if any(found[net.name].samples for net in problem.nets)]
+        try:
+            together = sampled[0].agreement(found, labels) if sampled else None
+        except InputError as error:  # the results of each network stand
+            notes.append(f"How far the networks agree could not be measured: {error}")
         statistics = None if profile is None else DataStatistics.of_profile(profile)
         good = [problem for problem in problems if any(found[net.name].conventions.fits for net in problem.nets)]
         if statistics is None and good:

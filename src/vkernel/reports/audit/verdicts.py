@@ -15,8 +15,10 @@ on this network), ``theory`` (it follows where the theory was tested against tra
 from __future__ import annotations
 
 import math
+import tomllib
 from dataclasses import dataclass
 from functools import singledispatch
+from importlib import resources
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -25,13 +27,14 @@ from vkernel.core.estimate import Estimate
 from vkernel.metrics.copies import CHANCE, Copies
 from vkernel.metrics.likeness import LEAST, Drift, Likeness
 from vkernel.reports.audit.agreement import PLACES, Agreement, SameNoise
-from vkernel.reports.audit.audit import Audit, NetworkAudit
 from vkernel.reports.audit.blind import Blind
 from vkernel.reports.audit.conventions import Conventions, Skill
 from vkernel.reports.audit.levels import Membership
 
 if TYPE_CHECKING:
     import xarray
+
+    from vkernel.reports.audit.audit import Audit, NetworkAudit
 
 __all__ = ["QUESTIONS", "SAMPLERS", "Advice", "Verdict", "advice", "describe", "verdicts"]
 
@@ -434,117 +437,50 @@ def _deviation(name: str, ds: xarray.Dataset) -> Verdict:
 
 
 def advice(audit: Audit) -> list[Advice]:
-    """Return what to change, the surest first."""
+    """Return what to change, the surest first; the texts stand in ``templates/advice.toml``."""
+    texts = tomllib.loads((resources.files("vkernel.reports") / "templates" / "advice.toml").read_text("utf-8"))
     alarms = [v for v in verdicts(audit) if v.level == "alarm"]
     names = {q: tuple(v.network for v in alarms if v.question == q) for q in QUESTIONS}
     out: list[Advice] = []
-    if names["conventions"]:
-        words = next(v.words for v in alarms if v.question == "conventions")
-        change = "State the convention that fits, and audit again."
-        out.append(Advice(change, words, "measured", names["conventions"]))
-    if names["blindness"]:
-        drifted = " Its samples drift along what it cannot see." if {*names["blindness"]} & {*names["drift"]} else ""
-        out.append(
-            Advice(
-                "Let the network see brightness and contrast: no normalisation over whole images before the first "
-                "convolution (normalise over channels or groups inside, or give it the image's mean and norm).",
-                f"Its output does not change when the image does, so that nothing restores a sample.{drifted} More "
-                "training cannot change that.",
-                "measured",
-                names["blindness"],
-            )
-        )
-    if names["training"]:
+
+    def add(key: str, networks: tuple[str, ...], measured: bool = False, **numbers: object) -> None:
+        text = texts[key]
+        change, evidence = (text[part].format(**numbers) for part in ("change", "evidence"))
+        out.append(Advice(change, evidence, "measured" if measured else text["sure"], networks))
+
+    if named := names["conventions"]:
+        add("conventions", named, words=next(v.words for v in alarms if v.question == "conventions"))
+    if named := names["blindness"]:
+        drifted = " Its samples drift along what it cannot see." if {*named} & {*names["drift"]} else ""
+        add("blindness", named, drifted=drifted)
+    if named := names["training"]:
         found = {n.name: n.skill for n in audit.networks}
-        skills = [f"{n}: {s.skill.value:.2f}" for n in names["training"] if (s := found[n]) is not None]
-        evidence = (
-            f"Skill over a linear denoiser, {', '.join(skills)}." if skills else "It does not beat a trivial predictor."
-        )
-        out.append(
-            Advice(
-                "Train longer, or with a larger learning rate, before anything else is changed.",
-                f"{evidence} Its samples now say little about those of a trained network.",
-                "measured",
-                names["training"],
-            )
-        )
-    if names["copies"]:
-        out += _against_copies(audit, names["copies"])
-    private = tuple(n for n in names["membership"] if n not in names["copies"])
-    if private:
-        out.append(
-            Advice(
-                "Stop training earlier if membership must stay private.",
-                f"{_memory(audit, private)}Samples are not copies, but the loss of an image reveals whether it was "
-                "trained on.",
-                "measured",
-                private,
-            )
-        )
-    return sorted([*out, *_on_disagreement(audit)], key=lambda a: ("measured", "theory", "doubtful").index(a.sure))
-
-
-def _against_copies(audit: Audit, names: tuple[str, ...]) -> list[Advice]:
-    out, facts, memory = [], audit.statistics, _memory(audit, names)
-    if facts is not None and facts.repeated:
-        held = [s.comparison for n in audit.networks if n.name in names for s in n.samples.values()]
-        sources = {i for c in held for i in c.index[c.ratio < c.threshold][:, 0].tolist()}
-        both = sources & facts.repeated
-        kind = "exact or near" if facts.near else "exact"
-        evidence = f"{len(facts.repeated):,} of {audit.data.n:,} training images have {kind} copies in the training set"
-        if both:
-            evidence += f", and {len(both)} of the {len(sources)} images that were copied are among them"
-        out.append(
-            Advice(
-                "Remove duplicates from the training set (vkernel profile lists them).",
-                f"{evidence}. Duplicates act as weights; large image models copy them first (Somepalli et al. 2023), "
-                "in the theory's one-dimensional models they made no measurable difference.",
-                "measured" if both else "doubtful",
-                names,
-            )
-        )
-    if facts is not None and facts.collapse is not None and facts.collapse > 2 * facts.cutoff:
-        out.append(
-            Advice(
-                f"Stop sampling, or training, at a larger cutoff: σ/α between {facts.cutoff:.2g} (now) and "
-                f"{facts.collapse:.2g}.",
-                f"Below σ/α = {facts.collapse:.2g} the ideal score has chosen one training image and only copies it; "
-                "above, several compete. Ending there and denoising once leaves that choice to the network.",
-                "theory",
-                names,
-            )
-        )
-    return [
-        *out,
-        Advice(
-            "Stop training earlier, and keep the checkpoint at which the error on test images is least.",
-            f"{memory}Networks learn the law of the data first and the images themselves later, after a time that "
-            f"grows with their number ({audit.data.n:,} here; Bonnaire et al. 2025).",
-            "measured" if memory else "theory",
-            names,
-        ),
-        Advice(
-            "Train on more images, or augment them.",
-            "The ideal score of fewer images is learned sooner: the number of training images that compete at a noise "
-            "level is what smooths the target.",
-            "theory",
-            names,
-        ),
-        Advice(
-            "Increase the ratio of learning rate to batch size: it leaves more of the target's noise in the weights.",
-            "V of SGD is proportional to lr/B (docs/theory.md, §8.3): confirmed for linear models, not for networks of "
-            "this size.",
-            "doubtful",
-            names,
-        ),
-        Advice(
-            "Train a smaller network: it memorises later.",
-            "In practice capacity leads to copies; in the theory's linear models more features per training draw "
-            "*raise* the variance that moves probability between images. The two have not been reconciled.",
-            "doubtful",
-            names,
-        ),
-    ]
+        known = ", ".join(f"{n}: {s.skill.value:.2f}" for n in named if (s := found[n]) is not None)
+        trivial = "It does not beat a trivial predictor."
+        add("training", named, skills=f"Skill over a linear denoiser, {known}." if known else trivial)
+    if named := names["copies"]:
+        facts, memory, n = audit.statistics, _memory(audit, named), audit.data.n
+        if facts is not None and facts.repeated:
+            held = [s.comparison for net in audit.networks if net.name in named for s in net.samples.values()]
+            sources = {i for c in held for i in c.index[c.ratio < c.threshold][:, 0].tolist()}
+            count, kind = len(sources & facts.repeated), "exact or near" if facts.near else "exact"
+            both = f", and {count} of the {len(sources)} images that were copied are among them" if count else ""
+            add("duplicates", named, count > 0, repeated=len(facts.repeated), n=n, kind=kind, both=both)
+        if facts is not None and facts.collapse is not None and facts.collapse > 2 * facts.cutoff:
+            add("cutoff", named, cutoff=facts.cutoff, collapse=facts.collapse)
+        add("earlier", named, bool(memory), memory=memory, n=n)
+        for key in ("images", "noise", "capacity"):
+            add(key, named)
+    if named := tuple(n for n in names["membership"] if n not in names["copies"]):
+        add("membership", named, memory=_memory(audit, named))
+    if audit.agreement is not None:
+        ds = audit.agreement.dataset
+        share = (ds["variance"] / ds["bias"].where(ds["bias"] > 0)).sel(place="data").fillna(-1)
+        most = int(share.values.argmax())
+        if share[most] > LARGE:
+            members = tuple(n.name for n in audit.members)
+            add("average", members, ratio=float(ds.ratio[most]), members=ds.attrs["members"], share=float(share[most]))
+    return sorted(out, key=lambda a: ("measured", "theory", "doubtful").index(a.sure))
 
 
 def _memory(audit: Audit, names: tuple[str, ...]) -> str:
@@ -559,26 +495,6 @@ def _memory(audit: Audit, names: tuple[str, ...]) -> str:
                 f"{float(times[most]):.3g} times as large, at σ/α = {float(ds.ratio[most]):.2g}. "
             )
     return ""
-
-
-def _on_disagreement(audit: Audit) -> list[Advice]:
-    if audit.agreement is None:
-        return []
-    ds = audit.agreement.dataset
-    share = (ds["variance"] / ds["bias"].where(ds["bias"] > 0)).sel(place="data")
-    if not bool((share > LARGE).any()):
-        return []
-    most = int(share.fillna(-1).values.argmax())
-    return [
-        Advice(
-            "Average the scores of the runs (or their weights along one run, EMA): it removes their variance.",
-            f"At σ/α = {float(ds.ratio[most]):.2g} the variance between {ds.attrs['members']} runs is "
-            f"{float(share[most]):.2g} times their common squared error. By the theory that variance also moves "
-            "probability between training images: an average memorises more.",
-            "measured",
-            tuple(n.name for n in audit.members),
-        )
-    ]
 
 
 # --- numbers in sentences ---------------------------------------------------------------------------------------------
