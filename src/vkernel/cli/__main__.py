@@ -1,6 +1,0 @@
-"""``python -m vkernel.cli`` is ``vkernel``."""
-
-from vkernel.cli import main
-
-if __name__ == "__main__":
-    main()
