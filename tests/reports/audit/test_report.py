@@ -78,6 +78,8 @@ def test_numbers_are_json(memoriser: Audit, tmp_path: Path) -> None:
 
 
 def test_the_page_is_self_contained(memoriser_page: str) -> None:
+    assert "<h1>Audit of memoriser</h1>" in memoriser_page
+    assert "Macro" not in memoriser_page
     assert "<script" not in memoriser_page
     assert "//" not in re.sub(r'"data:image/[^"]*"', "", memoriser_page).replace("https://www.w3.org", "")
     for name in ("src", "srcset", "href"):
