@@ -180,7 +180,16 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_old_file(tmp_path: Path, mon
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (1.3949, "1.39"), (0.0123456, "0.0123"), (9.5, "9.50"), (12345.6, "12,346"), (3.14e-20, "3.1 · 10⁻²⁰")],
+    [
+        (0, "0"),
+        (30, "30"),
+        (1500, "1,500"),
+        (1.3949, "1.39"),
+        (0.0123456, "0.0123"),
+        (9.5, "9.50"),
+        (12345.6, "12,346"),
+        (3.14e-20, "3.1 · 10⁻²⁰"),
+    ],
 )
 def test_numbers_for_sentences(value: float, text: str) -> None:
     assert number(value) == text

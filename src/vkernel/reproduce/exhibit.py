@@ -239,7 +239,9 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """Format a number for a sentence, with powers of ten where it is very small or large."""
+    """Format a number for a sentence, with powers of ten where it is very small or large; a count as it is."""
+    if isinstance(value, int):
+        return f"{value:,}"
     value = float(value)
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
