@@ -79,18 +79,6 @@ _MODULES = {
     "score": "score",
     "study": "study",
     "train": "train",
-    # names of 0.1 that are on their way out
-    "auditing": "reports.audit",
-    "comparison": "reports.compare",
-    "covariance": "core.covariance",
-    "ensemble": "train.ensemble",
-    "estimate": "core.estimate",
-    "loaders": "data.loaders",
-    "mixture": "score.mixture",
-    "objective": "train.objectives",
-    "predictions": "score.conversions",
-    "profiling": "reports.profile",
-    "rng": "core.rng",
 }
 
 __all__ = ["__version__", *_NAMES, *_MODULES]

@@ -148,7 +148,7 @@ def test_a_kernel_wrong_by_two_is_called_wrong_by_two():
 @pytest.mark.parametrize(("method", "spacing"), [("euler", "uniform"), ("exponential", "log")])
 def test_laws_are_those_of_the_samplers(method, spacing):
     few = ENSEMBLE[:5]
-    x_T, source = few.start(6, 0), vk.rng.stream(0, "compare/fields")
+    x_T, source = few.start(6, 0), vk.core.rng.stream(0, "compare/fields")
     laws = draw_laws(few, EXACT, 6, 4, 0, 10, method, spacing)
     with pytest.warns(vk.kernels.ValidityWarning):
         closure = Measured(few)
@@ -157,7 +157,7 @@ def test_laws_are_those_of_the_samplers(method, spacing):
         expected = effective_sde(V, x_T, members=4, method=method, generator=source, **args)
         torch.testing.assert_close(laws[name], expected, rtol=1e-8, atol=1e-8)
     mean, cov = semiclassical(EXACT, x_T, **args)
-    z = vk.rng.randn((4, *cov.factors.shape[:2]), source, mean.device, torch.float64)
+    z = vk.core.rng.randn((4, *cov.factors.shape[:2]), source, mean.device, torch.float64)
     torch.testing.assert_close(laws["semiclassical"], mean + (z[..., None] * cov.factors).sum(1))
 
 

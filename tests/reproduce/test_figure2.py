@@ -43,7 +43,7 @@ def test_every_exhibit_is_complete(made: Made) -> None:
 def test_the_published_look_up_by_a_plain_loop(tmp_path: Path) -> None:
     ens = vk.train_ensemble(MODEL, vk.data.toy("triple"), PROCESS, members=2, draws=128, seed=0, progress=False)
     nodes = torch.linspace(-1.5, 1.5, 200, dtype=torch.float64)
-    x = vk.rng.quasi_normals(50, 1, 0)[:, 0].expand(2, -1) * PROCESS.sigma(torch.tensor(1.0, dtype=torch.float64))
+    x = vk.core.rng.quasi_normals(50, 1, 0)[:, 0].expand(2, -1) * PROCESS.sigma(torch.tensor(1.0, dtype=torch.float64))
     for t, t2 in pairwise(PROCESS.times(30, "uniform")):
         m = MODEL.output(ens.state, nodes[None, :, None], t.reshape(1, 1), PROCESS)[..., 0]
         j = torch.searchsorted(nodes, x).clamp_max(199)

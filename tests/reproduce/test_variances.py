@@ -144,7 +144,7 @@ def test_the_lazy_parts_add_up(made: Made) -> None:
 def test_pairs_measure_the_parts(tmp_path: Path) -> None:
     """The prediction on the very inputs of the ensemble: what is left is the error of a variance over members."""
     spec, (x, weights) = Run(tmp_path, 3, True, print).spec("v_lazy"), variances.places(variances.TIME, 21)
-    seed, P, M = vk.rng.key(3, "reproduce/v_lazy/ensemble"), spec["training"]["draws"], spec["members"]
+    seed, P, M = vk.core.rng.key(3, "reproduce/v_lazy/ensemble"), spec["training"]["draws"], spec["members"]
     model, data, process = variances.lazy(100.0), variances.DATA, variances.PROCESS
     still = vk.models.Lazy(model.kernel, 100.0, target="x0", init=False)
     pairs = ((model, "J1"), (model, "J0"), (still, "J0"))

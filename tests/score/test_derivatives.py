@@ -142,7 +142,7 @@ def test_vmap_is_a_batch():
 
 def test_vmap_over_images_and_anisotropic_noise():
     points = normal(7, 2, 3, seed=0)
-    frame = vk.covariance.Diagonal(0.5 + normal(2, 3, seed=1).square(), (2, 3))
+    frame = vk.core.covariance.Diagonal(0.5 + normal(2, 3, seed=1).square(), (2, 3))
     for process in (vk.EDM(), vk.Anisotropic(vk.EDM(), frame)):
         score = vk.EmpiricalScore(vk.Empirical(points), process)
         x, t = normal(4, 2, 3, seed=2), torch.tensor([0.3, 0.5, 1.0, 2.0], dtype=torch.float64)

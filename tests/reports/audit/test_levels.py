@@ -68,10 +68,10 @@ def test_errors_and_distances_by_hand():
     train, _ = halves(30)
     found = levels(model(lambda x, t: -x), train, times=[0.7], images=100, draws=1)
     assert "test" not in found and "gap" not in found  # noqa: PT018
-    g = vk.rng.stream(0, "audit of levels, train")
+    g = vk.core.rng.stream(0, "audit of levels, train")
     x0 = train[train.choose(100, g)]
     assert len(x0) == 30
-    noised = NoisyImages(PROCESS, torch.tensor([0.7]).double(), x0, vk.rng.keys((1, 1, 30), g))
+    noised = NoisyImages(PROCESS, torch.tensor([0.7]).double(), x0, vk.core.rng.keys((1, 1, 30), g))
     ((_, _, x, noise),) = noised.parts(0, 100)
     noise, wrong = noise.double(), 0.7 * x.double()
     ideal = -0.7 * vk.EmpiricalScore(train, PROCESS)(x, 0.7).double()
