@@ -94,7 +94,7 @@ def compare(
                 for score in scores
             ]
             for name, covariance in (("score", False), ("with_covariance", True)):
-                asked = pruned._queries(x, torch.tensor(sigma))
+                asked = pruned.queries(x, torch.tensor(sigma))
                 tried = sigma <= engine.pruned.reach[covariance]
                 served = engine.pruned.candidates(Block(engine.points, asked, covariance))[2].sum() if tried else 0
                 runs: list[Callable[[], object]] = [

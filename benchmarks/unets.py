@@ -38,7 +38,7 @@ def loop(model: UNet, training: Training, members: int) -> dict[str, torch.Tenso
         start = model.initial(training, [m])
         net.load_state_dict({name: p[0] for name, p in start.items()})
         optimiser = torch.optim.Adam(net.parameters(), lr=model.lr)
-        for z, e, y, omega in model._minibatches(training, [m]):
+        for z, e, y, omega in model.minibatches(training, [m]):
             off = net(z[0], e[0]) - y[0]
             loss = (omega[0] * off.square().flatten(1).sum(1)).mean() / 2
             optimiser.zero_grad()
