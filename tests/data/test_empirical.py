@@ -335,7 +335,7 @@ def test_floats_refuse_a_scale():
 def test_indices_that_cannot_be_used_are_refused(tmp_path, indices, mapped):
     array = np.arange(3.0)
     data = Empirical(memory_map(tmp_path, array) if mapped else array)
-    for method in (data.take, data.images, data.subset):
+    for method in (data.take, data.__getitem__, data.subset):
         with pytest.raises(InputError, match=r"no point|vector of integers"):
             method(indices)
 
