@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from vkernel.reports.audit import Audit
     from vkernel.reports.profile import Profile
 
-__all__ = ["app", "main"]
-
 DATA = (
     ".npy, .npz, .csv, .tsv, .parquet, .safetensors, .pt, IDX (.gz), a folder of images or a saved Hugging Face data "
     "set; or toy:NAME (toy:digits, toy:hexagon, …)."

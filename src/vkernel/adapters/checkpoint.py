@@ -18,8 +18,6 @@ from vkernel.adapters import diffusers, weights
 from vkernel.process import Process
 from vkernel.score.wrapped import TimeInput, Wrapped, interval
 
-__all__ = ["Checkpoint"]
-
 
 class Checkpoint(Wrapped):
     """A network read from files, with its conventions; ``checkpoint(x, t)`` is its score."""

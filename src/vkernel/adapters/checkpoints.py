@@ -14,8 +14,6 @@ from vkernel.sample.scores import Groups, Scores
 from vkernel.score.base import Score, Time
 from vkernel.score.wrapped import Wrapped
 
-__all__ = ["Checkpoints"]
-
 GRID = 65  # times at which processes are compared
 CLOSE = 1e-4  # of alpha and sigma: tables of betas are often stored in float32
 

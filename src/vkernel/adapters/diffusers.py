@@ -36,8 +36,6 @@ from vkernel.process import DDPM, Process
 from vkernel.score.base import Score, Time, check_score, wide_time
 from vkernel.score.conversions import convert
 
-__all__ = ["Parts", "as_unet", "process_of", "read"]
-
 PREDICTION = {"epsilon": "noise", "sample": "x0", "v_prediction": "v"}
 _WEIGHTS = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
 _ONLY = "only UNet2DModel networks in pixel space can be audited"

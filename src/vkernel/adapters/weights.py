@@ -27,8 +27,6 @@ from torch import Tensor, nn
 from vkernel.core.errors import InputError, require
 from vkernel.process import DDPM, Process, parse
 
-__all__ = ["build", "fill", "named", "read_process", "read_weights", "stripped"]
-
 Weights = dict[str, Tensor]
 _DEPTH = 8  # of nested dictionaries
 

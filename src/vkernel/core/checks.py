@@ -13,9 +13,6 @@ from torch import Tensor
 
 from vkernel.core.errors import InputError, require
 
-__all__ = ["check_choice", "check_finite", "check_number", "check_positive", "check_shape", "check_share"]
-__all__ += ["check_type", "check_whole", "is_number", "is_whole"]
-
 Kind = TypeVar("Kind")
 
 

@@ -29,8 +29,6 @@ from vkernel.core import rng
 from vkernel.core.errors import InputError, require
 from vkernel.core.rng import Generator
 
-__all__ = ["Congruent", "Covariance", "Cross", "Diagonal", "Factored", "Isotropic", "Matrix", "Rounded", "Scaled"]
-
 
 class Covariance(ABC):
     """A positive semidefinite operator on samples of ``shape``, for each element of ``batch``."""

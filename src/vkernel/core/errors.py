@@ -6,8 +6,6 @@ error and exit code 2. Any other exception is a bug of the package.
 
 from __future__ import annotations
 
-__all__ = ["InputError", "require"]
-
 
 class InputError(ValueError):
     """The input cannot be used as it is; the message says why and what would be accepted."""

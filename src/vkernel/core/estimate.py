@@ -48,11 +48,6 @@ from typing_extensions import TypeVar
 
 from vkernel.core import rng
 
-__all__ = ["Z95", "Estimate", "auc", "bootstrap", "centred_ranks", "closest_p", "difference_of_means"]
-__all__ += ["difference_of_shares", "exact_share", "exceedance_p", "fieller_ratio", "fisher_exact", "holm", "jackknife"]
-__all__ += ["jackknife_se", "leave_one_out", "matched_correlation", "permutation_p", "ratio_of_means", "relative_se"]
-__all__ += ["sign_test", "spearman", "stacked", "student_quantile"]
-
 Z95 = 1.959963984540054  # the .975 quantile of the normal law
 TINY = 1e-280  # numbers below have lost digits to underflow
 N = TypeVar("N", bound="float | Tensor", default=float)

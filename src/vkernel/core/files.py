@@ -8,8 +8,6 @@ from pathlib import Path
 
 from vkernel.core.errors import InputError
 
-__all__ = ["write"]
-
 
 def write(path: str | Path, content: str | bytes) -> Path:
     """Write a temporary file beside ``path`` and rename it; folders are made as needed."""

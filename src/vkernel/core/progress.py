@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-__all__ = ["Progress", "Reporter", "progress"]
-
 Progress = bool | Callable[[str, float], None]
 EVERY = 10.0  # seconds between plain lines
 

@@ -19,9 +19,6 @@ from torch import Tensor
 from vkernel.core.checks import is_whole
 from vkernel.core.errors import InputError
 
-__all__ = ["Generator", "as_generator", "hashed", "key", "keys", "normals", "quasi_normals", "randn", "stream"]
-__all__ += ["uniforms"]
-
 Generator = torch.Generator | int | None
 
 

@@ -25,8 +25,6 @@ from torch import Tensor
 from vkernel.core import rng
 from vkernel.core.errors import InputError, require
 
-__all__ = ["Array", "Empirical", "Indices"]
-
 Array = Tensor | npt.ArrayLike
 Indices = Sequence[int] | np.ndarray | Tensor
 _BLOCK = 2**21  # numbers in a block of rows: 16 MB in float64

@@ -39,8 +39,6 @@ from torch import Tensor
 from vkernel.core.errors import InputError, require
 from vkernel.data.empirical import Empirical
 
-__all__ = ["load", "read_cifar_sheets"]
-
 Points = np.ndarray | Tensor
 PathLike = str | os.PathLike[str]
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}

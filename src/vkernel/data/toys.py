@@ -9,8 +9,6 @@ import numpy as np
 from vkernel.core.errors import InputError, require
 from vkernel.data.empirical import Empirical
 
-__all__ = ["TOYS", "digits", "ell", "hexagon", "line", "pair", "random_six", "square", "toy", "triple"]
-
 
 def _circle(degrees: np.ndarray) -> np.ndarray:
     return np.stack([np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))], axis=1)

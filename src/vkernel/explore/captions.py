@@ -23,8 +23,6 @@ from vkernel.explore.state import LIMIT, MAX_POINTS, PROCESS_OPTIONS, Point, Sta
 from vkernel.process import PROCESSES
 from vkernel.version import __version__
 
-__all__ = ["CONTROLS", "LAYERS", "PRESETS", "TOUR", "Caption", "Panel", "panel", "preset", "report", "snippet"]
-
 ASSETS = Path(__file__).parent / "assets"
 GAP = "gap mass: samples that copy no training point"
 CLOSE = 0.1  # gap mass of the exact score above which training points are too close for the cutoff

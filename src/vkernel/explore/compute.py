@@ -38,8 +38,6 @@ from vkernel.train import features, models
 from vkernel.train.ensemble import Ensemble, train_ensemble
 from vkernel.train.objectives import JK, Objective
 
-__all__ = ["Exact", "Result", "exact", "noise_share", "run_inputs", "simulate", "variance"]
-
 CELLS, NODES, ARROWS = 100, 401, 17  # of the map per axis, on the line, of the arrows per axis
 QUERIES = 1024  # of the noise fraction
 PER_AXIS = {1: 16, 2: 8}  # features per axis, by dimension

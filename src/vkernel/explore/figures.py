@@ -21,8 +21,6 @@ from vkernel.explore.compute import Exact, Result, axis
 from vkernel.explore.state import LIMIT, Point, State
 from vkernel.plots.base import style
 
-__all__ = ["Figures", "tiles", "timeline"]
-
 BELOW = 0.34  # height of the strip under the axis of the line, in which particles move
 DRAGGED, DARK = "#f0683c", "#1c2430"  # the training points, in the one warm colour on viridis, white and black; rims
 FAR = 10.0  # sigma/alpha beyond which no motion is visible

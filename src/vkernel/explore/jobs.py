@@ -14,8 +14,6 @@ from typing import TypeVar
 
 from vkernel.core.errors import require
 
-__all__ = ["Cancelled", "Desk", "Report", "Workers"]
-
 Report = Callable[[str, float], None]  # what is being done, and which share of the whole is done
 Result = TypeVar("Result")
 

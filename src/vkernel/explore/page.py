@@ -26,8 +26,6 @@ from vkernel.explore.figures import Figures, timeline
 from vkernel.explore.jobs import Desk, Workers
 from vkernel.explore.state import LIMIT, MAX_BYTES, Point, State, clamp, from_csv, from_query, weights_after
 
-__all__ = ["Tab", "page"]
-
 SPREAD = (0.618034, 0.754878)  # steps of a low-discrepancy sequence that places new points, per axis
 REFUSED = (InputError, TypeError, ValueError, OverflowError)  # raised by messages that cannot be carried out
 

@@ -18,8 +18,6 @@ from vkernel.explore.jobs import Workers
 if TYPE_CHECKING:
     from bokeh.server.server import Server
 
-__all__ = ["LOOPBACK", "PORT", "serve", "server"]
-
 PORT, LOOPBACK = 5007, "127.0.0.1"
 MESSAGE = 4 << 20  # bytes that a browser may send at once: a file of points is at most 1 MB
 FORGET = 15_000  # milliseconds after which a closed tab is forgotten

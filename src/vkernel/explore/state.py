@@ -20,8 +20,6 @@ import numpy as np
 from vkernel.core.errors import InputError, require
 from vkernel.process import Process, from_spec
 
-__all__ = ["LAYERS", "LIMIT", "SAMPLERS", "State", "from_csv", "from_query"]
-
 VERSION = "1"  # of the address
 LIMIT = 2.0  # the window, and with it every coordinate, is [-LIMIT, LIMIT]
 FIT = 1.5  # imported points that exceed the window are scaled to [-FIT, FIT]

@@ -31,8 +31,6 @@ from vkernel.sample.scores import Groups, Scores
 from vkernel.sample.sde import Field, VKernel
 from vkernel.score.base import Score, Time, wide_time
 
-__all__ = ["Drawn", "FiniteRank", "Function", "Kernel", "ValidityWarning", "times"]
-
 JITTER = 1e-10  # of the largest variance so far, added to the diagonal of a conditioned field's covariance
 
 

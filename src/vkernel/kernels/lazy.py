@@ -42,8 +42,6 @@ from vkernel.train.ensemble import Ensemble
 from vkernel.train.models.lazy import Lazy as Model
 from vkernel.train.objectives import VARIES, Objective, Quantile, Training
 
-__all__ = ["Lazy"]
-
 CHUNK = 1 << 21  # pairs of a point and an input held at once
 LARGEST = 64  # dimension up to which covariances are matrices
 FEWEST = 4  # sets of inputs from which a covariance over inputs is measured

@@ -44,8 +44,6 @@ from vkernel.train.models.linear import Linear as Model
 from vkernel.train.models.linear import factor
 from vkernel.train.objectives import J0, VARIES, Batch, Objective, Quantile, Training
 
-__all__ = ["Gradients", "Linear", "LinearField", "NoisyTargets"]
-
 CHUNK = 1 << 24  # numbers of a table of features held at once
 LARGEST = 6000  # weights whose covariance is a matrix
 RATIO = 0.05  # largest F_eff / P at which the leading order is accurate; at .11 it is off by a factor of 2

@@ -25,8 +25,6 @@ from vkernel.sample.scores import Scores
 from vkernel.sample.sde import Field
 from vkernel.score.base import Time
 
-__all__ = ["Measured"]
-
 ENOUGH = 20  # units below which the relative error sqrt(2 / (units - 1)) is too large for a prediction
 
 

@@ -16,8 +16,6 @@ from vkernel.sample.sde import Field
 from vkernel.score.base import Time
 from vkernel.score.empirical import EmpiricalScore
 
-__all__ = ["Naive"]
-
 
 class Naive(Kernel):
     r"""The naive score estimator: :math:`V = \kappa\, D\, C\, D\, \delta(t - t')`, with κ in the unit of t (5.9)."""

@@ -32,8 +32,6 @@ from vkernel.process import Process
 from vkernel.train.models.linear import Linear as Model
 from vkernel.train.objectives import VARIES, Objective, Quantile, Training
 
-__all__ = ["SGD"]
-
 STEP = 0.2  # eta * rho above which the step is not small
 
 

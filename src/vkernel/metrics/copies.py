@@ -41,8 +41,6 @@ from vkernel.data.empirical import Empirical
 from vkernel.metrics.features import Extractor, extractor
 from vkernel.metrics.neighbours import nearest
 
-__all__ = ["Copies", "Reference", "copies"]
-
 CHANCE = 0.01  # below it, an alarm
 CLOSEST = 0.01  # the share of reference images that are called close
 KINDS = ("test images", "training images, each against the others")

@@ -55,8 +55,6 @@ from vkernel.core.estimate import Estimate, jackknife_se
 from vkernel.core.rng import Generator
 from vkernel.metrics.samples import CHUNK, Array, Members, Samples, read_pair
 
-__all__ = ["energy_distance", "frechet_distance", "kernel", "kernel_distance", "wasserstein"]
-
 MATCHED = 4000  # points that an exact matching may take: its time grows like their cube
 Pairwise = Callable[[Tensor, Tensor], Tensor]  # of x (…, n, d) and y (…, m, d): (…, n, m)
 

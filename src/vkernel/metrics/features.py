@@ -37,8 +37,6 @@ from vkernel.core import rng
 from vkernel.core.errors import InputError, require
 from vkernel.data.empirical import Empirical
 
-__all__ = ["Extractor", "extractor"]
-
 FITTED = 4096  # images, for principal components
 CALL = 2**21  # pixels in one call
 FLAT = 1e-6  # of an image's largest value: smaller contrasts are rounding

@@ -58,8 +58,6 @@ from vkernel.metrics.copies import check_samples
 from vkernel.metrics.distances import frechet_distance, kernel, kernel_distance
 from vkernel.metrics.features import Extractor, extractor
 
-__all__ = ["Drift", "Likeness", "drift", "image_moments", "likeness"]
-
 MOMENTS = 4096  # training images
 PAIRS = 1024  # samples, and real images, in the test
 PERMUTATIONS = 999

@@ -21,9 +21,6 @@ from vkernel.metrics.samples import CHUNK, Array, Members, Samples, read, read_p
 from vkernel.process import Anisotropic, Process
 from vkernel.score.empirical import EmpiricalScore
 
-__all__ = ["ModeWeights", "boundary_mass", "collapse_ratio", "gap_mass", "histogram", "kl", "memorised_fraction"]
-__all__ += ["mode_weights", "total_variation"]
-
 Range = tuple[float, float] | Sequence[tuple[float, float]] | Tensor | None
 
 

@@ -18,8 +18,6 @@ from torch import Tensor
 from vkernel.data import Empirical
 from vkernel.metrics.samples import CHUNK, Array
 
-__all__ = ["distinct", "nearest"]
-
 CANDIDATES = 8  # for each query, of which up to k are wanted
 
 

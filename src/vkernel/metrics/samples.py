@@ -13,8 +13,6 @@ from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate
 from vkernel.data.empirical import Array
 
-__all__ = ["CHUNK", "Array", "Members", "Samples", "read", "read_pair"]
-
 Members = bool | None | tuple[bool | None, bool | None]
 CHUNK = 1 << 21  # numbers in a working array: 16 MB
 

@@ -54,8 +54,6 @@ from vkernel.posterior.weights import (
     trimmed,
 )
 
-__all__ = ["Block", "CentredPoints", "Dense", "Span"]
-
 # One block of queries × one chunk of points on a CPU: few enough logits (32 MB) to stay near its caches, enough of
 # them that the barriers between threads do not count. On a GPU both follow from the memory alone.
 LOGITS, CHUNK = 1 << 23, 1 << 15

@@ -25,8 +25,6 @@ from vkernel.posterior.moments import Moments
 from vkernel.posterior.pruned import Pruned
 from vkernel.posterior.weights import Points, Queries, Weights, reduce
 
-__all__ = ["Alone", "Engine", "Method"]
-
 Choice = Literal["auto", "dense", "pruned", "gpu"]
 
 

@@ -25,8 +25,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Moments", "merge"]
-
 
 @dataclass
 class Moments:

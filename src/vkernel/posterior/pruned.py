@@ -70,8 +70,6 @@ from vkernel.core import rng
 from vkernel.posterior.dense import TRIM, Block, CentredPoints, unit_roundoff
 from vkernel.posterior.weights import Queries, SparseWeights, Weights, padded, trimmed
 
-__all__ = ["Pruned"]
-
 FEWEST, NARROWEST = 4096, 128  # points and dimensions below which a dense query costs too little to save on
 AXES = (64, 8), (128, 4), (256, 3), (384, 2)  # of the bounds, shortest first: at most 1/8, 1/4, … of all dimensions
 GROUPS = 3, 2, 1  # of the components by which each is longer than the one before; one more group holds the rest

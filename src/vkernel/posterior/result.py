@@ -21,8 +21,6 @@ from vkernel.posterior.engine import Engine
 from vkernel.posterior.moments import Moments
 from vkernel.posterior.weights import Queries, Weights, reduce
 
-__all__ = ["Posterior", "PosteriorCovariance"]
-
 SUMMARY = frozenset({"trace", "weights"})
 
 

@@ -41,8 +41,6 @@ from vkernel.posterior.moments import Moments, merge
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Ranks", "Sharded", "shard"]
-
 T = TypeVar("T")
 TABLE = 1 << 24  # numbers of all ranks that are joined at once: 128 MB
 HASHED = 1 << 22  # numbers hashed at once

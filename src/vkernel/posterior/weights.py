@@ -30,8 +30,6 @@ from torch import Tensor
 from vkernel.core import rng
 from vkernel.posterior.moments import Moments
 
-__all__ = ["Chunk", "DenseWeights", "Points", "Queries", "SparseWeights", "Weights", "reduce"]
-
 TIGHT = 0.02  # |y - y*|² / (|y|² + |y*|²), below which float32 would lose more than 1e-5 of a second moment
 PAIRS = 1 << 17, 1 << 21  # coordinates (pairs × d) gathered at once, in the caches of a CPU (1 MB), and on a GPU
 

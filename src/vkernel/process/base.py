@@ -18,8 +18,6 @@ from vkernel.core.checks import check_whole, is_whole
 from vkernel.core.errors import InputError, require
 from vkernel.core.rng import Generator
 
-__all__ = ["Process", "Time", "real_dtype", "wide_dtype"]
-
 Time = float | Tensor
 SPACINGS = ("uniform", "log", "edm")
 

@@ -17,8 +17,6 @@ from vkernel.core.covariance import Covariance, Diagonal, Matrix, Scaled
 from vkernel.core.errors import InputError, require
 from vkernel.process.base import Process, Time, formula, numbers, real_dtype, wide_dtype
 
-__all__ = ["DDPM", "EDM", "VE", "VP", "Anisotropic", "Cosine", "FlowMatching", "Toy", "VPSong"]
-
 
 class _Preserving(Process):
     """The variance-preserving processes that are given by B = -log alpha: S = 1 - e^(-2B), D = beta."""

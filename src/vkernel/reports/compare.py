@@ -43,8 +43,6 @@ from vkernel.score.empirical import EmpiricalScore
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["compare", "summary", "table"]
-
 BULK = 1e-3  # of the greatest density
 
 

@@ -30,8 +30,6 @@ from vkernel.sample.sde import Learned
 from vkernel.sample.semiclassical import semiclassical
 from vkernel.score.base import Score
 
-__all__ = ["Columns", "Theory", "columns", "compare_laws", "draw_laws", "range_of"]
-
 SPLITS = 16  # random halves that the floor is a mean over
 CHUNK = 1 << 22  # scores of members at once
 

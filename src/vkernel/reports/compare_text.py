@@ -10,8 +10,6 @@ import numpy as np
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["attributes", "summary", "table"]
-
 AGREE = 0.15  # a pooled ratio this close to 1, or within three standard errors, counts as agreement
 VARIANCE, SCORE = "1/(data unit)²", "1/(data unit)"
 ABOUT = {

@@ -13,8 +13,6 @@ from vkernel.version import __version__
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Picture", "page", "picture"]
-
 DOTS = 110  # per inch
 
 

@@ -47,9 +47,6 @@ from vkernel.core.errors import InputError
 from vkernel.core.estimate import Estimate
 from vkernel.core.files import write
 
-__all__ = ["Exhibit", "Finding", "Page", "Part", "Picture", "Run", "Skip", "Table", "number", "one_thread", "percent"]
-
-
 MEMORY = 1 << 28  # of exact scores: fixed, so that blocks, and with them the rounding, are the same everywhere
 
 

@@ -23,8 +23,6 @@ from vkernel.process import VP
 from vkernel.reproduce.exhibit import Exhibit, Page, Run
 from vkernel.score import EmpiricalScore
 
-__all__ = ["figure2"]
-
 OBJECTIVES, MODES = ("J1", "J0"), ("left", "middle", "right")
 WORDS = {"published": "as published: 30 Euler steps", "euler100": "100 Euler steps", "converged": "converged"}
 LIMIT, GAP, F = 1.5, (0.25, 0.75), 256

@@ -41,8 +41,6 @@ from vkernel.process import VP
 from vkernel.reproduce.exhibit import MEMORY, Exhibit, Page, Run, Skip, one_thread, tensor
 from vkernel.score import EmpiricalScore, noise_fraction
 
-__all__ = ["between_images", "cifar_line", "digits_line", "ends", "line", "log_ratio"]
-
 STRIP = (0.0, 0.25, 0.5, 0.75, 1.0)
 EPS = 1e-3
 NOISY, BARE = "with noise", "on the bare line"

@@ -20,8 +20,6 @@ from vkernel.process import Process, Toy
 from vkernel.reproduce.exhibit import MEMORY, Exhibit, Page, Run, one_thread
 from vkernel.score import EmpiricalScore
 
-__all__ = ["figure1", "noise_and_score", "paths2d"]
-
 SETS = ("hexagon", "line", "L", "random")
 TIMES = (0.05, 0.1, 0.2, 0.5, 0.75)
 SMALL = (0.05, 0.01)  # times at which C at the points is compared with C on the boundaries

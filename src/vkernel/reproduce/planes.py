@@ -35,8 +35,6 @@ from vkernel.data import toy
 from vkernel.process import VP
 from vkernel.reproduce.exhibit import Exhibit, Page, Run, one_thread
 
-__all__ = ["apart", "figure3", "masses", "mlp_plane", "ratio", "regions"]
-
 GOALS = {"J1": "J1, noisy targets", "J0": "J0, exact targets"}
 REGIONS = {"far": "away", "arcs": "arcs", "sides": "sides", "centre": "centre"}  # names in the study and on the page
 ROTATIONS, KINDS = (0.0, 22.5, 45.0), ("Gaussian", "Fourier")

@@ -25,8 +25,6 @@ from vkernel.process import VP
 from vkernel.reproduce.exhibit import Exhibit, Page, Run, number, one_thread, read, tensor
 from vkernel.score import EmpiricalScore
 
-__all__ = ["gap_mass", "laws", "memorise"]
-
 GAP = (0.25, 0.75)
 EPSILONS, STEPS = (1e-4, 1e-3, 1e-2), (30, 100, 1000)
 SHOWN = 1  # the eps of the picture

@@ -18,8 +18,6 @@ from vkernel.study import Spec, report
 from vkernel.study.shipped import studies
 from vkernel.study.store import Store
 
-__all__ = ["parts", "tiny"]
-
 FOLDER = "studies"
 SECONDS = 47.0  # of one study on one core, in the mean
 

@@ -49,8 +49,6 @@ from vkernel.train import features
 from vkernel.train.ensemble import variance_split
 from vkernel.train.models import NTK, Lazy, Linear
 
-__all__ = ["crossing", "places", "share_of", "shares", "squares", "v_lazy", "v_linear"]
-
 PROCESS, DATA = VP(eps=1e-3), toy("triple")
 TIMES = (0.05, 0.2, 0.5)
 OBJECTIVES, FORMS = ("J1", "J0"), ("given inputs", "leading order")

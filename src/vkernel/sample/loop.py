@@ -22,8 +22,6 @@ from vkernel.core.progress import progress as show_progress
 from vkernel.process import Process
 from vkernel.score.base import Score, check_score
 
-__all__ = ["Callback", "Level", "Problem", "Solution", "Step", "integrate"]
-
 Callback = Callable[[int, float, Tensor], object]
 
 

@@ -39,8 +39,6 @@ from vkernel.sample.loop import Callback, Level, Problem, Solution, check_save, 
 from vkernel.score.base import Score
 from vkernel.score.empirical import EmpiricalScore
 
-__all__ = ["METHODS", "pf_ode", "pf_ode_end"]
-
 METHODS = ("euler", "heun", "exponential", "multistep", "dopri5")
 
 

@@ -48,9 +48,6 @@ from vkernel.sample.loop import Level, grid, integrate
 from vkernel.sample.sde import VKernel, check_kernel
 from vkernel.score.base import Score, check_score
 
-__all__ = ["action", "bundle_probability", "cumulants", "log_prob", "most_probable", "probability", "residual"]
-__all__ += ["simulate", "zero_action"]
-
 Grid = int | Tensor  # a number of steps on the process's own grid, or descending times
 Noise = Callable[[int, Tensor, Level, float], Tensor]
 DENSE, ALONG = 64, 2048  # largest d, and largest steps × d of a quenched V, for which matrices are formed

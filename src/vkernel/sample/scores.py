@@ -51,8 +51,6 @@ from vkernel.sample.loop import Problem
 from vkernel.sample.ode import pf_ode_end
 from vkernel.score.base import Score, Time
 
-__all__ = ["Cumulants", "Groups", "Mean", "Scores", "cumulants", "kurtosis", "skewness"]
-
 CHUNK = 1 << 22  # numbers of a sample taken at once
 
 

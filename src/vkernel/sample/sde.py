@@ -37,18 +37,6 @@ from vkernel.sample.ode import pf_ode
 from vkernel.score.base import Score, Time, check_score
 from vkernel.score.empirical import EmpiricalScore
 
-__all__ = [
-    "Field",
-    "Learned",
-    "VKernel",
-    "ancestral",
-    "check_kernel",
-    "effective_sde",
-    "gaussian_noise",
-    "naive",
-    "reverse_sde",
-]
-
 Field = Callable[[Tensor, Time], Tensor]
 
 

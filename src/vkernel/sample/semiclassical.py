@@ -33,8 +33,6 @@ from vkernel.sample.loop import Callback, Level, Problem, Solution, check_save, 
 from vkernel.sample.sde import VKernel, check_kernel
 from vkernel.score.base import Score
 
-__all__ = ["semiclassical"]
-
 DENSE = 64  # up to this dimension the covariance is a matrix
 
 

@@ -27,8 +27,6 @@ from vkernel.core.errors import InputError, require
 from vkernel.core.rng import Generator
 from vkernel.process import Process
 
-__all__ = ["Score", "Time", "as_time", "check_score", "differentiated", "wide_time"]
-
 Time = float | Tensor
 
 

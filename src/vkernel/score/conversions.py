@@ -31,8 +31,6 @@ from vkernel.core.errors import require
 from vkernel.process import Anisotropic, Process
 from vkernel.score.base import Score, Time, as_time, check_score
 
-__all__ = ["PREDICTIONS", "convert", "proxy_score", "to_flow", "to_noise", "to_v", "to_x0"]
-
 PREDICTIONS = ("noise", "x0", "v", "flow", "edm", "score")
 
 # the table above: the score of a prediction f, and the prediction of a score s, by x, alpha, sigma, beta, D

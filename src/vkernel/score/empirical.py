@@ -26,8 +26,6 @@ from vkernel.posterior import Choice, Engine, Points, Posterior, PosteriorCovari
 from vkernel.process import Anisotropic, Process
 from vkernel.score.base import Score, Time, differentiated
 
-__all__ = ["EmpiricalScore"]
-
 
 class EmpiricalScore(Score):
     r"""The exact score :math:`s(x,t)` of a training set under a forward process.

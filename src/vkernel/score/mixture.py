@@ -23,8 +23,6 @@ from vkernel.data import Empirical
 from vkernel.process import Process
 from vkernel.score.base import Score, Time
 
-__all__ = ["GaussianMixture", "MixtureScore"]
-
 
 class GaussianMixture:
     """A population of Gaussian components, isotropic, with exact score, density and posterior mean at every time.

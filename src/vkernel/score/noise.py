@@ -22,8 +22,6 @@ from vkernel.process import Anisotropic, Process
 from vkernel.score.base import Time, wide_time
 from vkernel.score.empirical import EmpiricalScore
 
-__all__ = ["draw_queries", "noise_fraction"]
-
 NODES = 1 << 31  # pairs (node, point) that a quadrature in one dimension may take
 
 

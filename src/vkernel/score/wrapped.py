@@ -44,8 +44,6 @@ from vkernel.process import DDPM, Anisotropic, Process
 from vkernel.score.base import Score, Time, as_time, differentiated
 from vkernel.score.conversions import PREDICTIONS, convert
 
-__all__ = ["TIMES", "Network", "TimeInput", "Wrapped", "as_score", "time_input"]
-
 TIMES = ("t", "index", "fraction", "sigma", "c_noise", "reversed")
 _NUMBERS = 2**18  # numbers of x in one call of the network, unless ``batch`` is given
 

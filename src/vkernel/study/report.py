@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as MatplotlibFigure
     from rich.table import Table
 
-__all__ = ["export", "figure", "finding", "means", "sentence", "spec_of", "table", "text"]
-
 
 def spec_of(ds: xarray.Dataset) -> Spec:
     """Return the study that made the results."""

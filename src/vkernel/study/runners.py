@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.live import Live
 
-__all__ = ["RUNNERS", "LiveTable", "inline", "ray", "threads"]
-
 Work = list[tuple[Condition, int]]
 Results = Generator[tuple[Condition, int, dict[str, np.ndarray]], None, None]
 AHEAD = 2

@@ -66,8 +66,6 @@ from vkernel.core.errors import InputError, require
 from vkernel.process import from_spec as make_process
 from vkernel.study.shipped import find
 
-__all__ = ["Condition", "Factor", "Spec", "read"]
-
 TAKEN = {"member", "block", "done", "x", "y", "time", "place", "point", "index", "component"} | {
     "away", "gap", "nearest", "share", "density", "score", "sample",
 }  # fmt: skip

@@ -36,8 +36,6 @@ from vkernel.version import __version__
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["RESULTS", "Store", "load"]
-
 RESULTS = 2
 DONE = "done"
 COORDINATES = {

@@ -52,8 +52,6 @@ from vkernel.train.ensemble import Ensemble, train_ensemble
 from vkernel.train.models.base import Model
 from vkernel.train.objectives import J0, JC, JK
 
-__all__ = ["Problem", "Quantity", "compute", "datasets", "fingerprint", "layout", "make_data", "prepare"]
-
 T = TypeVar("T")
 MOST_POINTS = 64  # training points whose shares are kept
 

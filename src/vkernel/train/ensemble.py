@@ -50,8 +50,6 @@ from vkernel.train.models.base import Model, State
 from vkernel.train.objectives import VARIES, Objective, Quantile, Training, parse
 from vkernel.version import __version__
 
-__all__ = ["Ensemble", "Member", "VarianceSplit", "load_ensemble", "train_ensemble", "variance_split"]
-
 
 def train_ensemble(
     model: Model,

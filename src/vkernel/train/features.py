@@ -29,8 +29,6 @@ from vkernel.core.checks import check_choice, check_number, check_positive, chec
 from vkernel.core.errors import InputError, require
 from vkernel.process import Process
 
-__all__ = ["Axis", "Features", "Grid", "RandomFourier", "from_spec", "grid", "random_fourier"]
-
 KINDS = ("gaussian", "fourier", "polynomial")
 CHUNK = 1 << 23  # numbers of one product held at once
 LARGEST = 1 << 20  # features of a grid

@@ -47,8 +47,6 @@ from vkernel.data.empirical import Empirical
 from vkernel.process import Process
 from vkernel.score.empirical import EmpiricalScore
 
-__all__ = ["J0", "J1", "JC", "JK", "Batch", "Objective", "Training", "parse"]
-
 Quantile = Callable[[Tensor], Tensor]
 VARIES = ("inputs", "targets", "init", "order")
 KINDS = ("draws", "subset", "efm")

@@ -37,8 +37,6 @@ from vkernel.posterior.gpu import fp16
 from vkernel.posterior.gpu.fp16 import FULL, TINY, WIDE, FP16Points
 from vkernel.posterior.weights import Queries, reduce
 
-__all__ = ["Loss", "calibrate"]
-
 POINTS = 2048  # points whose logits are compared
 LARGE = 256  # queries of a batch that is not bound by reading the data
 MEANS = 16  # queries whose means are compared

@@ -32,8 +32,6 @@ from torch import Tensor
 from vkernel.data import Empirical
 from vkernel.posterior.dense import CentredPoints
 
-__all__ = ["FP16Points", "Logits", "accumulation"]
-
 WIDE = torch.float64
 FULL = 2.0**14  # fp16 numbers reach 2^16: vectors are scaled to this norm, weights to at most this
 TINY = 1e-200  # a norm that may be divided by

@@ -13,8 +13,6 @@ from torch import Tensor
 from vkernel.posterior.gpu.fp16 import FULL, TINY, WIDE, FP16Points, Logits
 from vkernel.posterior.weights import Queries
 
-__all__ = ["exact", "held", "mean", "peaks", "select", "split", "strike", "survey", "weights"]
-
 LEAST = -1e38  # where there is no largest logit, one that may be subtracted
 LIGHTEST = 40.0  # weights below exp(-LIGHTEST) of the heaviest are not added to a mean in float64
 

@@ -19,10 +19,8 @@ from torch import Tensor
 
 from vkernel.posterior.gpu import steps
 from vkernel.posterior.gpu.fp16 import FULL, TINY, WIDE, FP16Points, Logits
-from vkernel.posterior.gpu.steps import LEAST, LIGHTEST, strike
+from vkernel.posterior.gpu.steps import LEAST, LIGHTEST
 from vkernel.posterior.weights import Queries
-
-__all__ = ["exact", "mean", "peaks", "select", "split", "strike", "survey", "weights"]
 
 ROWS, COLS = 4, 2048
 SLOTS, COORDINATES = 2, 512  # candidates and coordinates that are read at once

@@ -82,8 +82,6 @@ from vkernel.score.empirical import EmpiricalScore
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["PLACES", "Agreement", "SameNoise", "agreement", "same_noise"]
-
 PLACES = ("data", "between", "path")
 RESOLVED = torch.finfo(torch.float32).eps  # of the target: networks in float32 cannot respond to less noise
 FEWEST = 10  # places of a rank correlation

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
     from vkernel.reports.profile import Profile
 
-__all__ = ["Audit", "DataStatistics", "NetworkAudit", "SampleAudit", "Sizes", "audit"]
-
 FEWEST = 16  # training images
 IN_MEMORY = 1 << 28  # numbers of a memory map that is read at once
 BISECTIONS = 8

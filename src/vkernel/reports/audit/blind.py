@@ -42,8 +42,6 @@ from vkernel.score.wrapped import Wrapped
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["Blind", "Jacobian", "blind", "smallest_gain"]
-
 THRESHOLD = 0.05  # of R
 STEP = 0.25  # c in units of the noisy image's spread per coordinate, and k - 1
 LEVELS = 4

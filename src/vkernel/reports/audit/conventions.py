@@ -64,17 +64,6 @@ from vkernel.score.wrapped import TimeInput, Wrapped
 if TYPE_CHECKING:
     import xarray
 
-__all__ = [
-    "Convention",
-    "Conventions",
-    "LinearDenoiser",
-    "NoisyBatch",
-    "Skill",
-    "as_network",
-    "check",
-    "skill",
-]
-
 READINGS = ("noise", "x0", "v", "flow", "score")  # of one output; an edm network scales its input, and is its own
 RANGES = ((-1.0, 1.0), (0.0, 1.0), (-0.5, 0.5), (0.0, 255.0))
 LOW, HIGH, FAR = 0.1, 3.0, 3.0  # r of the levels; the least sigma/alpha of the last one

@@ -63,8 +63,6 @@ from vkernel.score.wrapped import Wrapped
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["Membership", "NoisyImages", "levels", "membership"]
-
 Times = Sequence[float] | Tensor | None
 LOW, HIGH, COUNT = 0.05, 10.0, 8  # the default levels, sigma/(alpha s)
 _QUANTITIES = {

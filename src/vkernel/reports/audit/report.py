@@ -25,8 +25,6 @@ from vkernel.reports.audit.verdicts import QUESTIONS, SAMPLERS, Verdict, describ
 if TYPE_CHECKING:
     from rich.console import Group
 
-__all__ = ["as_dict", "page", "screen", "sentences"]
-
 SHOWN = 12  # samples of each sampler, and of members from the same noise
 PAIRED = 12  # samples beside their nearest training images
 POINTS = 2000  # training images whose moments are drawn

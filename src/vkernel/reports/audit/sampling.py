@@ -27,8 +27,6 @@ from vkernel.sample import Solution, ancestral, pf_ode
 from vkernel.score.base import Score, Time, check_score
 from vkernel.score.wrapped import Wrapped
 
-__all__ = ["KINDS", "draw", "sampling_times", "start"]
-
 KINDS = ("ode", "ancestral")
 ALL = 1000  # steps in continuous time, where no number of steps is all
 CHUNK = 1 << 21  # random numbers made at once

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from vkernel.reports.audit.audit import Audit, NetworkAudit
 
-__all__ = ["QUESTIONS", "SAMPLERS", "Advice", "Verdict", "advice", "describe", "verdicts"]
-
 LOST = 0.5  # of the samples diverged: the rest allows no verdict
 LARGE = 0.5  # of the common error: a variance between runs that is worth reducing
 SAMPLERS = {"ode": "probability flow", "ancestral": "ancestral"}

@@ -55,8 +55,6 @@ from vkernel.process import Process
 from vkernel.score.empirical import EmpiricalScore
 from vkernel.score.noise import noise_fraction
 
-__all__ = ["BoundaryPair", "Geometry", "IsolatedPoint", "Level", "Levels", "NearDuplicates"]
-
 FLOOR = 0.01  # the window is where the noise fraction exceeds this
 LEVELS, REFINED = 33, 4  # noise levels, and bisections at each crossing
 FLOPS = 8e12  # of products, for all neighbours of all points; beyond it a sample of points is used

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from vkernel.reports.profile import Profile
 
-__all__ = ["page", "sentences", "table"]
-
 SHOWN = 12  # groups of duplicates, and rows of a table, that a report shows
 
 

@@ -38,8 +38,6 @@ from vkernel.core.checks import check_choice, check_whole, is_whole
 from vkernel.core.errors import require
 from vkernel.train.models.network import Network, Shape
 
-__all__ = ["MLP", "UNet"]
-
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "relu": torch.relu,

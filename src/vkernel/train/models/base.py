@@ -31,8 +31,6 @@ from vkernel.core.errors import require
 from vkernel.process import Process
 from vkernel.train.objectives import Training
 
-__all__ = ["Model", "Parametrisation", "Report", "State", "Weight", "time_input"]
-
 State = dict[str, Tensor]
 Report = Callable[[float], None]
 Weight = str | Callable[[Tensor], Tensor]

@@ -65,8 +65,6 @@ from vkernel.process import Process
 from vkernel.train.models.base import Model, Report, State, Weight, time_input
 from vkernel.train.objectives import Batch, Training
 
-__all__ = ["NNGP", "NTK", "RBF", "Lazy", "NetworkKernel", "kernel_from_spec"]
-
 Generator = torch.Generator | int
 Moments = tuple[Tensor, Tensor, Tensor, Tensor]  # E[φ(a)²], E[φ(b)²], E[(φ(a) - φ(b))²] and E[φ'(a)φ'(b)]
 

@@ -25,8 +25,6 @@ from vkernel.train.features import Features
 from vkernel.train.models.base import Model, Report, State, Weight
 from vkernel.train.objectives import Batch, Training
 
-__all__ = ["Linear", "factor"]
-
 CHUNK = {"cpu": 1 << 19, "cuda": 1 << 24}  # numbers of A and Y held at once: 4 MB stay in the caches of a CPU
 
 

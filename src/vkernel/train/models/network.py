@@ -51,8 +51,6 @@ from vkernel.process import Process
 from vkernel.train.models.base import Model, Report, State, Weight, time_input
 from vkernel.train.objectives import Training
 
-__all__ = ["Network", "Shape"]
-
 Shape = tuple[int, ...]
 Draws = tuple[Tensor, ...]  # z, e, y and ω, each (M, B, …)
 Loss = Callable[[State, Tensor, Tensor, Tensor, Tensor], Tensor]
