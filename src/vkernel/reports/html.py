@@ -1,4 +1,4 @@
-"""One renderer for all pages: a template, one style sheet, and figures in light and dark inside the file."""
+"""Templates in ``reports/templates``: texts, and pages with one style sheet and figures in light and dark inside."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ DOTS = 110  # per inch
 class Picture:
     """Hold a figure as two ``data:`` addresses, for light and dark screens, and its largest width in pixels."""
 
-    title: str
-    caption: str
     light: str
     dark: str
     width: int
 
 
-def picture(title: str, caption: str, draw: Callable[[], Figure]) -> Picture:
+def picture(draw: Callable[[], Figure]) -> Picture:
     """Draw a figure twice, for light and for dark screens."""
     from vkernel import plots
 
@@ -36,21 +34,29 @@ def picture(title: str, caption: str, draw: Callable[[], Figure]) -> Picture:
         with plots.style(dark=look == "dark"):
             drawn = draw()
             looks[look], width = plots.to_data_uri(drawn, dpi=DOTS), round(DOTS * drawn.get_figwidth())
-    return Picture(title, caption, **looks, width=width)
+    return Picture(**looks, width=width)
+
+
+def read(name: str) -> str:
+    """Return the text of a file of ``reports/templates``."""
+    return (resources.files("vkernel.reports") / "templates" / name).read_text(encoding="utf-8")
+
+
+def render(template: str, **values: object) -> str:
+    """Fill in a template; a name without a value is an error, and values of an ``.html`` template are escaped."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(read),
+        autoescape=template.endswith(".html"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(values)
 
 
 def page(template: str, **values: object) -> str:
-    """Render a template of ``reports/templates``; values are escaped, and a name without a value is an error.
-
-    Templates also receive the ``style`` sheet, the ``version`` of the package and today's ``date``.
-    """
-    import jinja2
-
-    folder = resources.files("vkernel.reports") / "templates"
-    loader = jinja2.FunctionLoader(lambda name: (folder / name).read_text(encoding="utf-8"))
-    environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    style = (folder / "style.css").read_text(encoding="utf-8")
+    """Fill in the template of a page, which also receives the ``style``, the package's ``version`` and the ``date``."""
     today = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
-    return environment.get_template(template).render(style=style, version=__version__, date=today, **values)
+    return render(template, style=read("style.css"), version=__version__, date=today, **values)

@@ -120,7 +120,7 @@ def _time(n: NetworkAudit) -> str:
 
 def _figure(key: str, draw: Callable[[], Figure], **context: Any) -> dict[str, Any]:
     """A figure, the key of its title and caption in the template, and what these mention."""
-    return {"key": key, "picture": html.picture(key, "", draw), **context}
+    return {"key": key, "picture": html.picture(draw), **context}
 
 
 def _figures(audit: Audit, n: NetworkAudit) -> list[dict[str, Any]]:

@@ -100,7 +100,7 @@ def page(p: Profile) -> str:
     from vkernel.reports import html
 
     title = f"Profile of {p.data.name}" if p.data.name else "Profile of a training set"
-    figures = {name: html.picture(name, "", draw) for name, draw in _figures(p).items()}
+    figures = {name: html.picture(draw) for name, draw in _figures(p).items()}
     return html.page(
         "profile.html", title=title, p=p, sentences=sentences(p), rows=_rows(p), figures=figures, shown=SHOWN
     )
