@@ -10,7 +10,7 @@ from draws import gen, normal
 from torch import Tensor
 
 import vkernel as vk
-from vkernel.core.covariance import Congruent, Covariance, Diagonal, Isotropic, Matrix, Scaled
+from vkernel.core.covariance import Covariance, Diagonal, Matrix, Transformed
 from vkernel.core.errors import InputError
 
 
@@ -40,31 +40,23 @@ def spread(base: Tensor, batch: tuple[int, ...]) -> Tensor:
 def kinds(batch: tuple[int, ...], shape: tuple[int, ...]) -> dict[str, tuple[Covariance, Tensor | None]]:
     """Every kind of operator with its matrix by hand; None where the matrix is checked elsewhere."""
     d = math.prod(shape)
-    eye = torch.eye(d, dtype=torch.float64)
-    variance, variances = (
-        positive(*batch, seed=1) if batch else positive(1, seed=1)[0],
-        positive(*batch, *shape, seed=2),
-    )
-    matrix, factor = (
-        semidefinite(*batch, d=d, rank=d + 1, seed=3),
-        positive(*batch, seed=4) if batch else positive(1, seed=4)[0],
-    )
+    variances, matrix = positive(*batch, *shape, seed=2), semidefinite(*batch, d=d, rank=d + 1, seed=3)
+    factor = positive(*batch, seed=4) if batch else positive(1, seed=4)[0]
     singular = semidefinite(*batch, d=d, rank=max(1, d // 2), seed=5)
     low, map_matrix = Diagonal(positive(*shape, seed=6), shape), Matrix(semidefinite(d=d, rank=d + 2, seed=7), shape)
     f2 = factor[..., None, None] ** 2
     return {
-        "isotropic": (Isotropic(variance, shape), variance[..., None, None] * eye),
         "diagonal": (Diagonal(variances, shape), variances.reshape(*batch, d).diag_embed()),
         "matrix": (Matrix(matrix, shape), matrix),
         "singular": (Matrix(singular, shape), singular),
-        "scaled": (Scaled(Matrix(matrix, shape), factor), f2 * matrix),
-        "scaled shared": (Scaled(Matrix(map_matrix.entries, shape), factor), f2 * map_matrix.entries),
+        "scaled": (Transformed(Matrix(matrix, shape), factor), f2 * matrix),
+        "scaled shared": (Transformed(Matrix(map_matrix.entries, shape), factor), f2 * map_matrix.entries),
         "congruent diagonal": (
-            Congruent(Matrix(matrix, shape), low),
+            Transformed(Matrix(matrix, shape), map=low),
             low.entries.reshape(d).diag() @ matrix @ low.entries.reshape(d).diag(),
         ),
         "congruent matrix": (
-            Congruent(Diagonal(variances, shape), map_matrix),
+            Transformed(Diagonal(variances, shape), map=map_matrix),
             map_matrix.entries @ variances.reshape(*batch, d).diag_embed() @ map_matrix.entries,
         ),
         "posterior": (posterior_cov(batch, shape), None),
@@ -116,22 +108,17 @@ def test_draws_have_the_covariance_and_are_independent_over_the_batch(name):
         cov = score.posterior(x, 0.3).cov if name == "posterior" else score.covariance(x, 0.3)
         dense = score.covariance(x[0], 0.3).dense() if name != "posterior" else score.posterior(x[0], 0.3).cov.dense()
     else:
-        variance, variances, factor = (
-            torch.ones(count, dtype=torch.float64) * 1.7,
-            spread(positive(3, seed=2), (count,)),
-            torch.full((count,), 0.6, dtype=torch.float64),
-        )
+        variances, factor = spread(positive(3, seed=2), (count,)), torch.full((count,), 0.6, dtype=torch.float64)
         matrix = semidefinite(d=3, rank=2 if name == "singular" else 4, seed=3)
         many = Matrix(spread(matrix, (count,)), shape)
         cov = {
-            "isotropic": lambda: Isotropic(variance, shape),
             "diagonal": lambda: Diagonal(variances, shape),
             "matrix": lambda: many,
             "singular": lambda: many,
-            "scaled": lambda: Scaled(many, factor),
-            "scaled shared": lambda: Scaled(Matrix(matrix, shape), factor),
-            "congruent diagonal": lambda: Congruent(many, Diagonal(positive(3, seed=6), shape)),
-            "congruent matrix": lambda: Congruent(many, Matrix(semidefinite(d=3, rank=5, seed=7), shape)),
+            "scaled": lambda: Transformed(many, factor),
+            "scaled shared": lambda: Transformed(Matrix(matrix, shape), factor),
+            "congruent diagonal": lambda: Transformed(many, map=Diagonal(positive(3, seed=6), shape)),
+            "congruent matrix": lambda: Transformed(many, map=Matrix(semidefinite(d=3, rank=5, seed=7), shape)),
         }[name]()
         dense = cov.dense()[0]
     z = cov.draw(11)

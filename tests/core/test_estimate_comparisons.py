@@ -15,11 +15,10 @@ from vkernel.core.estimate import (
     Estimate,
     auc,
     centred_ranks,
-    closest_p,
     difference_of_shares,
     exact_share,
-    exceedance_p,
     fieller_ratio,
+    fisher_exact,
     holm,
     matched_correlation,
     spearman,
@@ -137,10 +136,19 @@ def test_shares_and_exceedances():
     """Clopper and Pearson's interval of 10 in 20 is .272 to .728; 2 or more of 3 beyond the largest of 4: 1/7."""
     found = exact_share(10, 20)
     assert (found.low, found.high) == (pytest.approx(0.2720, abs=1e-4), pytest.approx(0.7280, abs=1e-4))
-    assert exceedance_p(0, 3, 4) == 1
-    assert exceedance_p(2, 3, 4) == pytest.approx(3 / 7 * 2 / 6)
-    assert closest_p(0, 9, 1, 9) == 1
-    assert closest_p(2, 3, 1, 4) == pytest.approx(3 / 7 * 2 / 6)  # the nearest two of seven are of the three
+    assert fisher_exact(0, 3, 0, 4) == 1
+    assert fisher_exact(2, 3, 0, 4) == pytest.approx(3 / 7 * 2 / 6)  # the nearest two of seven are of the three
+    assert fisher_exact(2, 3, 0, 4 + 1e-9) == pytest.approx(3 / 7 * 2 / 6)
+    assert fisher_exact(0, 9, 1, 9) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_ranks_of_alike_points_have_fishers_chance(k):
+    """The chance that two or more of 6 points lie nearer than the k-th nearest of 9, over random orders."""
+    orders = torch.rand(20_000, 15, generator=torch.Generator().manual_seed(k)).argsort(1)
+    radius = orders[:, 6:].sort(1).values[:, k - 1 : k]
+    share = float(((orders[:, :6] < radius).sum(1) >= 2).double().mean())
+    assert fisher_exact(2, 6, k - 1, 9) == pytest.approx(share, abs=5 * math.sqrt(0.25 / 20_000))
 
 
 def test_holm_rejects_in_steps():

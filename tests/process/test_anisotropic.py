@@ -8,7 +8,7 @@ import pytest
 import torch
 from processes import at, each, f64
 
-from vkernel.core.covariance import Congruent, Diagonal, Isotropic, Matrix
+from vkernel.core.covariance import Diagonal, Factored, Matrix, Transformed
 from vkernel.core.errors import InputError
 from vkernel.process import EDM, VP, Anisotropic, FlowMatching, Toy
 
@@ -52,9 +52,9 @@ def test_whitening(gamma, dense):
     torch.testing.assert_close(p.whiten(p.whiten(x)), x @ torch.linalg.inv(dense))
     torch.testing.assert_close(p.unwhiten(p.unwhiten(x)), x @ dense)
     torch.testing.assert_close(p.root.dense() @ p.root.dense(), dense)
-    white = Congruent(p.S(0.5), p.inverse_root).dense()  # the noise is white in these coordinates
+    white = Transformed(p.S(0.5), map=p.inverse_root).dense()  # the noise is white in these coordinates
     torch.testing.assert_close(white, VP().S(f64(0.5)) * torch.eye(3, dtype=torch.float64))
-    back = Congruent(Isotropic(VP().S(f64(0.5)), (3,)), p.root).dense()
+    back = Transformed(Diagonal(VP().S(f64(0.5)).expand(3), (3,)), map=p.root).dense()
     torch.testing.assert_close(back, p.S(0.5).dense())
     assert p.half_log_det == pytest.approx(float(torch.logdet(dense)) / 2, rel=1e-12)
     assert p.inverse_trace == pytest.approx(float(torch.linalg.inv(dense).trace()), rel=1e-12)
@@ -106,7 +106,7 @@ def test_anisotropic_operators_follow_t():
         (torch.tensor([[1.0, 0.3], [0.0, 1.0]]), "not symmetric: .* differ by 0.3.*Diagonal"),
         (torch.ones(3, 3), "not positive definite: eigenvalues"),
         (torch.tensor([[1.0, 2.0], [2.0, 1.0]]), "not positive definite: eigenvalues from -1 to 3"),
-        (Isotropic(torch.tensor(1.0), (3,)), "Diagonal or Matrix"),
+        (Factored(torch.eye(3), (3,)), "Diagonal or Matrix"),
         (Diagonal(torch.ones(2, 3), (3,)), "without batch"),
     ],
     ids=str,

@@ -149,7 +149,7 @@ def test_a_folder_that_cannot_be_written_is_refused_first(tmp_path: Path, monkey
         with pytest.raises(InputError, match="cannot be made: Permission denied"):
             reproduce.run(tmp_path / "new")
         patch.undo()
-        patch.setattr("vkernel.core.files.tempfile.mkstemp", denied)
+        patch.setattr("vkernel.core.files.tempfile.mkdtemp", denied)
         with pytest.raises(InputError, match=r"Cannot write .*: Permission denied\."):
             reproduce.run(tmp_path)
 

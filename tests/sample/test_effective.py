@@ -10,7 +10,7 @@ from scipy import stats
 from torch import Tensor
 
 import vkernel as vk
-from vkernel.core.covariance import Isotropic, Matrix
+from vkernel.core.covariance import Diagonal, Matrix
 from vkernel.core.errors import InputError
 from vkernel.kernels import FiniteRank, Function, Kernel, Naive
 from vkernel.sample import effective_sde, pf_ode, semiclassical
@@ -33,7 +33,7 @@ class Flat(Kernel):
         self.variance, self.process = variance, process
 
     def cov(self, x, t, x2=None, t2=None):
-        return Isotropic(torch.full(x.shape[:-1], self.variance, dtype=torch.float64), tuple(x.shape[-1:]))
+        return Diagonal(torch.full(x.shape, self.variance, dtype=torch.float64), tuple(x.shape[-1:]))
 
     def draw(self, members, generator=None):
         raise NotImplementedError
@@ -346,7 +346,7 @@ def test_bad_input_is_refused(sampler, arguments, options, says):
         (lambda: effective_sde(Odd(lambda x: None), X, mean=SCORE, method="euler", spacing="uniform"), "Covariance"),
         (
             lambda: effective_sde(
-                Odd(lambda x: Isotropic(torch.ones(2), (1,))), X, mean=SCORE, method="euler", spacing="uniform"
+                Odd(lambda x: Diagonal(torch.ones(2, 1), (1,))), X, mean=SCORE, method="euler", spacing="uniform"
             ),
             "Covariance",
         ),

@@ -1,19 +1,8 @@
 r"""Covariance operators: one type for everything that is a covariance.
 
 A :class:`Covariance` :math:`\Sigma` acts on samples of one event shape, one operator for every element of a batch.
-It never forms a :math:`d \times d` matrix unless :meth:`Covariance.dense` is called:
-
-======================  =====================================================  =========================
-``Σ @ v``               :math:`\Sigma v`                                       ``(*batch, *shape)``
-``Σ.trace()``           :math:`\operatorname{tr} \Sigma`                       ``(*batch,)``
-``Σ.diag()``            :math:`\Sigma_{jj}`                                    ``(*batch, *shape)``
-``Σ.dense()``           the matrix, event flattened                            ``(*batch, d, d)``
-``Σ.draw(generator)``   a Gaussian draw of mean 0 and covariance Σ             ``(*batch, *shape)``
-======================  =====================================================  =========================
-
-The class is abstract; final kinds are here (:class:`Isotropic`, :class:`Diagonal`, :class:`Matrix`, :class:`Factored`,
-:class:`Scaled`, :class:`Congruent`, :class:`Rounded`, :class:`Cross`) and, for the posterior over training points, in
-:mod:`vkernel.posterior`.
+It never forms a :math:`d \times d` matrix unless :meth:`Covariance.dense` is called. The class is abstract; final kinds
+are here and, for the posterior over training points, in :mod:`vkernel.posterior`.
 """
 
 from __future__ import annotations
@@ -39,8 +28,7 @@ class Covariance(ABC):
     device: torch.device
 
     def __init__(self, batch: tuple[int, ...], shape: tuple[int, ...], like: Tensor | Covariance) -> None:
-        self.batch, self.shape = tuple(batch), tuple(shape)
-        self.dtype, self.device = like.dtype, like.device
+        self.batch, self.shape, self.dtype, self.device = tuple(batch), tuple(shape), like.dtype, like.device
 
     @property
     def dim(self) -> int:
@@ -65,42 +53,25 @@ class Covariance(ABC):
 
     def dense(self) -> Tensor:
         """Return the matrices, ``(*batch, d, d)``, by d products with unit vectors."""
-        eye = torch.eye(self.dim, dtype=self.dtype, device=self.device)
-        columns = [flat(self @ e.reshape(self.shape).expand(self.batch + self.shape), self.shape) for e in eye]
-        return torch.stack(columns, dim=-1)
+        eye = torch.eye(self.dim, dtype=self.dtype, device=self.device).reshape(-1, *self.shape)
+        return torch.stack([flat(self @ e.expand(self.batch + self.shape), self.shape) for e in eye], dim=-1)
 
-    def _check(self, v: Tensor) -> None:
-        k = len(self.shape)
-        good = v.ndim == 0 or (v.ndim >= k and tuple(v.shape[v.ndim - k :]) == self.shape)
+    def _checked(self, v: Tensor) -> Tensor:
+        """Return ``v`` if its shape broadcasts with ``(*batch, *shape)``."""
+        lead = v.shape[: max(v.ndim - len(self.shape), 0)]
+        good = v.ndim == 0 or tuple(v.shape[len(lead) :]) == self.shape
         try:
-            torch.broadcast_shapes(self.batch, v.shape[: max(v.ndim - k, 0)])
+            torch.broadcast_shapes(self.batch, lead)
         except RuntimeError:
             good = False
         require(good, f"v has shape {tuple(v.shape)}; the operator acts on shape {self.batch + self.shape}.")
+        return v
 
     def _noise(self, generator: Generator) -> Tensor:
         return rng.randn(self.batch + self.shape, rng.as_generator(generator), self.device, self.dtype)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(batch={self.batch}, shape={self.shape}, dtype={self.dtype})"
-
-
-class Isotropic(Covariance):
-    """``variance`` times the identity; ``variance`` has the shape of the batch."""
-
-    def __init__(self, variance: Tensor, shape: tuple[int, ...]) -> None:
-        super().__init__(tuple(variance.shape), shape, variance)
-        self.variance = variance
-
-    def __matmul__(self, v: Tensor) -> Tensor:
-        self._check(v)
-        return over_event(self.variance, self.shape) * v
-
-    def diag(self) -> Tensor:
-        return over_event(self.variance, self.shape).expand(self.batch + self.shape)
-
-    def draw(self, generator: Generator = None) -> Tensor:
-        return over_event(self.variance.sqrt(), self.shape) * self._noise(generator)
 
 
 class _Entries(Covariance):
@@ -113,10 +84,10 @@ class _Entries(Covariance):
         return type(self)(self.entries.to(device, dtype), self.shape)  # type: ignore[call-arg, arg-type]
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Entries) or type(self) is not type(other) or self.shape != other.shape:
+        if not isinstance(other, _Entries) or type(self) is not type(other):
             return False
-        a, b = self.entries, other.entries
-        return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+        alike = (self.shape, self.dtype, self.device) == (other.shape, other.dtype, other.device)
+        return alike and torch.equal(self.entries, other.entries)
 
     def __hash__(self) -> int:
         return hash((type(self), self.shape))
@@ -130,8 +101,7 @@ class Diagonal(_Entries):
         self.entries = entries
 
     def __matmul__(self, v: Tensor) -> Tensor:
-        self._check(v)
-        return self.entries * v
+        return self.entries * self._checked(v)
 
     def diag(self) -> Tensor:
         return self.entries
@@ -149,16 +119,12 @@ class _Dense(_Entries):
 
     def __init__(self, entries: Tensor, shape: tuple[int, ...]) -> None:
         super().__init__(tuple(entries.shape[:-2]), shape, entries)
-        require(
-            entries.ndim >= 2 and entries.shape[-1] == entries.shape[-2] == self.dim,
-            f"A covariance matrix for events of shape {self.shape} must end in ({self.dim}, {self.dim}); "
-            f"got {tuple(entries.shape)}.",
-        )
+        good, given = tuple(entries.shape[-2:]) == (self.dim, self.dim), tuple(entries.shape)
+        require(good, f"A matrix for events of shape {self.shape} must end in ({self.dim}, {self.dim}), not {given}.")
         self.entries = entries
 
     def __matmul__(self, v: Tensor) -> Tensor:
-        self._check(v)
-        product = (self.entries @ flat(v, self.shape).unsqueeze(-1)).squeeze(-1)
+        product = (self.entries @ flat(self._checked(v), self.shape).unsqueeze(-1)).squeeze(-1)
         return product.reshape(product.shape[:-1] + self.shape)
 
     def diag(self) -> Tensor:
@@ -185,10 +151,8 @@ class Matrix(_Dense):
         """Return the symmetric power by eigendecomposition; eigenvalues below rounding count as zero."""
         values, vectors = torch.linalg.eigh(self.entries)
         floor = values.abs().amax(-1, keepdim=True) * self.dim * torch.finfo(self.dtype).eps
-        require(
-            bool((values >= -16 * floor).all()),
-            f"A covariance must be positive semidefinite; this one has the eigenvalue {float(values.min()):.3g}.",
-        )
+        least, good = float(values.min()), bool((values >= -16 * floor).all())
+        require(good, f"A covariance must be positive semidefinite; this one has the eigenvalue {least:.3g}.")
         powered = torch.where(values > floor, values.clamp_min(floor) ** exponent, torch.zeros_like(values))
         return Matrix((vectors * powered.unsqueeze(-2)) @ vectors.mT, self.shape)
 
@@ -201,8 +165,7 @@ class Factored(Covariance):
         self.factors = factors
 
     def __matmul__(self, v: Tensor) -> Tensor:
-        self._check(v)
-        along = flat(self.factors * v, self.shape).sum(-1)
+        along = flat(self.factors * self._checked(v), self.shape).sum(-1)
         return (over_event(along, self.shape) * self.factors).sum(0)
 
     def diag(self) -> Tensor:
@@ -213,79 +176,63 @@ class Factored(Covariance):
         return rows @ rows.mT
 
     def draw(self, generator: Generator = None) -> Tensor:
-        source = rng.as_generator(generator)
-        z = rng.randn((len(self.factors), *self.batch), source, self.device, self.dtype)
+        z = rng.randn((len(self.factors), *self.batch), rng.as_generator(generator), self.device, self.dtype)
         return (over_event(z, self.shape) * self.factors).sum(0)
 
 
-class Scaled(Covariance):
-    r""":math:`a^2 \Sigma` for one number :math:`a` per element of the batch: the covariance of :math:`a\,z`."""
+class Transformed(Covariance):
+    r""":math:`a A\, \Sigma A a`, the covariance of :math:`a A z`; results are rounded to ``dtype`` at the end.
 
-    def __init__(self, base: Covariance, factor: Tensor) -> None:
+    ``factor`` holds a number a for each element of the batch; ``map`` is a symmetric operator A without batch.
+    """
+
+    def __init__(
+        self,
+        base: Covariance,
+        factor: Tensor | None = None,
+        map: Diagonal | Matrix | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        factor = torch.ones(()) if factor is None else factor
         super().__init__(tuple(torch.broadcast_shapes(base.batch, factor.shape)), base.shape, base)
         self.base, self.factor = base, factor.to(base.device, base.dtype)
+        self.map = None if map is None else map.to(base.device, base.dtype)
+        self.dtype = dtype or base.dtype
 
     def __matmul__(self, v: Tensor) -> Tensor:
-        self._check(v)
+        return self._mapped(self._scaled_base(self._mapped(self._checked(v).to(self.base.dtype)))).to(self.dtype)
+
+    def diag(self) -> Tensor:
+        return self._variances().to(self.dtype)
+
+    def trace(self) -> Tensor:
+        wide = self.factor**2 * self.base.trace() if self.map is None else flat(self._variances(), self.shape).sum(-1)
+        return wide.to(self.dtype)
+
+    def draw(self, generator: Generator = None) -> Tensor:
+        z, source = self.base.draw, rng.as_generator(generator)
+        if self.base.batch == self.batch:
+            draws = z(source)
+        else:  # one operator for many factors: a draw for each
+            many = [z(source) for _ in range(math.prod(self.batch) // max(1, math.prod(self.base.batch)))]
+            lead = self.batch[: len(self.batch) - len(self.base.batch)]
+            draws = torch.stack(many).reshape(*lead, *self.base.batch, *self.shape)
+        return self._mapped(over_event(self.factor, self.shape) * draws).to(self.dtype)
+
+    def _mapped(self, v: Tensor) -> Tensor:
+        return v if self.map is None else self.map @ v
+
+    def _scaled_base(self, v: Tensor) -> Tensor:
         return over_event(self.factor**2, self.shape) * (self.base @ v)
 
-    def diag(self) -> Tensor:
-        return over_event(self.factor**2, self.shape) * self.base.diag()
-
-    def trace(self) -> Tensor:
-        return self.factor**2 * self.base.trace()
-
-    def draw(self, generator: Generator = None) -> Tensor:
-        if self.base.batch == self.batch:
-            return over_event(self.factor, self.shape) * self.base.draw(generator)
-        source = rng.as_generator(generator)  # one operator for many factors: a draw for each
-        many = [self.base.draw(source) for _ in range(math.prod(self.batch) // max(1, math.prod(self.base.batch)))]
-        lead = self.batch[: len(self.batch) - len(self.base.batch)]
-        draws = torch.stack(many).reshape(*lead, *self.base.batch, *self.shape)
-        return over_event(self.factor, self.shape) * draws
-
-
-class Congruent(Covariance):
-    r""":math:`A \Sigma A^T` for a symmetric :math:`A` that is itself a covariance operator without batch."""
-
-    def __init__(self, base: Covariance, map: Diagonal | Matrix) -> None:
-        super().__init__(base.batch, base.shape, base)
-        self.base, self.map = base, map.to(self.device, self.dtype)
-
-    def __matmul__(self, v: Tensor) -> Tensor:
-        self._check(v)
-        return self.map @ (self.base @ (self.map @ v))
-
-    def diag(self) -> Tensor:
-        if isinstance(self.map, Diagonal):
-            return self.map.entries**2 * self.base.diag()
-        return self.dense().diagonal(dim1=-2, dim2=-1).reshape(self.batch + self.shape)
-
-    def draw(self, generator: Generator = None) -> Tensor:
-        return self.map @ self.base.draw(generator)
-
-
-class Rounded(Covariance):
-    """The same operator with results rounded to another precision at the end."""
-
-    def __init__(self, base: Covariance, dtype: torch.dtype) -> None:
-        super().__init__(base.batch, base.shape, base)
-        self.base, self.dtype = base, dtype
-
-    def __matmul__(self, v: Tensor) -> Tensor:
-        return (self.base @ v.to(self.base.dtype)).to(self.dtype)
-
-    def diag(self) -> Tensor:
-        return self.base.diag().to(self.dtype)
-
-    def trace(self) -> Tensor:
-        return self.base.trace().to(self.dtype)
-
-    def draw(self, generator: Generator = None) -> Tensor:
-        return self.base.draw(generator).to(self.dtype)
-
-    def dense(self) -> Tensor:
-        return self.base.dense().to(self.dtype)
+    def _variances(self) -> Tensor:
+        """Return the diagonal before it is rounded; for a matrix A with columns a, the products a·Σa."""
+        if isinstance(self.map, Matrix):
+            columns = (a.expand(self.batch + self.shape) for a in self.map.entries.mT.reshape(-1, *self.shape))
+            variances = [flat(a * self._scaled_base(a), self.shape).sum(-1) for a in columns]
+            return torch.stack(variances, -1).reshape(self.batch + self.shape)
+        scaled = over_event(self.factor**2, self.shape) * self.base.diag()
+        return scaled if self.map is None else self.map.entries**2 * scaled
 
 
 def fits(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:

@@ -4,8 +4,6 @@ Every check of an argument or a file raises :class:`InputError`; the command lin
 error and exit code 2. Any other exception is a bug of the package.
 """
 
-from __future__ import annotations
-
 
 class InputError(ValueError):
     """The input cannot be used as it is; the message says why and what would be accepted."""

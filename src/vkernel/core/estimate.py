@@ -6,31 +6,8 @@ An :class:`Estimate` is a value, its standard error and a 95 % interval. For a m
 .. math:: \hat\mu = \frac1n \sum_k z_k, \qquad \mathrm{se} = \sqrt{\frac{1}{n(n-1)} \sum_k (z_k - \hat\mu)^2},
           \qquad \hat\mu \pm q_{.975}(n-1)\, \mathrm{se}
 
-with :math:`q` the quantile of Student's law. A value that is exact (a quadrature, a closed form) has ``se = 0``.
-
-=============================  =======================================================================================
-:meth:`Estimate.of_mean`       a mean of independent draws, Student's interval
-:meth:`Estimate.of_share`      a share of n trials, Wilson's interval: the P with (p-P)² ≤ z² P(1-P)/n
-:meth:`Estimate.of_error`      value ± q(dof) se, cut to a range
-:meth:`Estimate.of_variances`  independent variances added, Welch and Satterthwaite's degrees of freedom
-:meth:`Estimate.of_log`        value · exp(± q(dof) relative se), for a positive number
-:func:`jackknife`              se² = (n-1)/n Σ_k (θ_(k) - mean θ)², from values θ_(k) that each leave one unit out
-:func:`ratio_of_means`         mean a / mean b, paired or independent, interval even in the logarithm
-:func:`difference_of_means`    mean a - mean b, Welch's interval
-:func:`difference_of_shares`   p - q of two Wilson estimates, Newcombe's interval (1998, method 10)
-:func:`fieller_ratio`          mean a / mean b where b may vanish, Fieller's interval
-:func:`exact_share`            a share of n trials, Clopper and Pearson's interval
-:func:`auc`                    P(a < b), DeLong's error, Newcombe's interval (2006, method 5)
-:func:`spearman`               a rank correlation, Bonett and Wright's interval (2000)
-:func:`matched_correlation`    the mean correlation of matched rows, and its excess over mismatched rows
-:func:`bootstrap`              a statistic of multinomial resamples of a histogram
-:func:`fisher_exact`           P(A ≥ a), A hypergeometric: is a of n more than b of m?
-:func:`sign_test`              P(as many or more of n fair coins), one-sided
-:func:`closest_p`              P(x or more of n lie nearer than the k-th nearest of m), by ranks
-:func:`exceedance_p`           P(k or more of n lie beyond the largest of m)
-:func:`permutation_p`          (1 + #{permuted ≥ observed}) / (1 + permutations)
-:func:`holm`                   which of several hypotheses are rejected (Holm 1979)
-=============================  =======================================================================================
+with :math:`q` the quantile of Student's law. A value that is exact (a quadrature, a closed form) has ``se = 0``. Below:
+the constructors of an estimate; resampling; comparisons of two samples; correlations of ranks; p values.
 """
 
 from __future__ import annotations
@@ -48,8 +25,10 @@ from typing_extensions import TypeVar
 
 from vkernel.core import rng
 
+INF = math.inf
 Z95 = 1.959963984540054  # the .975 quantile of the normal law
 TINY = 1e-280  # numbers below have lost digits to underflow
+Number = Tensor | float
 N = TypeVar("N", bound="float | Tensor", default=float)
 
 
@@ -79,14 +58,13 @@ class Estimate(Generic[N]):
     @classmethod
     def of_mean(cls, samples: Tensor, dim: int = 0, scale: float = 1.0) -> Estimate[N]:
         """Estimate ``scale`` times the mean of ``samples`` over ``dim``, which holds independent draws."""
-        n = samples.shape[dim]
-        mean = samples.mean(dim)
-        se = samples.std(dim) / n**0.5 if n > 1 else torch.full_like(mean, math.inf)
+        n, mean = samples.shape[dim], samples.mean(dim)
+        se = samples.std(dim) / n**0.5 if n > 1 else torch.full_like(mean, INF)
         return cls.of_error(mean * scale, se * abs(scale), n - 1)
 
     @classmethod
     def of_share(cls, hits: Tensor | int, n: float, scale: float = 1.0) -> Estimate[N]:
-        """Estimate ``scale`` times the share ``hits / n`` with Wilson's interval."""
+        """Estimate ``scale`` times the share p = ``hits / n``, with Wilson's interval: (p-P)² ≤ z² P(1-P)/n."""
         hits = torch.as_tensor(hits, dtype=torch.float64)
         z2, p = Z95**2, hits / n
         middle, half = p + z2 / (2 * n), (z2 * (p * (1 - p) / n + z2 / (4 * n * n))).sqrt()
@@ -95,50 +73,38 @@ class Estimate(Generic[N]):
         return _estimate(scale * p, scale * (p * (1 - p) / n).sqrt(), scale * low, scale * high)
 
     @classmethod
-    def of_error(
-        cls,
-        value: Tensor | float,
-        se: Tensor | float,
-        dof: float = math.inf,
-        low: float = -math.inf,
-        high: float = math.inf,
-    ) -> Estimate[N]:
+    def of_error(cls, value: Number, se: Number, dof: float = INF, low: float = -INF, high: float = INF) -> Estimate[N]:
         """Return ``value`` ± q(dof) ``se``; the interval is cut to the range [``low``, ``high``] of the quantity."""
-        value, se = (torch.as_tensor(v, dtype=_real(v)) for v in (value, se))
+        value, se = _tensor(value), _tensor(se)
         half = student_quantile(dof) * se
         return _estimate(value, se, (value - half).clamp_min(low), (value + half).clamp_max(high))
 
     @classmethod
     def of_variances(
-        cls,
-        value: float,
-        parts: Sequence[tuple[float, int]],
-        low: float = -math.inf,
-        high: float = math.inf,
-        slope: float = 1.0,
+        cls, value: float, parts: Sequence[tuple[float, int]], low: float = -INF, high: float = INF, slope: float = 1.0
     ) -> Estimate:
-        """Add independent variances, each with the number of units it was measured from.
+        """Add independent variances v_k, each with the number n_k of units it was measured from.
 
         The variances belong to a quantity of which ``value`` is a function with derivative ``slope``. The degrees of
         freedom are Welch and Satterthwaite's, v² / Σ v_k²/(n_k - 1).
         """
         total = sum(variance for variance, _ in parts)
         if not math.isfinite(total):
-            return Estimate(value, math.inf, low, high)
+            return Estimate(value, INF, low, high)
         spread = sum(variance**2 / (units - 1) for variance, units in parts)
         dof = max(1, int(min(total**2 / spread, 1e9))) if spread > 0 else 10**9
         return Estimate.of_error(value, slope * math.sqrt(total), dof, low, high)
 
     @classmethod
-    def of_log(cls, value: Tensor | float, relative_se: Tensor | float, dof: float = math.inf) -> Estimate[N]:
+    def of_log(cls, value: Number, relative_se: Number, dof: float = INF) -> Estimate[N]:
         """Estimate a positive number from its relative standard error; the interval is even in the logarithm."""
-        value, relative = (torch.as_tensor(v, dtype=_real(v)) for v in (value, relative_se))
+        value, relative = _tensor(value), _tensor(relative_se)
         factor = torch.exp((student_quantile(dof) * relative).clamp_max(700.0))
         return _estimate(value, value * relative, value / factor, value * factor)
 
     def exp(self) -> Estimate[N]:
         """Return the estimate of the exponential: its interval is the image of this one."""
-        value, se, low, high = (torch.as_tensor(v, dtype=_real(v)) for v in self.fields)
+        value, se, low, high = map(_tensor, self.fields)
         return _estimate(value.exp(), value.exp() * se, low.exp(), high.exp())
 
     def scaled(self, factor: float) -> Estimate[N]:
@@ -147,8 +113,7 @@ class Estimate(Generic[N]):
 
     def complement(self) -> Estimate[N]:
         """Return one less this, such as the share that does not count."""
-        value, se, low, high = (cast(Any, v) for v in self.fields)
-        return _estimate(1 - value, se, 1 - high, 1 - low)
+        return _estimate(1 - self.value, self.se, 1 - self.high, 1 - self.low)
 
     @property
     def fields(self) -> tuple[N, N, N, N]:
@@ -157,8 +122,7 @@ class Estimate(Generic[N]):
 
     def stack(self, dim: int = 0) -> Tensor:
         """Return value, low end and high end in one float64 tensor, along a new axis ``dim``."""
-        ends = (self.value, self.low, self.high)
-        return torch.stack([torch.as_tensor(v, dtype=torch.float64) for v in ends], dim)
+        return torch.stack([torch.as_tensor(v, dtype=torch.float64) for v in (self.value, self.low, self.high)], dim)
 
     def __getitem__(self, index: int | slice | Tensor | tuple[int | slice | Tensor, ...]) -> Estimate[N]:
         """Return the estimate of one element, or of a slice, of tensors."""
@@ -180,20 +144,20 @@ def stacked(estimates: Sequence[Estimate], shape: tuple[int, ...] = (-1,)) -> Es
     return Estimate(value, se, low, high)
 
 
-def _estimate(*fields: Tensor | float) -> Estimate[Any]:
+def _estimate(*fields: Number) -> Estimate[Any]:
     """Return an estimate of four fields, as floats where they have no axes."""
     return Estimate(*(v if isinstance(v, Tensor) and v.ndim else float(v) for v in fields))
 
 
-def _real(value: Tensor | float) -> torch.dtype:
-    return value.dtype if isinstance(value, Tensor) else torch.float64
+def _tensor(value: Number) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
 
 
 # --- resampling -------------------------------------------------------------------------------------------------------
 
 
 def leave_one_out(
-    statistic: Callable[[Tensor], Tensor | float], samples: Tensor, groups: int | None = None, dim: int = 0
+    statistic: Callable[[Tensor], Number], samples: Tensor, groups: int | None = None, dim: int = 0
 ) -> Tensor:
     """Return ``statistic`` without each unit of axis ``dim`` (or without each of ``groups`` runs of units), stacked."""
     parts = samples.chunk(groups or samples.shape[dim], dim)
@@ -202,12 +166,12 @@ def leave_one_out(
 
 
 def jackknife_se(without: Tensor, dim: int = 0) -> Tensor:
-    """Return the jackknife's standard error from the values that each leave one unit out, along ``dim``."""
+    """Return se, se² = (n-1)/n Σ_k (θ_k - mean θ)², from values θ_k that each leave one unit out, along ``dim``."""
     n = without.shape[dim]
     return ((n - 1) / n * (without - without.mean(dim, keepdim=True)).square().sum(dim)).sqrt()
 
 
-def jackknife(value: Tensor | float, without: Tensor, *, low: float = -math.inf, high: float = math.inf) -> Estimate[N]:
+def jackknife(value: Number, without: Tensor, *, low: float = -INF, high: float = INF) -> Estimate[N]:
     """Return ``value`` with the jackknife's error; ``without (n, …)`` are the values that each leave one unit out."""
     return Estimate.of_error(value, jackknife_se(without), len(without) - 1, low, high)
 
@@ -238,9 +202,9 @@ def ratio_of_means(a: Tensor, b: Tensor, *, paired: bool) -> Estimate[N]:
     """
     value = a.mean(0) / b.mean(0)
     if not bool((a.mean(0) > 0).all() and (b.mean(0) > 0).all()):
-        return _estimate(*(torch.full_like(value, v) for v in (math.nan, math.nan, 0.0, math.inf)))
+        return _estimate(*(torch.full_like(value, v) for v in (math.nan, math.nan, 0.0, INF)))
     if paired:
-        spread = (a / a.mean(0) - b / b.mean(0)).std(0) if len(a) > 1 else torch.full_like(value, math.inf)
+        spread = (a / a.mean(0) - b / b.mean(0)).std(0) if len(a) > 1 else torch.full_like(value, INF)
         return Estimate.of_log(value, spread / math.sqrt(len(a)), len(a) - 1)
     va, vb = relative_se(a).square(), relative_se(b).square()
     dof = (va + vb).square() / (va.square() / (len(a) - 1) + vb.square() / (len(b) - 1)).clamp_min(1e-300)
@@ -255,10 +219,10 @@ def difference_of_means(a: Tensor, b: Tensor) -> Estimate:
 
 def difference_of_shares(one: Estimate, two: Estimate) -> Estimate:
     """Estimate one share less another, independent, from their Wilson intervals (Newcombe 1998, method 10)."""
-    value = one.value - two.value
+    value, se = one.value - two.value, math.hypot(one.se, two.se)
     below = math.hypot(one.value - one.low, two.high - two.value)
     above = math.hypot(one.high - one.value, two.value - two.low)
-    return Estimate(value, math.hypot(one.se, two.se), value - below, value + above)
+    return Estimate(value, se, value - below, value + above)
 
 
 def exact_share(hits: int, n: int) -> Estimate:
@@ -280,7 +244,7 @@ def fieller_ratio(a: Tensor, b: Tensor, least: float = 0.0) -> Estimate:
     a, b, n = a / other, b / size, len(a)
     ((aa, ab), (_, bb)), unit = torch.cov(torch.stack([a, b])).div(n).tolist(), other / size
     top, bottom, square = float(a.mean()), float(b.mean()), student_quantile(n - 1) ** 2
-    value = top / bottom if bottom > 0 else math.inf
+    value = top / bottom if bottom > 0 else INF
     p, q, r = bottom**2 - square * bb, top * bottom - square * ab, top**2 - square * aa
     root = math.sqrt(max(q * q - p * r, 0.0))
     if p > 0 and bottom > 0:
@@ -288,48 +252,46 @@ def fieller_ratio(a: Tensor, b: Tensor, least: float = 0.0) -> Estimate:
         se = math.sqrt(max(aa - 2 * value * ab + value**2 * bb, 0.0)) / bottom
     else:
         ends = sorted(((q - root) / p, (q + root) / p)) if p < 0 else (0.0, 0.0)
-        low, high, se = (ends[1] if ends[0] < 0 < ends[1] else least), math.inf, math.inf
+        low, high, se = (ends[1] if ends[0] < 0 < ends[1] else least), INF, INF
     return Estimate(value * unit, se * unit, max(low * unit, least), high * unit)
 
 
 def auc(a: Tensor, b: Tensor) -> Estimate[N]:
-    r"""Estimate P(a < b), ties counting ½, from ``a (*levels, n)`` and ``b (*levels, m)``.
+    r"""Estimate P(a < b), ties counting ½, from ``a (*levels, n)`` and ``b (*levels, m)``, with DeLong's error (1988).
 
-    With :math:`v_i` the share of b above :math:`a_i` and :math:`u_j` the share of a below :math:`b_j`, the standard
-    error is that of DeLong et al. (1988), :math:`\mathrm{se}^2 = \mathrm{var}(v)/n + \mathrm{var}(u)/m`. The interval
-    is the score interval of Newcombe (2006, method 5): all :math:`\theta` with :math:`|\mathrm{AUC} - \theta| \le
-    1.96\, V(\theta)^{1/2}`, where V is the variance of Hanley and McNeil (1982), made symmetric,
+    The interval is Newcombe's (2006, method 5): all :math:`\theta` with :math:`|\mathrm{AUC} - \theta| \le 1.96\,
+    V(\theta)^{1/2}`, where V is the variance of Hanley and McNeil (1982), made symmetric,
 
     .. math:: V(\theta) = \frac{\theta(1-\theta)}{nm} \Big[1 + \Big(\frac{n+m}{2} - 1\Big) \Big(\frac{1-\theta}
               {2-\theta} + \frac{\theta}{1+\theta}\Big)\Big] .
 
-    :math:`V(\tfrac12) = (n+m+1)/(12nm)` is the exact variance of the rank sum of two samples of one law: .5 lies
-    outside the interval if and only if Mann and Whitney's test rejects at 5 %. At AUC = 1, where DeLong's error is 0,
-    the interval does not shrink to a point.
+    :math:`V(\tfrac12)` is the exact variance of the rank sum: .5 lies outside the interval if and only if Mann and
+    Whitney's test rejects at 5 %. At AUC = 1, where DeLong's error is 0, the interval does not shrink to a point.
     """
     n, m = a.shape[-1], b.shape[-1]
-    v, u = _share_above(a, b), 1 - _share_above(b, a)
-    value = v.mean(-1)
-    se = (v.var(-1) / n + u.var(-1) / m).sqrt()
-    return _estimate(value, se, _least_auc(value, n, m), 1 - _least_auc(1 - value, n, m))
+
+    def share_above(a: Tensor, b: Tensor) -> Tensor:
+        """Return the share of ``b`` that is larger, for each of ``a``; ties count half."""
+        b, a = b.sort(-1).values, a.contiguous()
+        below = torch.searchsorted(b, a) + torch.searchsorted(b, a, right=True)
+        return 1 - below.double() / (2 * b.shape[-1])
+
+    def least(value: Tensor) -> Tensor:
+        """Return the low end of the interval, by bisection on [0, value]."""
+        inside, outside = value, torch.zeros_like(value)
+        for _ in range(60):
+            theta = (inside + outside) / 2
+            spread = 1 + ((n + m) / 2 - 1) * ((1 - theta) / (2 - theta) + theta / (1 + theta))
+            far = (value - theta).square() > Z95**2 * theta * (1 - theta) * spread / (n * m)
+            inside, outside = torch.where(far, inside, theta), torch.where(far, theta, outside)
+        return inside
+
+    v, u = share_above(a, b), 1 - share_above(b, a)
+    value, se = v.mean(-1), (v.var(-1) / n + u.var(-1) / m).sqrt()
+    return _estimate(value, se, least(value), 1 - least(1 - value))
 
 
-def _share_above(a: Tensor, b: Tensor) -> Tensor:
-    """Return the share of ``b`` that is larger, for each of ``a``; ties count half."""
-    b, a = b.sort(-1).values, a.contiguous()
-    below = torch.searchsorted(b, a) + torch.searchsorted(b, a, right=True)
-    return 1 - below.double() / (2 * b.shape[-1])
-
-
-def _least_auc(value: Tensor, n: int, m: int) -> Tensor:
-    """Return the low end of the score interval, by bisection on [0, value]."""
-    inside, outside = value.double(), torch.zeros_like(value, dtype=torch.float64)
-    for _ in range(60):
-        theta = (inside + outside) / 2
-        spread = 1 + ((n + m) / 2 - 1) * ((1 - theta) / (2 - theta) + theta / (1 + theta))
-        far = (value - theta).square() > Z95**2 * theta * (1 - theta) * spread / (n * m)
-        inside, outside = torch.where(far, inside, theta), torch.where(far, theta, outside)
-    return inside
+# --- correlations of ranks --------------------------------------------------------------------------------------------
 
 
 def centred_ranks(a: Tensor) -> Tensor:
@@ -379,36 +341,25 @@ def matched_correlation(a: Tensor, b: Tensor) -> tuple[Estimate, Estimate]:
 # --- p values ---------------------------------------------------------------------------------------------------------
 
 
-def fisher_exact(a: int, n: int, b: int, m: int) -> float:
-    """Return the chance of ``a`` or more of ``n`` if these are as likely as ``b`` of ``m`` (Fisher, one-sided)."""
-    from scipy.stats import hypergeom
+def fisher_exact(a: int, n: int, b: int, m: float) -> float:
+    r"""Return the chance of ``a`` or more of ``n`` if these are as likely as ``b`` of ``m`` (Fisher, one-sided).
 
-    return float(hypergeom.sf(a - 1, n + m, a + b, n))
-
-
-def closest_p(x: int, n: int, k: int, m: int) -> float:
-    """Return the chance that ``x`` or more of ``n`` points are nearer than the ``k``-th nearest of ``m`` alike points.
-
-    Among the x + k - 1 nearest of all, at most k - 1 are of the m: exact whatever the law of distances.
+    P(A ≥ a) with A hypergeometric: n of n + m, a + b of which count. Ranks of alike points are a case of it, exact
+    whatever their law: a or more of n lie beyond the k-th of m with b = k - 1. With b = 0 ``m`` need not be whole.
     """
     from scipy.stats import hypergeom
 
-    return float(hypergeom.cdf(k - 1, n + m, m, x + k - 1)) if x else 1.0
-
-
-def exceedance_p(k: int, n: int, m: float) -> float:
-    """Return the chance that ``k`` or more of ``n`` points lie beyond the largest of ``m`` alike points."""
-    return math.exp(sum(math.log((n - i) / (n + m - i)) for i in range(k)))
+    if b == 0:
+        return math.exp(sum(math.log((n - i) / (n + m - i)) for i in range(a)))
+    return float(hypergeom.sf(a - 1, n + m, a + b, n))
 
 
 def holm(p: Tensor, level: float = 0.05) -> Tensor:
     """Return which hypotheses Holm's method rejects at a family-wise ``level``; NaN are no hypotheses."""
-    rejected, count = torch.zeros_like(p, dtype=torch.bool), int((~p.isnan()).sum())
-    for k, place in enumerate(p.flatten().argsort()[:count]):  # NaN come last
-        if float(p.flatten()[place]) * (count - k) > level:
-            break
-        rejected.view(-1)[place] = True
-    return rejected
+    ascending, order = p.flatten().double().sort()  # NaN come last, and are not rejected
+    steps = (~p.isnan()).sum() - torch.arange(p.numel(), device=p.device)
+    rejected = (ascending * steps <= level).long().cumprod(0).bool()
+    return torch.empty_like(rejected).scatter(0, order, rejected).reshape(p.shape)
 
 
 def sign_test(wins: int, n: int) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 
@@ -10,20 +9,14 @@ from vkernel.core.errors import InputError
 
 
 def write(path: str | Path, content: str | bytes) -> Path:
-    """Write a temporary file beside ``path`` and rename it; folders are made as needed."""
+    """Write a file in a temporary folder beside ``path`` and move it there; folders are made as needed."""
     path = Path(path)
-    raw = content.encode() if isinstance(content, str) else content
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(raw)
-            Path(name).chmod(0o644)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            written = Path(folder, path.name)
+            written.write_bytes(content.encode() if isinstance(content, str) else content)
+            written.replace(path)
     except OSError as error:
         raise InputError(f"Cannot write {path}: {error.strerror or error}.") from None
     return path

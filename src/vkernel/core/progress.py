@@ -20,18 +20,12 @@ class Reporter(Protocol):
 
 @contextmanager
 def progress(total: float, progress: Progress = True) -> Iterator[Reporter]:
-    """Yield a reporter for ``total`` units of work.
+    """Yield a reporter for ``total`` units of work, to which the calls of the reporter add up.
 
-    Args:
-        total: the units that the calls of the reporter add up to.
-        progress: ``True`` writes to standard error, ``False`` nowhere; a callable receives the label and the share of
-            the work that is finished, between 0 and 1.
+    ``True`` writes to standard error, ``False`` nowhere; a callable receives the label and the share of the work that
+    is finished, between 0 and 1.
     """
-    if callable(progress):
-        yield _counting(total, progress)
-    elif not progress:
-        yield lambda label, done=1.0: None
-    elif sys.stderr.isatty():
+    if progress is True and sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -39,19 +33,17 @@ def progress(total: float, progress: Progress = True) -> Iterator[Reporter]:
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("starting", total=total)
             yield lambda label, done=1.0: bar.update(task, advance=done, description=label)
-    else:
-        yield _counting(total, _lines())
-
-
-def _counting(total: float, report: Callable[[str, float], None]) -> Reporter:
+        return
+    report = progress if callable(progress) else _lines() if progress else None
     passed = 0.0
 
     def step(label: str, done: float = 1.0) -> None:
         nonlocal passed
         passed += done
-        report(label, min(passed / total, 1.0))
+        if report is not None:
+            report(label, min(passed / total, 1.0))
 
-    return step
+    yield step
 
 
 def _lines() -> Callable[[str, float], None]:

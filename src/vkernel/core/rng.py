@@ -1,11 +1,10 @@
 r"""Random streams that do not depend on chunks, workers or order.
 
-* :func:`stream` derives a generator from ``(seed, purpose, member)`` by a cryptographic hash, so that a member's
-  draws depend on nothing else;
-* :func:`normals` and :func:`uniforms` are *counter-based*: the number for ``(key, counter)`` is a hash of the two
-  (the splitmix64 finaliser, Steele et al. 2014), so that the noise that belongs to a pair (query, training point)
-  is the same whichever chunk, shard or device computes it;
-* :func:`quasi_normals` are points that fill the normal law evenly, for starts of samplers in few dimensions.
+* :func:`stream` derives a generator from ``(seed, purpose, member)`` by a cryptographic hash; a member's draws depend
+  on nothing else;
+* :func:`normals` and :func:`uniforms` are *counter-based*: the number for ``(key, counter)`` is a hash of the two (the
+  splitmix64 finaliser, Steele et al. 2014), so that the noise of a pair (query, training point) is the same whichever
+  chunk, shard or device computes it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core.checks import is_whole
-from vkernel.core.errors import InputError
+from vkernel.core.errors import require
 
 Generator = torch.Generator | int | None
 
@@ -37,14 +36,9 @@ def as_generator(generator: Generator, device: torch.device | str = "cpu") -> to
     """Return a generator as it is, a new one for an integer seed, and one with a fresh seed for ``None``."""
     if isinstance(generator, torch.Generator):
         return generator
-    fresh = torch.Generator(device)
-    if generator is None:
-        fresh.seed()
-    elif is_whole(generator):
-        fresh.manual_seed(generator)
-    else:
-        raise InputError(f"generator must be a torch.Generator, an integer seed or None, not {generator!r}.")
-    return fresh
+    good, fresh = generator is None or is_whole(generator), torch.Generator(device)
+    require(good, f"generator must be a torch.Generator, an integer seed or None, not {generator!r}.")
+    return fresh.manual_seed(fresh.seed() if generator is None else generator)
 
 
 def randn(shape: tuple[int, ...], generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -75,9 +69,7 @@ def keys(shape: tuple[int, ...], generator: torch.Generator, device: torch.devic
 
 
 # splitmix64's constants as signed 64-bit integers (torch has no unsigned arithmetic; products wrap as wanted).
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
-_MIX1 = 0xBF58476D1CE4E5B9 - (1 << 64)
-_MIX2 = 0x94D049BB133111EB - (1 << 64)
+_GOLDEN, _MIX1, _MIX2 = (c - (1 << 64) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:

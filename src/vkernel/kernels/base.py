@@ -23,7 +23,7 @@ from torch import Tensor
 
 from vkernel.core import rng
 from vkernel.core.checks import check_whole
-from vkernel.core.covariance import Congruent, Covariance, Cross, Factored, Matrix, Scaled
+from vkernel.core.covariance import Covariance, Cross, Factored, Matrix, Transformed
 from vkernel.core.errors import InputError, require
 from vkernel.core.rng import Generator
 from vkernel.process import Anisotropic, Process
@@ -56,8 +56,8 @@ class Kernel(VKernel):
     def __call__(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
         r"""Return :math:`V = D\, \mathrm{Cov}\, D'`, paired over the broadcast batch."""
         here, there = (self.process.base.D(wide_time(u, x.device)) for u in (t, t if t2 is None else t2))
-        V = Scaled(self.cov(x, t, x2, t2), (here * there).sqrt())
-        return Congruent(V, self.process.gamma) if isinstance(self.process, Anisotropic) else V
+        gamma = self.process.gamma if isinstance(self.process, Anisotropic) else None
+        return Transformed(self.cov(x, t, x2, t2), (here * there).sqrt(), gamma)
 
     def error(self, x: Tensor, t: Time) -> Tensor:
         """Return the relative standard error of the predicted variance, ``(*batch,)``: 0 for closed forms."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core.checks import is_number
-from vkernel.core.covariance import Covariance, Scaled
+from vkernel.core.covariance import Covariance, Transformed
 from vkernel.core.errors import InputError, require
 from vkernel.core.rng import Generator
 from vkernel.kernels.base import Kernel
@@ -29,7 +29,7 @@ class Naive(Kernel):
 
     def cov(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
         require(x2 is None and t2 is None, "A white kernel has no covariance between two times: give x and t alone.")
-        return Scaled(self.score.covariance(x, t), torch.tensor(math.sqrt(self.kappa), dtype=torch.float64))
+        return Transformed(self.score.covariance(x, t), torch.tensor(math.sqrt(self.kappa), dtype=torch.float64))
 
     def mean_and_noise(self, x: Tensor, t: Time, generator: Generator = None) -> tuple[Tensor, Tensor]:
         r"""Return the score and a Gaussian draw of covariance :math:`\kappa C`, from one posterior."""

@@ -12,7 +12,7 @@ samples, given b among m reference images, would follow the hypergeometric law, 
 
 A copy of an image that has a near-duplicate in the training set has :math:`d_1 \approx d_2` and is not found. So
 samples **closer** to the training set than its k-th closest reference image, :math:`k = \lceil m/100 \rceil`, are
-counted too, with the exact chance of as many (:func:`vkernel.core.estimate.closest_p`). Images with less detail than
+counted too, with the exact chance of as many (:func:`vkernel.core.estimate.fisher_exact`). Images with less detail than
 the data are closer to everything, copies or not: this count is reported, and raises no alarm.
 
 A sample is **authentic** (Alaa et al. 2022) if it is farther from its nearest training image than that image is from
@@ -36,7 +36,7 @@ from torch import Tensor
 from vkernel.core import rng
 from vkernel.core.checks import check_type, check_whole
 from vkernel.core.errors import require
-from vkernel.core.estimate import Estimate, closest_p, difference_of_shares, fisher_exact
+from vkernel.core.estimate import Estimate, difference_of_shares, fisher_exact
 from vkernel.data.empirical import Empirical
 from vkernel.metrics.features import Extractor, extractor
 from vkernel.metrics.neighbours import nearest
@@ -250,7 +250,7 @@ class Reference:
             Estimate.of_share(own.authentic.sum(), m),
             Estimate.of_share(x, n),
             radius,
-            closest_p(x, n, k, units),
+            fisher_exact(x, n, k - 1, units),
             int(theirs.diverged.sum()),
             self.points.n,
         )

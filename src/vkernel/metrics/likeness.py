@@ -35,7 +35,7 @@ at this n, floor included.
 
 **Drift** compares per-image means and variances of samples with the data's: :math:`z` is the shift of their average in
 units of the data's spread over images, with Welch's test; ``outside`` is the share of samples outside the data's range
-(:func:`vkernel.core.estimate.exceedance_p`). The alarm is raised where one of these four chances is below .01 *and* the
+(:func:`vkernel.core.estimate.fisher_exact`). The alarm is raised where one of these four chances is below .01 *and* the
 drift is large: \|z\| > 1, or a share > .05. (Good networks at 50 steps are often off by half a spread.)
 """
 
@@ -52,7 +52,7 @@ from torch import Tensor
 from vkernel.core import rng
 from vkernel.core.checks import check_type
 from vkernel.core.errors import InputError, require
-from vkernel.core.estimate import Estimate, exact_share, exceedance_p, permutation_p
+from vkernel.core.estimate import Estimate, exact_share, fisher_exact, permutation_p
 from vkernel.data.empirical import Empirical
 from vkernel.metrics.copies import check_samples
 from vkernel.metrics.distances import frechet_distance, kernel, kernel_distance
@@ -300,6 +300,6 @@ def _shift(
     z, dof = (there - center) / unit, max(1, int(min(n, size)) - 1)
     chance = 2 * float(stats.t.sf(abs(z) / max(se, 1e-12), dof))
     above, below = int((~(theirs <= own.max())).sum()), int((theirs < own.min()).sum())
-    rare = 2 * min(exceedance_p(above, n, size), exceedance_p(below, n, size))
+    rare = 2 * min(fisher_exact(above, n, 0, size), fisher_exact(below, n, 0, size))
     averages = (center, spread), (there, width)
     return Estimate.of_error(z, se, dof), exact_share(above + below, n), (chance, rare), averages

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core.checks import check_whole
-from vkernel.core.covariance import Covariance, Diagonal, Matrix, Scaled
+from vkernel.core.covariance import Covariance, Diagonal, Matrix, Transformed
 from vkernel.core.errors import InputError, require
 from vkernel.process.base import Process, Time, formula, numbers, real_dtype, wide_dtype
 
@@ -257,7 +257,7 @@ class Anisotropic(Process):
             :class:`~vkernel.core.covariance.Matrix` or :class:`~vkernel.core.covariance.Diagonal` with their shape.
 
     Attributes:
-        root, inverse_root: Γ^(1/2) and Γ^(-1/2), of gamma's kind: maps for :class:`~vkernel.core.covariance.Congruent`.
+        root, inverse_root: Γ^(1/2) and Γ^(-1/2), of gamma's kind.
         half_log_det, inverse_trace: ½ log det Γ and tr Γ^-1, for densities and norms in whitened coordinates.
     """
 
@@ -286,11 +286,11 @@ class Anisotropic(Process):
     beta = formula(lambda p, t: p.process.beta(t))
     _time = formula(lambda p, r: p.process._time(r))
 
-    def S(self, t: Time, /) -> Scaled:  # type: ignore[override]
+    def S(self, t: Time, /) -> Transformed:  # type: ignore[override]
         """Return sigma² Γ, batch of t's shape, in t's dtype (for a number: Γ's)."""
         return self._scaled(t, self.process.sigma)
 
-    def D(self, t: Time, /) -> Scaled:  # type: ignore[override]
+    def D(self, t: Time, /) -> Transformed:  # type: ignore[override]
         """Return D_base Γ, batch of t's shape, in t's dtype (for a number: Γ's)."""
         return self._scaled(t, lambda t: self.process.D(t).sqrt())
 
@@ -303,10 +303,10 @@ class Anisotropic(Process):
     def unwhiten(self, x: Tensor) -> Tensor:
         return self._product(self.root, x)
 
-    def _scaled(self, t: Time, factor: Callable[[Time], Tensor]) -> Scaled:
+    def _scaled(self, t: Time, factor: Callable[[Time], Tensor]) -> Transformed:
         t = t if isinstance(t, Tensor) else torch.tensor(t, dtype=self.gamma.dtype, device=self.gamma.device)
         a = factor(t)
-        return Scaled(self.gamma.to(a.device, a.dtype), a)
+        return Transformed(self.gamma.to(a.device, a.dtype), a)
 
     def _product(self, map: Diagonal | Matrix, x: Tensor) -> Tensor:
         good = tuple(x.shape[max(x.ndim - len(self.shape), 0) :]) == self.shape

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from vkernel.core.covariance import Congruent, Covariance, Rounded, Scaled, flat, over_event
+from vkernel.core.covariance import Covariance, Transformed, flat, over_event
 from vkernel.core.errors import InputError, require
 from vkernel.core.rng import Generator
 from vkernel.data import Empirical
@@ -87,10 +87,8 @@ class EmpiricalScore(Score):
         wide = x.double()  # C is alpha²/sigma⁴ times something small: rounded once, at the end
         cov = self._posterior(self.process.whiten(wide), t).cov
         alpha, var = self.levels(t.to(x.device))
-        scaled: Covariance = Scaled(cov, (alpha / var).expand(cov.batch))
-        if isinstance(self.process, Anisotropic):
-            scaled = Congruent(scaled, self.process.inverse_root)
-        return scaled if x.dtype == torch.float64 else Rounded(scaled, x.dtype)
+        frame = self.process.inverse_root if isinstance(self.process, Anisotropic) else None
+        return Transformed(cov, (alpha / var).expand(cov.batch), frame, x.dtype)
 
     def with_covariance(self, x: Tensor, t: Time) -> tuple[Tensor, Covariance]:
         """Return the score (without derivative) and C, from one posterior."""
@@ -115,7 +113,7 @@ class EmpiricalScore(Score):
         x, t = self.check(x, t)
         alpha, var = self.levels(t.to(x.device))
         cov = self._posterior(self.process.whiten(x.double()), t).cov
-        return Scaled(cov, (alpha / var).expand(cov.batch)).trace() * var
+        return Transformed(cov, (alpha / var).expand(cov.batch)).trace() * var
 
     def jvp(self, x: Tensor, t: Time, v: Tensor) -> Tensor:
         r"""Return :math:`(C - S^{-1}) v`, like x."""
@@ -236,7 +234,7 @@ class _Unwhitened(Posterior):
 
     @property
     def cov(self) -> Covariance:  # type: ignore[override]
-        return Rounded(Congruent(PosteriorCovariance(self._white), self._frame.root), self.dtype)
+        return Transformed(PosteriorCovariance(self._white), map=self._frame.root, dtype=self.dtype)
 
     def sample(self, k: int, generator: Generator = None) -> Tensor:
         index = self.sample_indices(k, generator)
