@@ -17,69 +17,33 @@ from typing import TYPE_CHECKING
 
 from vkernel.version import __version__
 
-# Public names and the modules that define them. They are imported on first use: ``import vkernel`` imports torch and
+# Public names by the module that defines them. They are imported on first use: ``import vkernel`` imports torch and
 # numpy only.
-_NAMES = {
-    "Anisotropic": "process",
-    "Checkpoint": "adapters.checkpoint",
-    "Checkpoints": "adapters.checkpoints",
-    "Cosine": "process",
-    "DDPM": "process",
-    "EDM": "process",
-    "Empirical": "data.empirical",
-    "EmpiricalScore": "score.empirical",
-    "Ensemble": "train.ensemble",
-    "Estimate": "core.estimate",
-    "FlowMatching": "process",
-    "GaussianMixture": "score.mixture",
-    "InputError": "core.errors",
-    "J0": "train.objectives",
-    "J1": "train.objectives",
-    "JC": "train.objectives",
-    "JK": "train.objectives",
-    "Process": "process",
-    "Profile": "reports.profile",
-    "Score": "score.base",
-    "Scores": "sample.scores",
-    "Toy": "process",
-    "VE": "process",
-    "VP": "process",
-    "VPSong": "process",
-    "as_score": "score.wrapped",
-    "as_unet": "adapters.diffusers",
-    "audit": "reports.audit.audit",
-    "compare": "reports.compare",
-    "load": "data.loaders",
-    "load_ensemble": "train.ensemble",
-    "noise_fraction": "score.noise",
-    "profile": "reports.profile",
-    "proxy_score": "score.conversions",
-    "to_flow": "score.conversions",
-    "to_noise": "score.conversions",
-    "to_v": "score.conversions",
-    "to_x0": "score.conversions",
-    "train_ensemble": "train.ensemble",
-    "variance_split": "train.ensemble",
+_DEFINED = {
+    "adapters.checkpoints": "Checkpoint Checkpoints",
+    "adapters.diffusers": "as_unet",
+    "core.errors": "InputError",
+    "core.estimate": "Estimate",
+    "data.empirical": "Empirical",
+    "data.loaders": "load",
+    "process": "Anisotropic Cosine DDPM EDM FlowMatching Process Toy VE VP VPSong",
+    "reports.audit.audit": "audit",
+    "reports.compare": "compare",
+    "reports.profile": "Profile profile",
+    "sample.scores": "Scores",
+    "score.base": "Score",
+    "score.conversions": "proxy_score to_flow to_noise to_v to_x0",
+    "score.empirical": "EmpiricalScore",
+    "score.mixture": "GaussianMixture",
+    "score.noise": "noise_fraction",
+    "score.wrapped": "as_score",
+    "train.ensemble": "Ensemble load_ensemble train_ensemble variance_split",
+    "train.objectives": "J0 J1 JC JK",
 }
-_MODULES = {
-    "adapters": "adapters",
-    "core": "core",
-    "data": "data",
-    "features": "train.features",
-    "kernels": "kernels",
-    "metrics": "metrics",
-    "models": "train.models",
-    "path": "sample.path",
-    "plots": "plots",
-    "posterior": "posterior",
-    "process": "process",
-    "reports": "reports",
-    "reproduce": "reproduce",
-    "sample": "sample",
-    "score": "score",
-    "study": "study",
-    "train": "train",
-}
+_NAMES = {name: module for module, names in _DEFINED.items() for name in names.split()}
+_PACKAGES = "adapters core data kernels metrics plots posterior process reports reproduce sample score study train"
+_MODULES = {name: name for name in _PACKAGES.split()}
+_MODULES |= {"features": "train.features", "models": "train.models", "path": "sample.path"}
 
 __all__ = ["__version__", *_NAMES, *_MODULES]
 
@@ -116,8 +80,7 @@ if TYPE_CHECKING:
         study,
         train,
     )
-    from vkernel.adapters.checkpoint import Checkpoint
-    from vkernel.adapters.checkpoints import Checkpoints
+    from vkernel.adapters.checkpoints import Checkpoint, Checkpoints
     from vkernel.adapters.diffusers import as_unet
     from vkernel.core.errors import InputError
     from vkernel.core.estimate import Estimate

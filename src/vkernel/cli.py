@@ -5,8 +5,10 @@ Input that cannot be used is refused with one sentence on standard error and exi
 
 from __future__ import annotations
 
-import dataclasses
 import sys
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -16,57 +18,61 @@ from rich.console import Console, RenderableType
 from typer import Argument, Option
 
 from vkernel.core.errors import InputError, require
+from vkernel.version import __version__
 
 if TYPE_CHECKING:
     import torch
 
-    from vkernel.adapters import Checkpoint
     from vkernel.data.empirical import Empirical
     from vkernel.reports.audit import Audit
     from vkernel.reports.profile import Profile
+    from vkernel.score import Score
 
-DATA = (
-    ".npy, .npz, .csv, .tsv, .parquet, .safetensors, .pt, IDX (.gz), a folder of images or a saved Hugging Face data "
-    "set; or toy:NAME (toy:digits, toy:hexagon, …)."
-)
-_network = partial(Option, rich_help_panel="Conventions of the network")
-_data = partial(Option, rich_help_panel="Data")
-_size = partial(Option, rich_help_panel="Size of the audit")
-_output = partial(Option, rich_help_panel="Output")
-Key = Annotated[str | None, _data(help="The array, tensor or column to read, if there are several.")]
-Layout = Annotated[str | None, _data(help="Layout of a picture that holds many images: sheet:32x32.")]
-Scale = Annotated[str, _data(help="auto (uint8 to [-1, 1], else unchanged), none, or LOW,HIGH for stored integers.")]
-Json = Annotated[Path | None, _output(metavar="FILE", help="Write all numbers to FILE.")]
-Html = Annotated[Path | None, _output(metavar="FILE", help="Write a self-contained page to FILE.")]
-Quiet = Annotated[bool, _output("--quiet", "-q", help="Show neither progress nor a table.")]
-Device = Annotated[str, Option(help="The device for the computation: cpu, cuda, cuda:1, …")]
-Seed = Annotated[int, Option(help="Seed of all random draws.")]
-Store = Annotated[Path, Argument(metavar="STORE", help="The folder that study run wrote.")]
+TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf8"))
 
-app = typer.Typer(
-    name="vkernel",
-    help="What does a diffusion model learn from a finite data set?",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+
+def option(where: str, kind: Callable[..., Any] = Option, **more: Any) -> Any:
+    """Return the option (or argument) that cli.toml describes as ``where``, "command.name"."""
+    command, name = where.split(".")
+    given = dict(TEXTS[command][name])
+    text = given.pop("help").replace("{formats}", TEXTS["formats"])
+    return kind(*given.pop("flags", ()), help=text, rich_help_panel=given.pop("panel", None), **given, **more)
+
+
+argument = partial(option, kind=Argument)
+Key = Annotated[str | None, option("shared.key")]
+Layout = Annotated[str | None, option("shared.layout")]
+Scale = Annotated[str, option("shared.scale")]
+Json = Annotated[Path | None, option("shared.json")]
+Html = Annotated[Path | None, option("shared.html")]
+Quiet = Annotated[bool, option("shared.quiet")]
+Device = Annotated[str, option("shared.device")]
+Seed = Annotated[int, option("shared.seed")]
+Store = Annotated[Path, argument("study.folder")]
+app = typer.Typer(name="vkernel", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, option("shared.version")] = False) -> None:
+    """What does a diffusion model learn from a finite data set?"""
+    if version:
+        typer.echo(f"vkernel {__version__}")
+        raise typer.Exit
 
 
 @app.command()
 def profile(
-    data: Annotated[str, Argument(metavar="DATA", help=f"Training data: {DATA}")],
-    process: Annotated[
-        str, Option(help="Forward process: vp, vpsong, ddpm, cosine, ve, edm, flow or toy; or vp:eps=1e-4.")
-    ] = "vp",
+    data: Annotated[str, argument("profile.data")],
+    process: Annotated[str, option("profile.process")] = "vp",
     json: Json = None,
     html: Html = None,
-    queries: Annotated[int | None, Option(help="Queries per noise level (default: 256 to 2048, by data size).")] = None,
-    top: Annotated[int, Option(help="How many isolated points and boundary pairs to list.")] = 10,
+    queries: Annotated[int | None, option("profile.queries")] = None,
+    top: Annotated[int, option("profile.top")] = 10,
     scale: Scale = "auto",
     key: Key = None,
     layout: Layout = None,
     device: Device = "cpu",
-    memory: Annotated[float | None, Option(help="Working memory in GB (default: a quarter of what is free).")] = None,
+    memory: Annotated[float | None, option("profile.memory")] = None,
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
@@ -78,88 +84,41 @@ def profile(
     parsed = parse(process)
     writable(json, html)
     require(memory is None or memory > 0, f"--memory must be positive; got {memory}.")
-    found = run(
-        load_data(data, scale, key, layout).to(on_device(device)),
-        parsed,
-        queries=queries,
-        top=top,
-        seed=seed,
-        memory=None if memory is None else int(memory * 2**30),
-        progress=not quiet,
-    )
+    own = load_data(data, scale, key, layout).to(on_device(device))
+    limit = None if memory is None else int(memory * 2**30)
+    found = run(own, parsed, queries=queries, top=top, seed=seed, memory=limit, progress=not quiet)
     _write(found, None if quiet else table(found), json, html)
 
 
 @app.command()
 def audit(
-    weights: Annotated[
-        list[Path],
-        Argument(
-            metavar="WEIGHTS…", help="Weight files (.safetensors, .pt) of one architecture, or diffusers folders."
-        ),
-    ],
-    data: Annotated[
-        str | None, _data(metavar="DATA", help=f"The training set of the network: {DATA}", show_default=False)
-    ] = None,
-    test: Annotated[str | None, _data(metavar="DATA", help="Images of the same law, not used in training.")] = None,
-    module: Annotated[
-        str | None,
-        _network(
-            metavar="FACTORY",
-            help="Your code that builds the network: package.file:factory or path/to/file.py:factory. Importing it "
-            "runs it; nothing in a weight file is run. Not needed for diffusers folders.",
-        ),
-    ] = None,
-    predicts: Annotated[
-        str, _network("--predicts", "--prediction", help="The prediction: noise, x0, v, flow, edm or score.")
-    ] = "noise",
-    time: Annotated[
-        str,
-        _network(
-            help="Time input: index, fraction (fraction:N), sigma, c_noise, reversed, t; in continuous t index:N."
-        ),
-    ] = "index",
-    betas: Annotated[
-        str,
-        _network(
-            help="The process: linear:FIRST:LAST:STEPS, scaled_linear:…, cosine:STEPS, key:NAME (a buffer in the file) "
-            "or a process by name: edm, flow, vp, …"
-        ),
-    ] = "linear:1e-4:.02:1000",
-    range: Annotated[str, _network(metavar="LOW,HIGH", help="The range of its pixels.")] = "-1,1",
-    strip: Annotated[str, _network(metavar="PREFIX", help="The prefix of the network's keys in the file.")] = "",
-    labels: Annotated[
-        Path | None, _data(metavar="FILE", help="Classes of the training images, for class-conditional networks.")
-    ] = None,
-    label: Annotated[int | None, _network(help="The class to audit.")] = None,
-    test_labels: Annotated[Path | None, _data(metavar="FILE", help="Classes of the test images.")] = None,
-    latents: Annotated[
-        str | None,
-        _data(
-            metavar="FILE", help="For latent models, instead of --data: the encoded training images; --test likewise."
-        ),
-    ] = None,
+    weights: Annotated[list[Path], argument("audit.weights")],
+    data: Annotated[str | None, option("audit.data")] = None,
+    test: Annotated[str | None, option("audit.test")] = None,
+    module: Annotated[str | None, option("audit.module")] = None,
+    predicts: Annotated[str, option("audit.predicts")] = "noise",
+    time: Annotated[str, option("audit.time")] = "index",
+    betas: Annotated[str, option("audit.betas")] = "linear:1e-4:.02:1000",
+    range: Annotated[str, option("audit.range")] = "-1,1",
+    strip: Annotated[str, option("audit.strip")] = "",
+    labels: Annotated[Path | None, option("audit.labels")] = None,
+    label: Annotated[int | None, option("audit.label")] = None,
+    test_labels: Annotated[Path | None, option("audit.test_labels")] = None,
+    latents: Annotated[str | None, option("audit.latents")] = None,
     scale: Scale = "auto",
     key: Key = None,
     layout: Layout = None,
-    features: Annotated[
-        str, _size(help="Features in which samples are compared: pixels, standardised, pca:K, or file.py:function.")
-    ] = "pixels",
-    threshold: Annotated[float, _size(help="Largest ratio of nearest to second nearest distance of a copy.")] = 1 / 3,
-    group: Annotated[
-        str | None, _size(metavar="A,A,B,…", help="Group of each file: files that share an initialisation have one.")
-    ] = None,
-    quick: Annotated[bool, _size("--quick", help="A first look: fewer images, levels and samples.")] = False,
-    full_sampler: Annotated[bool, _size("--full-sampler", help="Take all steps of the sampler, not 50.")] = False,
-    samples: Annotated[int | None, _size(help="Samples of each sampler (default: 256; 64 with --quick).")] = None,
+    features: Annotated[str, option("audit.features")] = "pixels",
+    threshold: Annotated[float, option("audit.threshold")] = 1 / 3,
+    group: Annotated[str | None, option("audit.group")] = None,
+    quick: Annotated[bool, option("audit.quick")] = False,
+    full_sampler: Annotated[bool, option("audit.full_sampler")] = False,
+    samples: Annotated[int | None, option("audit.samples")] = None,
     seed: Seed = 0,
     device: Device = "cpu",
     json: Json = None,
     html: Html = None,
-    fail_if_memorised: Annotated[
-        float | None,
-        _output(metavar="FRACTION", help="Exit with 1 if a larger share of the samples are copies; else with 0."),
-    ] = None,
+    limit: Annotated[float | None, option("audit.fail_if_memorised")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Audit checkpoints: copies of training images, membership, blind directions, and agreement of several runs.
@@ -172,8 +131,7 @@ def audit(
     from vkernel.reports.audit.report import screen
 
     writable(json, html)
-    good = fail_if_memorised is None or 0 <= fail_if_memorised <= 1
-    require(good, f"--fail-if-memorised must be a share between 0 and 1; got {fail_if_memorised}.")
+    require(0 <= (limit or 0) <= 1, f"--fail-if-memorised must be a share between 0 and 1; got {limit}.")
     require(data is not None or latents is not None, "Give the training set of the network: --data DATA.")
     require(data is None or latents is None, "--latents takes the place of --data; give one of them.")
     require(samples is None or samples >= 16, f"--samples must be 16 or more; got {samples}.")
@@ -181,48 +139,43 @@ def audit(
     if latents is not None:
         require(range == "-1,1", "Latents are floats and are used as they are; --range does not apply.")
         scale = "none"
-    own = _of_class(load_data(data or latents or "", scale, key, layout), labels, label, "training")
-    held = None if test is None else _of_class(load_data(test, scale, key, layout), test_labels, label, "test")
-    stated = {"predicts": predicts, "time": time, "betas": betas, "range": range, "strip": strip, "label": label}
-    sizes = Sizes.quick() if quick else Sizes()
-    found = run(
-        [_read(path, module, own.shape, where, stated) for path in weights],
-        own.to(where),
-        test=None if held is None else held.to(where),
-        features=features,
-        threshold=threshold,
-        groups=None if group is None else [name.strip() for name in group.split(",")],
-        sizes=dataclasses.replace(sizes, samples=samples or sizes.samples, steps=None if full_sampler else sizes.steps),
-        seed=seed,
-        progress=not quiet,
+    own = _of_class(load_data(data or latents or "", scale, key, layout), labels, label, "training").to(where)
+    held = (
+        None if test is None else _of_class(load_data(test, scale, key, layout), test_labels, label, "test").to(where)
     )
+    stated: dict[str, Any] = {"device": where, "shape": own.shape, "predicts": predicts, "time": time, "betas": betas}
+    stated |= {"range": range, "strip": strip, "label": label}
+    nets = [_read(path, module, stated) for path in weights]
+    groups = None if group is None else [name.strip() for name in group.split(",")]
+    sizes = Sizes.quick() if quick else Sizes()
+    sizes = replace(sizes, samples=samples or sizes.samples, steps=None if full_sampler else sizes.steps)
+    compared: dict[str, Any] = {"features": features, "threshold": threshold, "groups": groups}
+    found = run(nets, own, test=held, **compared, sizes=sizes, seed=seed, progress=not quiet)
     _write(found, None if quiet else screen(found), json, html)
     most = found.memorised
-    if fail_if_memorised is not None and most is not None and most.value > fail_if_memorised:
-        share, limit = 100 * most.value, 100 * fail_if_memorised
-        typer.echo(f"vkernel: {share:.3g} % of the samples are copies, more than {limit:.3g} %.", err=True)
+    if limit is not None and most is not None and most.value > limit:
+        share = f"{100 * most.value:.3g} % of the samples are copies, more than {100 * limit:.3g} %"
+        typer.echo(f"vkernel: {share}.", err=True)
         raise typer.Exit(1)
 
 
-def _read(
-    path: Path, module: str | None, shape: tuple[int, ...], device: torch.device, stated: dict[str, Any]
-) -> Checkpoint:
+def _read(path: Path, module: str | None, stated: dict[str, Any]) -> Score:
     from vkernel.adapters import Checkpoint
 
     require(path.exists(), f"There is no file or folder {path}; weights are read from this machine, never downloaded.")
     if path.is_dir():
         require(module is None, f"{path} is a folder, read as a diffusers model; --module is for weight files.")
-        return Checkpoint.from_diffusers(path, device=device, label=stated["label"])
+        return Checkpoint.from_diffusers(path, device=stated["device"], label=stated["label"])
     code = "--module package.file:factory or path/to/file.py:factory"
     require(module is not None, f"{path} holds numbers alone: give the code that builds its network, {code}.")
-    return Checkpoint.from_weights(path, module or "", device=device, shape=shape, **stated)
+    return Checkpoint.from_weights(path, module or "", **stated)
 
 
 def _of_class(data: Empirical, labels: Path | None, label: int | None, kind: str) -> Empirical:
     """The images of one class, if labels are given."""
     if labels is None:
-        option = "--labels" if kind == "training" else "--test-labels"
-        require(label is None, f"--label audits one class: give {option}, the classes of all {kind} images.")
+        flag = "--labels" if kind == "training" else "--test-labels"
+        require(label is None, f"--label audits one class: give {flag}, the classes of all {kind} images.")
         return data
     import torch
 
@@ -239,11 +192,9 @@ def _of_class(data: Empirical, labels: Path | None, label: int | None, kind: str
 
 @app.command()
 def reproduce(
-    out: Annotated[Path, Option(metavar="FOLDER", help="Folder for the figures and index.html.")] = Path("out"),
+    out: Annotated[Path, option("reproduce.out")] = Path("out"),
     seed: Seed = 0,
-    everything: Annotated[
-        bool, Option("--all", help="Add the shipped studies; they can be stopped and resumed by running again.")
-    ] = False,
+    everything: Annotated[bool, option("reproduce.everything")] = False,
 ) -> None:
     """Make the figures of the paper and further ones, with a page that explains what each shows."""
     from vkernel.reproduce import run
@@ -253,11 +204,9 @@ def reproduce(
 
 @app.command()
 def explore(
-    port: Annotated[int, Option(help="Port of the page; 0 takes any free one.")] = 5007,
-    open_page: Annotated[bool, Option("--open/--no-open", help="Open the page in a browser.")] = True,
-    address: Annotated[
-        str, Option(help="Address to listen on. Any but 127.0.0.1 admits other machines: there is no password.")
-    ] = "127.0.0.1",
+    port: Annotated[int, option("explore.port")] = 5007,
+    open_page: Annotated[bool, option("explore.open_page")] = True,
+    address: Annotated[str, option("explore.address")] = "127.0.0.1",
 ) -> None:
     """Drag training points in the browser and watch what a diffusion model would learn from them."""
     from vkernel.explore.serve import serve
@@ -270,11 +219,11 @@ study = typer.Typer(help="Run declared sweeps over ensembles; a stopped run cont
 
 @study.command("run")
 def study_run(
-    spec: Annotated[Path, Argument(metavar="SPEC", help="The study: a TOML file, or a name that study list prints.")],
-    store: Annotated[Path, Option(metavar="FOLDER", help="The folder for results; run again to continue.")],
-    runner: Annotated[str, Option(help="inline (this process), threads (of it), or ray (a cluster).")] = "inline",
-    address: Annotated[str | None, Option(help="The Ray cluster: auto, or HOST:PORT (default: this machine).")] = None,
-    large: Annotated[bool, Option("--large", help="Use the larger sizes that the study gives.")] = False,
+    spec: Annotated[Path, argument("study.spec")],
+    store: Annotated[Path, option("study.store")],
+    runner: Annotated[str, option("study.runner")] = "inline",
+    address: Annotated[str | None, option("study.address")] = None,
+    large: Annotated[bool, option("study.large")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Compute the missing part of a study. It can be stopped at any time; run it again to continue."""
@@ -318,10 +267,7 @@ def study_show(store: Store) -> None:
 
 
 @study.command("plot")
-def study_plot(
-    store: Store,
-    out: Annotated[Path, Option(metavar="FILE", help="A .png, .svg or .pdf file.")] = Path("study.png"),
-) -> None:
+def study_plot(store: Store, out: Annotated[Path, option("study.figure")] = Path("study.png")) -> None:
     """Draw the figure that the study describes."""
     from vkernel import plots
     from vkernel.study import load, report
@@ -330,10 +276,7 @@ def study_plot(
 
 
 @study.command("export")
-def study_export(
-    store: Store,
-    out: Annotated[Path, Option(metavar="FILE", help="A .nc file (NetCDF, all arrays) or .csv (numbers only).")],
-) -> None:
+def study_export(store: Store, out: Annotated[Path, option("study.export")]) -> None:
     """Write the results to a file for other programs."""
     from vkernel.study import report
 
@@ -358,9 +301,8 @@ def load_data(data: str, scale: str = "auto", key: str | None = None, layout: st
     from vkernel.data import toy
     from vkernel.data.loaders import load
 
-    if data.startswith("toy:"):
-        return toy(data.removeprefix("toy:"))
-    return load(data, scale=scale, key=key, layout=layout)
+    name = data.removeprefix("toy:")
+    return load(data, scale=scale, key=key, layout=layout) if name == data else toy(name)
 
 
 def on_device(name: str) -> torch.device:
@@ -382,23 +324,6 @@ def writable(*files: Path | None) -> None:
         require(not target.is_dir(), f"{target} is a folder; give the name of a file to write.")
         parent = target.expanduser().absolute().parent
         require(not parent.exists() or parent.is_dir(), f"{parent} is a file; {target} cannot lie in it.")
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        from vkernel.version import __version__
-
-        typer.echo(f"vkernel {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    pass
 
 
 def main() -> NoReturn:

@@ -139,7 +139,7 @@ def test_weights_by_factory_and_prefix(suffix: str, tmp_path: Path) -> None:
     else:
         save_file(held, path)
     module = weight_files.build(f"{tmp_path / 'theirs.py'}:factory")
-    weight_files.fill(module, weight_files.stripped(weight_files.read_weights(path), "ema.net.", "file"), "file")
+    weight_files.fill(module, weight_files.read_weights(path), "file", "ema.net.")
     for name, value in module.state_dict().items():
         torch.testing.assert_close(value, net.state_dict()[name])
     factory = f"{tmp_path / 'theirs.py'}:factory"

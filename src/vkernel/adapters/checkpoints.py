@@ -1,29 +1,86 @@
-"""Several trainings of one network: loaded checkpoints as ``Scores`` (docs/theory.md, §7)."""
+"""Networks that other people trained, as scores: from weight files, from diffusers, and several of them together.
+
+A :class:`Checkpoint` is a :class:`~vkernel.score.wrapped.Wrapped` network (process, ``predicts``, ``time``, ``range``,
+``shape``; see :mod:`vkernel.score.wrapped`) that was read from files. Weight files are data: nothing in them is
+executed. For a function or module in memory use :func:`vkernel.as_score`. :class:`Checkpoints` are several trainings of
+one network as ``Scores`` (docs/theory.md, §7).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from vkernel.adapters import diffusers, weights
 from vkernel.core.errors import InputError, require
-from vkernel.data import Empirical
 from vkernel.process import Process
 from vkernel.sample.scores import Groups, Scores
 from vkernel.score.base import Score, Time
-from vkernel.score.wrapped import Wrapped
+from vkernel.score.wrapped import TimeInput, Wrapped, interval
 
 GRID = 65  # times at which processes are compared
 CLOSE = 1e-4  # of alpha and sigma: tables of betas are often stored in float32
+
+
+class Checkpoint(Wrapped):
+    """A network read from files, with its conventions; ``checkpoint(x, t)`` is its score."""
+
+    @classmethod
+    def from_weights(
+        cls,
+        path: str | os.PathLike[str],
+        factory: str | Callable[[], nn.Module],
+        *,
+        betas: str | Sequence[float] | Tensor | Process,
+        predicts: str = "noise",
+        time: TimeInput = "index",
+        range: Sequence[float] | str | None = (-1.0, 1.0),
+        strip: str = "",
+        device: torch.device | str = "cpu",
+        shape: Sequence[int] | None = None,
+        name: str | None = None,
+        label: int | None = None,
+        sigma_data: float = 0.5,
+    ) -> Checkpoint:
+        """Build a module with ``factory`` and load the weights in ``path`` (.safetensors, or a state dict by torch).
+
+        Args, besides the conventions of :mod:`vkernel.score.wrapped`:
+            factory: a function, or text: ``"package.file:factory"`` or ``"path/to/file.py:factory"``. It is *your*
+                code, and importing it runs it.
+            betas: ``"linear:1e-4:.02:1000"``, ``"scaled_linear:…"``, ``"cosine:1000"``, ``"key:NAME"`` (a buffer in the
+                file), numbers, a process, or its name (``"edm"``, ``"flow"``, ``"vpsong:beta_max=10"``).
+            strip: the prefix of the network's keys in the file; other keys are ignored.
+        """
+        held = weights.read_weights(path)
+        process, note = weights.read_process(betas, held, str(path))
+        module = weights.fill(weights.build(factory), held, str(path), strip).to(device).eval().requires_grad_(False)
+        ends = None if range is None else interval(range)
+        event = None if shape is None else tuple(shape)
+        stated = (predicts, time, ends, event, name or Path(path).name)
+        return cls(module, process, *stated, label=label, notes=(note,) if note else (), sigma_data=sigma_data)
+
+    @classmethod
+    def from_diffusers(
+        cls, source: object, scheduler: object = None, *, device: torch.device | str = "cpu", label: int | None = None
+    ) -> Checkpoint:
+        """Read a diffusers pipeline or its folder, or a UNet2DModel (or its folder) and a scheduler; never download.
+
+        A class-conditional network needs its ``label``.
+        """
+        unet, process, predicts, shape, name = diffusers.read(source, scheduler, device, label)
+        return cls(unet, process, predicts, "index", (-1.0, 1.0), shape, name, label=label)
 
 
 class Checkpoints(Scores):
     """M scores of one process, pixel range and shape, trained alike.
 
     ``members`` are Checkpoints, or other scores; ``groups`` holds one label for each, equal for members that share
-    something. ``nets(x, t)`` is ``(M, *batch, *shape)``; ``nets[m]`` is a member, a slice several. Everything that
-    takes a trained ensemble takes checkpoints.
+    something. Everything that takes a trained ensemble takes checkpoints.
 
     >>> import torch, vkernel as vk
     >>> nets = vk.Checkpoints([vk.as_score(lambda x, t, k=k: -k * x, vk.VP(), (2,)) for k in (1.0, 1.1)])
@@ -32,16 +89,15 @@ class Checkpoints(Scores):
     """
 
     def __init__(self, members: Sequence[Score], groups: Sequence[str | int] | None = None) -> None:
-        held = list(members) if isinstance(members, Sequence) else []
-        require(len(held) >= 2, f"An ensemble needs two checkpoints or more, in a list; got {len(held)}.")
-        for k, member in enumerate(held):
+        self.members = list(members) if isinstance(members, Sequence) else []
+        count = len(self.members)
+        require(count >= 2, f"An ensemble needs two checkpoints or more, in a list; got {count}.")
+        for k, member in enumerate(self.members):
             require(isinstance(member, Score), f"Member {k} is {member!r}; it must be a Checkpoint, or another Score.")
-        self.members = held
-        self.names = [m.name if isinstance(m, Wrapped) else f"member {k}" for k, m in enumerate(held)]
-        self.process, self.groups = held[0].process, Groups.of(groups, len(held))
-        for k, member in enumerate(held[1:], 1):
-            self._check_alike(member, self.names[k])
-        self.range = next((m.range for m in held if isinstance(m, Wrapped) and m.range is not None), None)
+        self.names = [m.name if isinstance(m, Wrapped) else f"member {k}" for k, m in enumerate(self.members)]
+        self.process, self.groups = self.members[0].process, Groups.of(groups, count)
+        for member, name in zip(self.members[1:], self.names[1:], strict=True):
+            self._check_alike(member, name)
 
     def __len__(self) -> int:
         return len(self.members)
@@ -50,9 +106,8 @@ class Checkpoints(Scores):
         return self.members[index]
 
     def select(self, indices: Sequence[int]) -> Checkpoints:
-        part = object.__new__(Checkpoints)
+        part = copy.copy(self)
         part.members, part.names = [self.members[k] for k in indices], [self.names[k] for k in indices]
-        part.process, part.range = self.process, self.range
         part.groups = self.groups.keep(indices)
         return part
 
@@ -88,10 +143,6 @@ class Checkpoints(Scores):
         """Return the times at which networks are evaluated: the nearest index for those that take one."""
         return _times(self.members[0], torch.as_tensor(t, dtype=torch.float64))
 
-    def scaled(self, data: Empirical) -> Empirical:
-        """Return the data in the members' pixel units."""
-        return self.members[0].scaled(data) if isinstance(self.members[0], Wrapped) else data
-
     def _home(self) -> Tensor:
         """Return a tensor on the device and in the floating-point type of the first network."""
         first = self.members[0]
@@ -109,27 +160,22 @@ class Checkpoints(Scores):
 
     def _check_alike(self, other: Score, name: str) -> None:
         """Refuse a member whose conventions differ from the first; the sentence names the first difference."""
-        first, process = self.members[0], other.process
-        found = f"{name} differs from {self.names[0]}: "
-        ends = [(p.eps, p.T) for p in (self.process, process)]
+        first, both, found = self.members[0], (self.process, other.process), f"{name} differs from {self.names[0]}: "
+        ends = [(p.eps, p.T) for p in both]
         require(ends[0] == ends[1], f"{found}its times run over {ends[1]}, not {ends[0]}.")
         t = torch.linspace(*ends[0], GRID, dtype=torch.float64).clamp(*ends[0])
         index = "an index is a whole number for one of them, and not for the other."
         require(torch.equal(_times(first, t), _times(other, t)), found + index)
-        for letter in ("alpha", "sigma"):
-            a, b = (_curve(p, letter, t) for p in (self.process, process))
-            far = (a - b).abs() > CLOSE * (a.abs() + b.abs()) + 1e-12
-            k = int(far.long().argmax())
-            at = f"{letter} at t = {float(t[k]):g} is {float(b[k]):.4g}, not {float(a[k]):.4g}"
-            require(not bool(far.any()), f"{found}{at}. Runs of one training have one process.")
+        require(all(p.base is p for p in both), "Checkpoints are compared under isotropic noise only.")
+        a, b = (torch.stack([p.alpha(t), p.sigma(t)]).double().cpu().flatten() for p in both)
+        far = (a - b).abs() > CLOSE * (a.abs() + b.abs()) + 1e-12
+        k = int(far.long().argmax())
+        where = f"{('alpha', 'sigma')[k // GRID]} at t = {float(t[k % GRID]):g}"
+        differs = f"{where} is {float(b[k]):.4g}, not {float(a[k]):.4g}. Runs of one training have one process."
+        require(not bool(far.any()), found + differs)
         ranges = [m.range if isinstance(m, Wrapped) else None for m in (first, other)]
         for word, one, two in (("pixel range", *ranges), ("shape", first.shape, other.shape)):
             require(None in (one, two) or one == two, f"{found}its {word} is {two}, not {one}.")
-
-
-def _curve(process: Process, letter: str, t: Tensor) -> Tensor:
-    require(process.base is process, "Checkpoints are compared under isotropic noise only.")
-    return (process.alpha(t) if letter == "alpha" else process.sigma(t)).double().cpu()
 
 
 def _times(member: Score, t: Tensor) -> Tensor:

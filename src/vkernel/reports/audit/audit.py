@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vkernel.adapters.checkpoint import Checkpoint
-from vkernel.adapters.checkpoints import Checkpoints
+from vkernel.adapters.checkpoints import Checkpoint, Checkpoints
 from vkernel.core import rng
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate
