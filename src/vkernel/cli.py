@@ -79,7 +79,7 @@ def profile(
     """Profile training data: at which noise is the target noisy, what will be copied, where would a model mix?"""
     from vkernel.process import parse
     from vkernel.reports.profile import profile as run
-    from vkernel.reports.profile.report import table
+    from vkernel.reports.profile import table
 
     parsed = parse(process)
     writable(json, html)

@@ -1,6 +1,7 @@
 r"""Compare predicted with measured: the covariance of learned scores, and the laws that follow (docs/theory.md, §5–7).
 
-At places x and times t, with the scores :math:`\hat s_m` of M members and :math:`q_m = |\hat s_m - s_{avg}|^2`,
+*Scores.* At places x and times t, with the scores :math:`\hat s_m` of M members and
+:math:`q_m = |\hat s_m - s_{avg}|^2`,
 
 .. math:: \mathrm{tr\,Cov} = \frac{\sum_m q_m}{M-1} \quad\text{and without member } m \quad
           \mathrm{tr\,Cov}_{(m)} = \frac{\sum_k q_k - \frac{M}{M-1} q_m}{M-2} \quad\text{(jackknife)},
@@ -10,20 +11,28 @@ against :math:`\mathrm{tr}\,V.\mathrm{cov}`; so too between a time and the next.
 
 .. math:: R = \frac1T \sum_t \frac{\sum_x \text{measured}(x,t)}{\sum_x \text{predicted}(x,t)} ,
 
-linear in :math:`q_m`, so that the same jackknife gives its error (places share members); V counts as exact.
-
-A theory that is a score s predicts the mean alone. Its squared distance from the mean of M members is unbiased as
+linear in :math:`q_m`, so that the same jackknife gives its error (places share members); V counts as exact. A theory
+that is a score s predicts the mean alone. Its squared distance from the mean of M members is unbiased as
 
 .. math:: |s_{avg} - s|^2 - \mathrm{tr\,Cov}\,s_{avg} , \qquad
           \text{relative error} = \frac1T \sum_t \frac{\sum_x \text{distance}(x,t)}{\sum_x |s(x,t)|^2} ,
 
-and the sum is over the bulk. The laws are those of :mod:`vkernel.reports.compare_laws`.
+and the sum is over the bulk.
+
+*Laws* of :math:`x_\epsilon`, all from the same starts :math:`x_T`: that of the ensemble; of the Gaussian *field* with
+the ensemble's mean score and V; of the *closure*, the Gaussian field with the ensemble's own covariance, which leaves
+out only the cumulants beyond the second; and the *semiclassical* law, Gaussian around the path of the mean score. A
+theory that is a score has the law of its own probability flow instead. Total variations are between average laws.
+Finite ensembles of one law differ too: the *floor* is the mean total variation of random halves,
+:math:`\times \sqrt{(1/M + 1/M')\,M/4}` for M members against M' fields.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -31,12 +40,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vkernel import metrics
+from vkernel.core import rng
+from vkernel.core.covariance import Factored
 from vkernel.core.errors import InputError, require
-from vkernel.core.estimate import Estimate, jackknife_se
-from vkernel.kernels import Kernel, Linear
-from vkernel.reports.compare_laws import Columns, Theory, columns, compare_laws, draw_laws, range_of
+from vkernel.core.estimate import Estimate, jackknife_se, leave_one_out
+from vkernel.kernels import Kernel, Linear, Measured
 from vkernel.reports.compare_text import attributes, summary, table
-from vkernel.sample.scores import Groups, Scores, cumulants
+from vkernel.sample.loop import Problem
+from vkernel.sample.ode import pf_ode_end
+from vkernel.sample.scores import Groups, Scores, kurtosis, skewness
+from vkernel.sample.sde import Learned
+from vkernel.sample.semiclassical import semiclassical
 from vkernel.score.base import Score, wide_time
 from vkernel.score.empirical import EmpiricalScore
 
@@ -44,6 +59,11 @@ if TYPE_CHECKING:
     import xarray
 
 BULK = 1e-3  # of the greatest density
+SPLITS = 16  # random halves that the floor is a mean over
+CHUNK = 1 << 22  # scores of members at once
+
+Theory = Kernel | Score
+Columns = dict[str, tuple[tuple[str, ...], object]]  # dimensions and values of variables
 
 
 def compare(
@@ -71,8 +91,7 @@ def compare(
 
     Args:
         scores: an Ensemble or Checkpoints of three members or more (cumulants need five); a list, with one theory
-            each, adds the dimension
-            "condition".
+            each, adds the dimension "condition".
         theory: a V-kernel, which predicts the covariance over members, or a score, which predicts their mean.
         x: places ``(N, *shape)``, the dimension "x".
         t: a time or several, the dimension "t".
@@ -88,34 +107,43 @@ def compare(
 
     pairs = _pairs(scores, theory)
     x, times = _places(pairs[0][0], x, t)
-    shape, process = tuple(x.shape[1:]), pairs[0][0].process
-    d = math.prod(shape)
+    d, several = math.prod(x.shape[1:]), isinstance(scores, list | tuple)
     if laws is None:
         laws = d <= 2 and all(len(s.finite) >= 4 for s, _ in pairs)
         laws &= all(isinstance(V, Score) or V.factors(x[:1], times[0]) is not None for _, V in pairs)
     require(not laws or d <= 2, f"Laws are compared on a grid, in one or two dimensions, not {d}; give laws=False.")
     require(fields is None or fields >= 2, f"Laws need at least two fields; got {fields}.")
-    bulk = _bulk(score, x, times)
+    require(score is None or isinstance(score, EmpiricalScore), f"score must be an EmpiricalScore, not {score!r}.")
+    bulk = torch.ones(len(times), len(x), dtype=torch.bool, device=x.device)
+    if score is not None:
+        logp = torch.stack([score.posterior(x, u).logp.double() for u in times])
+        bulk = (logp > logp.amax(1, keepdim=True) + math.log(BULK)).to(x.device)
     found = [_moments(s, V, x, times, bulk) for s, V in pairs]
-    coords = _coordinates(x.reshape(len(x), d), times)
-    if laws:
-        drawn = [draw_laws(s, V, samples, fields, seed, steps, method, spacing) for s, V in pairs]
-        bins = (120 if d == 1 else 40) if bins is None else bins
-        span = range_of(drawn, d) if range is None else torch.as_tensor(range, dtype=torch.float64).expand(d, 2)
-        for one, sets in zip(found, drawn, strict=True):
-            one |= compare_laws(sets, bins, span, seed)
-        for name, (low, high) in zip(("bin", "bin2")[:d], span.tolist(), strict=True):
-            coords[name] = low + (high - low) * (np.arange(bins) + 0.5) / bins
-        coords["law"] = list(drawn[0])
-    known = [name for name in found[0] if all(name in one for one in found)]
-    several = isinstance(scores, list | tuple)
+    places, rows, unit = x.detach().reshape(len(x), d).cpu().double().numpy(), np.arange(len(x)), {"units": "data unit"}
+    coords = {
+        "x": ("x", places[:, 0], unit) if d == 1 else ("x", rows),
+        "index": ("x", rows),
+        "place": (("x", "axis"), places, unit),
+        "t": ("t", times, {"long_name": "noise level"}),
+        **({"t1": ("pair", times[:-1]), "t2": ("pair", times[1:])} if len(times) > 1 else {}),
+    }
     if several:
         by, names = _labels([V for _, V in pairs], labels, by)
         coords["condition"] = ("condition", names, {"long_name": by})
+    if laws:
+        drawn = [draw_laws(s, V, samples, fields or len(s), seed, steps, method, spacing) for s, V in pairs]
+        bins = (120 if d == 1 else 40) if bins is None else bins
+        span = _range(drawn, d) if range is None else torch.as_tensor(range, dtype=torch.float64).expand(d, 2)
+        for one, sets in zip(found, drawn, strict=True):
+            one |= _compare_laws(sets, bins, span, seed)
+        for name, (low, high) in zip(("bin", "bin2")[:d], span.tolist(), strict=True):
+            coords[name] = (name, low + (high - low) * (np.arange(bins) + 0.5) / bins)
+        coords["law"] = ("law", list(drawn[0]))
+    known = [name for name in found[0] if all(name in one for one in found)]
     dims = {n: ("condition",) * several + found[0][n][0] for n in known}
     values = {n: [one[n][1] for one in found] for n in known}
     ds = xarray.Dataset({n: (dims[n], values[n] if several else values[n][0], attributes(n)) for n in known}, coords)
-    ds.attrs = {"process": repr(process), "dimension": d, "bulk": "p(x|t)" if score else "all places"}
+    ds.attrs = {"process": repr(pairs[0][0].process), "dimension": d, "bulk": "p(x|t)" if score else "all places"}
     ds.attrs |= {"samples": samples, "steps": steps, "method": method, "seed": seed} if laws else {}
     ds.attrs |= {"summary": summary(ds), "table": table(ds)}
     return ds
@@ -155,16 +183,6 @@ def _places(scores: Scores, x: Tensor, t: float | Sequence[float] | Tensor) -> t
     return x, times
 
 
-def _coordinates(x: Tensor, times: list[float]) -> dict[str, object]:
-    """Label places by index, in one dimension by their coordinate; ``place`` holds all coordinates."""
-    values, n = x.detach().cpu().double().numpy(), len(x)
-    unit, line = {"units": "data unit"}, x.shape[1] == 1
-    label = ("x", values[:, 0], unit) if line else ("x", list(range(n)))
-    coords: dict[str, object] = {"x": label, "index": ("x", list(range(n))), "place": (("x", "axis"), values, unit)}
-    coords["t"] = ("t", times, {"long_name": "noise level"})
-    return coords | ({"t1": ("pair", times[:-1]), "t2": ("pair", times[1:])} if len(times) > 1 else {})
-
-
 def _labels(
     theories: list[Theory], labels: Sequence[float | str] | None, by: str | None
 ) -> tuple[str, Sequence[float | str]]:
@@ -176,30 +194,28 @@ def _labels(
     return by or "condition", list(names)
 
 
-def _bulk(score: EmpiricalScore | None, x: Tensor, times: list[float]) -> Tensor:
-    if score is None:
-        return torch.ones(len(times), len(x), dtype=torch.bool, device=x.device)
-    require(isinstance(score, EmpiricalScore), f"score must be an EmpiricalScore, not {score!r}.")
-    logp = torch.stack([score.posterior(x, u).logp.double() for u in times])
-    return (logp > logp.amax(1, keepdim=True) + math.log(BULK)).to(x.device)
-
-
 # --- moments --------------------------------------------------------------------------------------------------------
+
+
+def _columns(*dims: str, **values: object) -> Columns:
+    """Return variables with these dimensions; tensors become arrays."""
+    return {n: (dims, v.detach().cpu().numpy() if isinstance(v, Tensor) else v) for n, v in values.items()}
 
 
 def _moments(scores: Scores, theory: Theory, x: Tensor, times: list[float], bulk: Tensor) -> Columns:
     """Return every quantity that is known place by place, and its summaries over the bulk."""
-    scores, n, place = scores.finite, len(times), ("t", "x")
+    scores, n, mean = scores.finite, len(times), None
     s = torch.stack([scores(x, u).double().flatten(2) for u in times], 1)  # (M, t, x, axis)
-    mean = _mean(theory)
-    target = None if mean is None else torch.stack([mean(x, u).double().flatten(1) for u in times])
+    with contextlib.suppress(InputError):  # a kernel may be made without a mean
+        mean = theory if isinstance(theory, Score) else theory.mean
+    target = torch.zeros_like(s[0]) if mean is None else torch.stack([mean(x, u).double().flatten(1) for u in times])
     value, without = _statistics(s, scores.groups, target), _left_out(s, scores.groups, target)
     se = jackknife_se(without)
-    found = columns((*place, "axis"), mean_measured=s.mean(0), mean_measured_se=scores.groups.of_mean(s).sqrt())
-    found |= columns(place, measured=value[:n], measured_se=se[:n], bulk=bulk) | columns((), members=len(s))
-    if target is not None:
-        found |= columns((*place, "axis"), mean_predicted=target)
-        found |= columns(place, distance=value[-n:], distance_se=se[-n:])
+    found = _columns("t", "x", "axis", mean_measured=s.mean(0), mean_measured_se=scores.groups.of_mean(s).sqrt())
+    found |= _columns("t", "x", measured=value[:n], measured_se=se[:n], bulk=bulk) | _columns(members=len(s))
+    if mean is not None:
+        found |= _columns("t", "x", "axis", mean_predicted=target)
+        found |= _columns("t", "x", distance=value[-n:], distance_se=se[-n:])
         found |= _pooled("mean_error", value[-n:], without[:, -n:], target.square().sum(-1), bulk)
     if isinstance(theory, Kernel):
         predicted = torch.stack([theory.cov(x, u).trace().double() for u in times]).to(s.device)
@@ -207,40 +223,38 @@ def _moments(scores: Scores, theory: Theory, x: Tensor, times: list[float], bulk
         require(good, "V predicts no variance in the bulk, or one that is not finite: there is nothing to compare.")
         ratio = value[:n] / predicted
         low, middle, high = ratio[bulk & ratio.isfinite()].quantile(s.new_tensor([0.05, 0.5, 0.95]))
-        found |= columns(place, predicted=predicted, ratio=ratio, ratio_se=se[:n] / predicted)
-        found |= columns((), ratio_median=middle, ratio_low=low, ratio_high=high)
-        found |= columns((), valid=bool(theory.valid), why=str(theory.why))
+        found |= _columns("t", "x", predicted=predicted, ratio=ratio, ratio_se=se[:n] / predicted)
+        found |= _columns(ratio_median=middle, ratio_low=low, ratio_high=high)
+        found |= _columns(valid=bool(theory.valid), why=str(theory.why))
         found |= _pooled("ratio", value[:n], without[:, :n], predicted, bulk)
-        pooled, pooled_se = (float(found[name][1]) for name in ("ratio_pooled", "ratio_pooled_se"))  # type: ignore[arg-type]
-        found |= columns((), relative_error=abs(pooled - 1), relative_error_se=pooled_se)
+        found["relative_error"] = (), abs(np.subtract(found["ratio_pooled"][1], 1))
+        found["relative_error_se"] = found["ratio_pooled_se"]
     if isinstance(theory, Kernel) and n > 1:
         cross = torch.stack([theory.cov(x, u, x, v).trace().double() for u, v in pairwise(times)])
-        found |= columns(("pair", "x"), cross_measured=value[n:-n], cross_measured_se=se[n:-n], cross_predicted=cross)
-    return found | _gaussianity(s, bulk)
+        found |= _columns("pair", "x", cross_measured=value[n:-n], cross_measured_se=se[n:-n], cross_predicted=cross)
+    for name, share, statistic in (("skewness", "skewed_share", skewness), ("kurtosis", "kurtotic_share", kurtosis)):
+        value = se = torch.full_like(s[0], math.nan)
+        if len(s) >= 5:  # fourth cumulants with errors need five members
+            value, se = statistic(s), jackknife_se(leave_one_out(statistic, s))
+        found |= _columns("t", "x", "axis", **{name: value, f"{name}_se": se})
+        found |= _columns(**{share: (value.abs() > 2 * se)[bulk].double().mean() if len(s) >= 5 else math.nan})
+    return found
 
 
-def _mean(theory: Theory) -> Score | None:
-    try:
-        return theory if isinstance(theory, Score) else theory.mean
-    except InputError:  # the kernel was made without a mean
-        return None
-
-
-def _statistics(s: Tensor, groups: Groups, target: Tensor | None) -> Tensor:
+def _statistics(s: Tensor, groups: Groups, target: Tensor) -> Tensor:
     """Return tr Cov at every t, between every t and the next, and the distance of the mean from ``target``, stacked."""
-    f, away = groups.factors(s), s.mean(0) - (0 if target is None else target)
-    distance = (away.square() - groups.of_mean(s)).sum(-1)
+    f, distance = groups.factors(s), ((s.mean(0) - target).square() - groups.of_mean(s)).sum(-1)
     return torch.cat([f.square().sum((0, -1)), (f[:, :-1] * f[:, 1:]).sum((0, -1)), distance])
 
 
-def _left_out(s: Tensor, groups: Groups, target: Tensor | None) -> Tensor:
+def _left_out(s: Tensor, groups: Groups, target: Tensor) -> Tensor:
     """Return :func:`_statistics` without each unit, ``(units, …)``: in closed form where members are independent."""
     if groups.grouped:
         return torch.stack([_statistics(s[k], groups.keep(k), target) for k in groups.without()])
     m, c = len(s), s - s.mean(0)
     q = torch.cat([c.square().sum(-1), (c[:, :-1] * c[:, 1:]).sum(-1)], 1)
     cov = (q.sum(0) - m / (m - 1) * q) / (m - 2)
-    away = s.mean(0) - c / (m - 1) - (0 if target is None else target)
+    away = s.mean(0) - c / (m - 1) - target
     return torch.cat([cov, away.square().sum(-1) - cov[:, : s.shape[1]] / (m - 1)], 1)
 
 
@@ -248,18 +262,93 @@ def _pooled(name: str, value: Tensor, without: Tensor, scale: Tensor, bulk: Tens
     """Return Σ value / Σ scale over the bulk, at each time and averaged over times, with jackknife errors."""
     weights = bulk / (bulk * scale).sum(1, keepdim=True)
     by_time, left = ((v * weights).sum(-1) for v in (value, without))
-    found = columns(("t",), **{f"{name}_by_time": by_time, f"{name}_by_time_se": jackknife_se(left)})
-    return found | columns((), **{f"{name}_pooled": by_time.mean(), f"{name}_pooled_se": jackknife_se(left.mean(-1))})
+    found = _columns("t", **{f"{name}_by_time": by_time, f"{name}_by_time_se": jackknife_se(left)})
+    return found | _columns(**{f"{name}_pooled": by_time.mean(), f"{name}_pooled_se": jackknife_se(left.mean(-1))})
 
 
-def _gaussianity(s: Tensor, bulk: Tensor) -> Columns:
-    unknown = Estimate(*[s[0, 0] * math.nan] * 4)  # fourth cumulants with errors need five members
-    enough, times = len(s) >= 5, range(s.shape[1])
-    each = [cumulants(s[:, k], components=1) for k in times] if enough else []
-    found: Columns = {}
-    for name, share in (("skewness", "skewed_share"), ("kurtosis", "kurtotic_share")):
-        rows = [(c.skewness if name == "skewness" else c.kurtosis) for c in each] or [unknown for _ in times]
-        value, se = torch.stack([e.value for e in rows]), torch.stack([e.se for e in rows])
-        found |= columns(("t", "x", "axis"), **{name: value, f"{name}_se": se})
-        found |= columns((), **{share: (value.abs() > 2 * se)[bulk].double().mean() if enough else math.nan})
-    return found
+# --- laws -----------------------------------------------------------------------------------------------------------
+
+
+def draw_laws(
+    scores: Scores, theory: Theory, samples: int, count: int, seed: int, steps: int, method: str, spacing: str | None
+) -> dict[str, Tensor]:
+    """Draw samples ``(members, starts, *shape)`` of each law, with ``count`` fields; NaN where they diverge."""
+    x_T, source, mean = scores.start(samples, seed), rng.stream(seed, "compare/fields"), scores.mean_score
+
+    def flow(score: Score, start: Tensor) -> Tensor:
+        parts = start.split(max(1, CHUNK // (count * len(scores))), 1)
+        return torch.cat([pf_ode_end(Problem(score, part.contiguous(), steps, spacing), method) for part in parts], 1)
+
+    def quenched(V: Kernel) -> Tensor:
+        """Sample the effective SDE; a V without factors needs a field for every start."""
+        each = V.factors(x_T[:1], scores.process.T) is None
+        start = x_T[:, None] if each else x_T.expand(count, *x_T.shape)
+        return flow(Learned(mean, V.draw(len(start), source)), start)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what diverges is counted in the result
+        own, closure = scores.sample(x_T=x_T, steps=steps, method=method, spacing=spacing), Measured(scores)
+    if isinstance(theory, Score):
+        return {"ensemble": own, "theory": flow(theory, x_T[None])}
+    close = quenched(closure)
+    field = close if isinstance(theory, Measured) and theory.scores is closure.scores else quenched(theory)
+    around = torch.full((count, *x_T.shape), torch.nan)
+    if theory.factors(x_T[:1], scores.process.T) is not None:  # without factors it would cost steps² covariances
+        with contextlib.suppress(InputError):  # a path diverged
+            middle, cov = semiclassical(theory, x_T.double(), mean=mean, steps=steps, spacing=spacing)
+            assert isinstance(middle, Tensor)
+            assert isinstance(cov, Factored)
+            z = rng.randn((count, *cov.factors.shape[:2]), source, middle.device, torch.float64)
+            around = middle + torch.einsum("mfn,fn...->mn...", z, cov.factors)
+    return {"ensemble": own, "field": field, "closure": close, "semiclassical": around}
+
+
+def _finite(x: Tensor) -> Tensor:
+    """Return the members whose samples are all finite."""
+    return x[x.flatten(1).isfinite().all(1)]
+
+
+def _range(drawn: list[dict[str, Tensor]], d: int) -> Tensor:
+    """Return the range of a grid that holds nearly all samples of the ensembles, ``(d, 2)``."""
+    points = torch.cat([_finite(sets["ensemble"]).double().reshape(-1, d) for sets in drawn])
+    require(len(points) > 0, "Every member diverged while sampling: take more steps, or log spacing.")
+    points = points[:: max(1, len(points) // 1_000_000)].cpu()
+    low, high = points.quantile(torch.tensor([0.001, 0.999], dtype=torch.float64), 0)
+    pad = 0.08 * (high - low).clamp_min(1e-6)
+    return torch.stack([low - pad, high + pad], 1)
+
+
+def _compare_laws(drawn: Mapping[str, Tensor], bins: int, span: Tensor, seed: int) -> Columns:
+    """Return densities, total variations with their floors, and how many members of each law diverged."""
+    kept = {name: _finite(x) for name, x in drawn.items()}
+    own, found, densities = kept["ensemble"], Columns(), []
+    require(len(own) >= 4, f"{len(drawn['ensemble']) - len(own)} members diverged while sampling: take more steps.")
+    for name, law in kept.items():
+        found |= _columns(**{f"lost_{name}": len(drawn[name]) - len(law)})
+        density = torch.full((bins,) * len(span), torch.nan, dtype=torch.float64)
+        tv, floor, enough = Estimate[float].unknown(), math.nan, len(law) >= (1 if name == "theory" else 2)
+        if enough:
+            density = torch.as_tensor(metrics.histogram(law, bins, span, normalise="all", members=True)[0].value)
+        densities.append(density.cpu())
+        if name == "ensemble":
+            continue
+        if enough:
+            tv = metrics.total_variation(own, law, bins, span, members=True)
+            floor = _floor(own, law, bins, span, rng.stream(seed, "compare/floor"))
+        rows = {"": tv.value, "_low": tv.low, "_high": tv.high, "_floor": floor}
+        found |= _columns(**{f"tv_{name}{ending}": value for ending, value in rows.items()})
+    found["tv_floor"] = found[f"tv_{'theory' if 'theory' in kept else 'closure'}_floor"]
+    return found | _columns(*("law", "bin", "bin2")[: 1 + len(span)], density=torch.stack(densities))
+
+
+def _floor(own: Tensor, law: Tensor, bins: int, span: Tensor, source: torch.Generator) -> float:
+    """Return the total variation if ``law`` is the ensemble's own: of halves, or with one member for each start."""
+    (m, n), total = own.shape[:2], 0.0
+    for _ in range(SPLITS):
+        if law.shape[1] > 1 or n == 1:
+            one, two = (own[half] for half in torch.randperm(m, generator=source).tensor_split(2))
+            scale = math.sqrt((1 / m + 1 / len(law)) * m / 4)
+        else:
+            one, two, scale = own, own[torch.randint(m, (n,), generator=source), torch.arange(n)][:, None], 1.0
+        total += scale * float(metrics.total_variation(one, two, bins, span, members=True)) / SPLITS
+    return total

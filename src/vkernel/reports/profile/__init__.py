@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,17 +27,21 @@ from vkernel.core.progress import Progress
 from vkernel.core.progress import progress as show_progress
 from vkernel.data.empirical import Empirical
 from vkernel.process import VP, Anisotropic, Process
+from vkernel.reports import html
 from vkernel.reports.profile import measure
 from vkernel.reports.profile.measure import BoundaryPair, IsolatedPoint, Level, NearDuplicates
 from vkernel.score.empirical import EmpiricalScore
 
 if TYPE_CHECKING:
     import xarray
+    from matplotlib.figure import Figure
+    from rich.console import Group
 
-__all__ = ["BoundaryPair", "IsolatedPoint", "Level", "NearDuplicates", "Profile", "profile"]
+__all__ = ["BoundaryPair", "IsolatedPoint", "Level", "NearDuplicates", "Profile", "profile", "table"]
 
 COST = 2.5e10  # queries × n × d per noise level that is spent by default
 QUANTILES = {"min": 0.0, "q05": 0.05, "median": 0.5, "q95": 0.95, "max": 1.0}
+SHOWN = 12  # groups of duplicates, and rows of a table, that a report shows
 
 
 @dataclass(frozen=True)
@@ -71,29 +77,28 @@ class Profile:
     def neighbour_distance(self) -> dict[str, float]:
         """Quantiles of the distance to the nearest other point, and the number of points they are from."""
         found = self.neighbour_distances.sort().values.tolist()
-        if not found:
-            return {}
         last = len(found) - 1
-        return {"points": len(found)} | {name: found[min(int(q * len(found)), last)] for name, q in QUANTILES.items()}
+        quantiles = {name: found[min(int(q * len(found)), last)] for name, q in QUANTILES.items() if found}
+        return {"points": len(found)} | quantiles if found else {}
 
     def to_dict(self) -> dict[str, object]:
-        """Return everything as plain numbers, lists and dictionaries."""
-        dimension = self.intrinsic_dimension
+        """Return everything as plain numbers, lists and dictionaries; infinite values, which JSON lacks, are None."""
+        dimension = self.intrinsic_dimension or Estimate.unknown()
         return {
             "n": self.n,
             "distinct": self.distinct,
             "d": self.d,
             "shape": list(self.data.shape),
             "name": self.data.name,
-            "scale": None if self.scale is None else list(self.scale),
+            "scale": self.scale and list(self.scale),
             "process": repr(self.process),
             "queries": self.queries,
             "seed": self.seed,
             **self.curves,
             "collapse_time": self.collapse_time,
-            "window": None if self.window is None else list(self.window),
-            "intrinsic_dimension": None if dimension is None else _finite(dimension.value),
-            "intrinsic_dimension_se": None if dimension is None else _finite(dimension.se),
+            "window": self.window and list(self.window),
+            "intrinsic_dimension": _finite(dimension.value),
+            "intrinsic_dimension_se": _finite(dimension.se),
             "neighbour_distance": self.neighbour_distance,
             "duplicates": self.duplicates,
             "near_duplicates": [asdict(group) for group in self.near_duplicates],
@@ -114,15 +119,19 @@ class Profile:
 
     def to_html(self, path: str | Path) -> Path:
         """Write one self-contained page with plots and, for images, the images themselves."""
-        from vkernel.reports.profile.report import page
-
-        return write(path, page(self))
+        title = f"Profile of {self.data.name}" if self.data.name else "Profile of a training set"
+        figures = {name: html.picture(draw) for name, draw in _figures(self).items()}
+        values = {"title": title, "sentences": self.summary().splitlines(), "rows": _rows(self), "figures": figures}
+        return write(path, html.page("profile.html", p=self, shown=SHOWN, **values))
 
     def summary(self) -> str:
-        """Return the findings in a few sentences."""
-        from vkernel.reports.profile.report import sentences
+        """Return the findings in a few sentences, one on each line."""
+        peak = max(self.levels, key=lambda level: level.noise_fraction.value)
+        return html.render("profile.txt", p=self, peak=peak, process=repr(self.process)).strip()
 
-        return "\n".join(sentences(self))
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
 
 
 def profile(
@@ -149,19 +158,18 @@ def profile(
     check_whole(top, "top")
     given = data if isinstance(data, Empirical) else Empirical(data)
     merged, inverse = given.merged()
-    first, groups = _first_and_groups(inverse, merged.n)
+    order, sizes = inverse.cpu().argsort(stable=True), torch.bincount(inverse.cpu(), minlength=merged.n)
+    groups = [group.tolist() for group in order.split(sizes.tolist())]
+    first = [group[0] for group in groups]
     score = EmpiricalScore(merged, process, memory)
     if queries is None:
         queries = 1 << int(math.log2(min(max(COST / (merged.n * merged.d), 256), 2048)))
     require(queries >= 2, f"A standard error needs at least 2 queries; got {queries}.")
     with show_progress(measure.WORK, progress) as step:
-        levels = measure.Levels.measure(score, queries, seed, step)
-        geometry = measure.Geometry.measure(merged, seed, step) if merged.n > 1 else None
-        isolated = [IsolatedPoint(0, process.T)]
-        if geometry is not None:
-            isolated = measure.isolated_points(score, geometry, top, seed, step)
+        levels = measure.Levels(score, queries, seed, step)
+        geometry = measure.Geometry.measure(merged, seed, step)
+        isolated = measure.isolated_points(score, geometry, top, seed, step)
         pairs = measure.boundary_pairs(score, levels, top, seed, step)
-    near = [] if geometry is None else geometry.near
     return Profile(
         data=given,
         process=process,
@@ -174,22 +182,83 @@ def profile(
         levels=levels.ordered,
         collapse_time=levels.collapse_time,
         window=levels.window,
-        intrinsic_dimension=None if geometry is None else geometry.intrinsic_dimension,
-        neighbour_distances=torch.zeros(0) if geometry is None else geometry.distance,
-        duplicates=groups,
-        near_duplicates=[replace(group, indices=[first[i] for i in group.indices]) for group in near],
+        intrinsic_dimension=geometry.intrinsic_dimension,
+        neighbour_distances=geometry.distance,
+        duplicates=[group for group in groups if len(group) > 1],
+        near_duplicates=[replace(group, indices=[first[i] for i in group.indices]) for group in geometry.near],
         isolated=[replace(point, index=first[point.index]) for point in isolated],
         boundary_pairs=[replace(pair, i=first[pair.i], j=first[pair.j]) for pair in pairs],
     )
 
 
-def _first_and_groups(inverse: Tensor, distinct: int) -> tuple[list[int], list[list[int]]]:
-    """Return the first given index of each distinct point, and the groups of exact duplicates."""
-    order, sizes = inverse.cpu().argsort(stable=True), torch.bincount(inverse.cpu(), minlength=distinct)
-    parts = order.split(sizes.tolist())
-    return [int(part[0]) for part in parts], [part.tolist() for part in parts if len(part) > 1]
+# --- tables and figures ---------------------------------------------------------------------------------------------
 
 
-def _finite(value: float) -> float | None:
-    """Return ``None`` for infinite values, which JSON does not have."""
-    return float(value) if math.isfinite(value) else None
+def table(p: Profile) -> Group:
+    """Return the sentences, the curves at about twelve levels, and the points and pairs at risk, for the terminal."""
+    from rich.console import Group
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    title = f"along t ({p.queries:,} queries per level; points: their effective number; entropy in nats)"
+    points = [(str(one.index), f"{one.t:.3g}") for one in p.isolated]
+    pairs = [(f"{q.i} – {q.j}", f"{100 * q.share:.2g} ± {100 * q.share_se:.1g} %") for q in p.boundary_pairs]
+    risks = [[*left, *right] for left, right in zip_longest(points, pairs, fillvalue=("", ""))]
+    heads = (
+        (title, ("t", "noise fraction", "points", "mmse", "entropy", "own weight"), _rows(p)),
+        ("points and pairs at risk", ("isolated point", "from t", "boundary pair", "share of noise"), risks),
+    )
+    tables = []
+    for name, columns, rows in heads:
+        right = [Column(column, justify="right", no_wrap=True) for column in columns]
+        tables.append(Table(*right, title=name, title_justify="left"))
+        for row in rows:
+            tables[-1].add_row(*row)
+    return Group(Text(p.summary()), *tables)
+
+
+def _rows(p: Profile) -> list[list[str]]:
+    """Return about a dozen levels, evenly spaced, as cells of a table."""
+    rows, last = [], len(p.levels) - 1
+    for level in (p.levels[k] for k in sorted({round(k * last / (SHOWN - 1)) for k in range(SHOWN)})):
+        rho = level.noise_fraction
+        cells = [f"{e.value:.3g}" for e in (level.ess, level.mmse, level.entropy, level.own_weight)]
+        rows.append([f"{level.t:.3g}", f"{rho.value:.2g} ± {rho.se:.1g}" if rho.value > 1e-6 else "< 1e-6", *cells])
+    return rows
+
+
+def _figures(p: Profile) -> dict[str, Callable[[], Figure]]:
+    """Return the functions that draw the figures of the page; their titles and captions stand in the template."""
+    from vkernel import plots
+
+    c, image = p.curves, len(p.data.shape) == 2 or (len(p.data.shape) == 3 and p.data.shape[0] in (1, 3))
+    curves = [c[name] for name in ("t", "noise_fraction", "noise_fraction_se", "ess", "mmse", "entropy")]
+    groups = [*p.duplicates, *(group.indices for group in p.near_duplicates)][:SHOWN]
+
+    def images(indices: list[int]) -> Tensor:
+        return p.data[torch.tensor(indices)].float()
+
+    def plane() -> Figure:
+        """Draw at most about 5,000 points of the plane, those at risk among them."""
+        risk = [one.index for one in p.isolated] + [k for q in p.boundary_pairs for k in (q.i, q.j)]
+        keep = torch.cat([torch.arange(0, p.n, max(1, p.n // 5000)), torch.tensor(risk, dtype=torch.long)]).unique()
+        place = {int(i): k for k, i in enumerate(keep)}
+        pairs = [[place[q.i], place[q.j]] for q in p.boundary_pairs]
+        return plots.scatter_pairs(p.data.take(keep), [place[one.index] for one in p.isolated], pairs)
+
+    def isolated() -> Figure:
+        return plots.image_row(images([o.index for o in p.isolated]), [f"{o.index}\nt = {o.t:.3g}" for o in p.isolated])
+
+    def pairs(rows: list[tuple[int, int, str]]) -> Figure:
+        return plots.pairs(*(images([row[side] for row in rows]) for side in (0, 1)), [row[2] for row in rows])
+
+    shares = [(q.i, q.j, f"{q.i} · {q.j}\n{100 * q.share:.2g} %") for q in p.boundary_pairs]
+    every: dict[str, tuple[object, Callable[[], Figure]]] = {
+        "curves": (True, lambda: plots.noise_profile(*curves, p.collapse_time, p.window, p.distinct)),
+        "neighbours": (len(p.neighbour_distances), lambda: plots.distances(p.neighbour_distances)),
+        "plane": (p.data.shape == (2,), plane),
+        "duplicates": (image and groups, lambda: pairs([(g[0], g[1], f"{g[0]} · {g[1]}") for g in groups])),
+        "isolated": (image and p.isolated, isolated),
+        "pairs": (image and shares, lambda: pairs(shares)),
+    }
+    return {name: draw for name, (wanted, draw) in every.items() if wanted}

@@ -17,20 +17,15 @@ where :math:`J = \lceil K/2 \rceil` leaves out near copies of a point, which are
 n would have a neighbour within r with probability about :math:`n K (r/T_K)^k`. The threshold makes that 5 %, with the
 median of :math:`T_K`, and is at most a fifth of the median neighbour distance which that implies.
 
-*Isolated points* (§3.3). Point i is recognised at noise level t if its mean posterior weight at
-:math:`x = \alpha y_i + \sigma z` is at least one half. Its own collapse time is
+*Isolated points* (§3.3). Point i is recognised at noise level t if its mean posterior weight at :math:`x = \alpha y_i +
+\sigma z` is at least one half. Samplers commit earliest to the points with the largest own collapse time
+:math:`t_i = \max\{t : E[r_i | x_0 = y_i] \ge \tfrac12\}`.
 
-.. math:: t_i = \max\{t : E[r_i | x_0 = y_i] \ge \tfrac12\};
+*Boundary pairs* (§3.3). The noise of the target is a sum over pairs, and each term is an expectation around the
+midpoint of the pair, since :math:`\sqrt{N_i N_j}` is a Gaussian around it:
 
-samplers commit earliest to the points with the largest :math:`t_i`.
-
-*Boundary pairs* (§3.3). The noise of the target is a sum over pairs,
-
-.. math:: E\,\mathrm{tr}\,C = \frac{\alpha^2}{2\sigma^4} \sum_{ij} E[r_i r_j]\, |y_i - y_j|^2 ,
-
-and each term is an expectation around the midpoint of the pair. Since :math:`\sqrt{N_i N_j}` is a Gaussian around it,
-
-.. math:: E[r_i r_j] = \sqrt{w_i w_j}\; e^{-\alpha^2 |y_i - y_j|^2 / 8\sigma^2}\;
+.. math:: E\,\mathrm{tr}\,C = \frac{\alpha^2}{2\sigma^4} \sum_{ij} E[r_i r_j]\, |y_i - y_j|^2 , \qquad
+          E[r_i r_j] = \sqrt{w_i w_j}\; e^{-\alpha^2 |y_i - y_j|^2 / 8\sigma^2}\;
           E_{x \sim N(\alpha (y_i + y_j)/2,\; \sigma^2)} \sqrt{r_i(x)\, r_j(x)} ,
 
 whose integrand is bounded: pairs whose boundary is reached once in a million draws are measured as well as others.
@@ -40,7 +35,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -84,51 +79,36 @@ class Level:
     own_weight: Estimate
 
 
-@dataclass
 class Levels:
-    """Measure noise levels on shared points and noise, and keep them by log(sigma/alpha)."""
+    """Measure noise levels on shared points and noise; keep them by log(sigma/alpha), with window and collapse time."""
 
-    score: EmpiricalScore
-    queries: int
-    seed: int
-    step: Reporter
-    known: dict[float, Level] = field(default_factory=dict)
-    collapse_time: float | None = None
-    window: tuple[float, float] | None = None
-
-    def __post_init__(self) -> None:
-        data, source = self.score.data, rng.stream(self.seed, "profile/points")
+    def __init__(self, score: EmpiricalScore, queries: int, seed: int, step: Reporter) -> None:
+        data, process, source = score.data, score.process, rng.stream(seed, "profile/points")
+        self.score, self.queries, self.seed, self.step = score, queries, seed, step
+        self.known: dict[float, Level] = {}
         shift = torch.rand((), generator=source, dtype=torch.float64)
-        u = (torch.arange(self.queries, dtype=torch.float64) + shift) / self.queries  # every point, if there are enough
+        u = (torch.arange(queries, dtype=torch.float64) + shift) / queries  # every point, if there are enough
         index = torch.searchsorted(data.weights.cumsum(0).cpu(), u, right=True).clamp_max(data.n - 1)
         self.index = index.to(data.device)
-        noise = rng.stream(self.seed, "profile/noise")
-        self.noise = rng.randn((self.queries, *data.shape), noise, data.device, data.dtype)
+        self.noise = rng.randn((queries, *data.shape), rng.stream(seed, "profile/noise"), data.device, data.dtype)
 
-    @classmethod
-    def measure(cls, score: EmpiricalScore, queries: int, seed: int, step: Reporter) -> Levels:
-        """Measure all levels, the window and the collapse time."""
-        self, process = cls(score, queries, seed, step), score.process
         low, high = (math.log(max(r, 1e-12)) for r in process.ratios)
-        reach = max(min(high, math.log(10 * score.data.spread)) if score.data.spread > 0 else high, low + 1e-6)
+        reach = max(min(high, math.log(10 * data.spread)) if data.spread > 0 else high, low + 1e-6)
         grid = [low + (reach - low) * k / (LEVELS - 2) for k in range(LEVELS - 1)]
         grid.append(high if high > grid[-1] + 1e-6 else grid[-1] + 1e-6)
-        noisy = [k for k, u in enumerate(grid) if self.at(u).noise_fraction.value > FLOOR]
-        chosen = [k for k, u in enumerate(grid) if self.at(u).own_weight.value >= 0.5]
-
-        def end(last: int, value: Callable[[Level], float], threshold: float) -> float:
-            return process.T if last == LEVELS - 1 else self.crossing(value, threshold, grid[last], grid[last + 1])
 
         def rho(level: Level) -> float:
             return level.noise_fraction.value
 
+        def own(level: Level) -> float:
+            return level.own_weight.value
+
+        noisy = [k for k, u in enumerate(grid) if rho(self.at(u)) > FLOOR]
+        chosen = [k for k, u in enumerate(grid) if own(self.at(u)) >= 0.5]
+        self.window: tuple[float, float] | None = None
         if noisy:
-            first = noisy[0]
-            start = process.eps if first == 0 else self.crossing(rho, FLOOR, grid[first - 1], grid[first])
-            self.window = (start, end(noisy[-1], rho, FLOOR))
-        if chosen:
-            self.collapse_time = end(chosen[-1], lambda level: level.own_weight.value, 0.5)
-        return self
+            self.window = (self._crossing(grid, noisy[0] - 1, rho, FLOOR), self._crossing(grid, noisy[-1], rho, FLOOR))
+        self.collapse_time = self._crossing(grid, chosen[-1], own, 0.5) if chosen else None
 
     @property
     def ordered(self) -> list[Level]:
@@ -155,24 +135,22 @@ class Levels:
         self.step("noise levels")
         return self.known[log_ratio]
 
-    def crossing(self, value: Callable[[Level], float], threshold: float, below: float, above: float) -> float:
-        """Return the t at which a quantity crosses a threshold, by bisection and then interpolation."""
+    def _crossing(self, grid: list[float], k: int, value: Callable[[Level], float], threshold: float) -> float:
+        """Return the t at which a quantity crosses a threshold after level k, by bisection and then interpolation."""
+        if not 0 <= k < len(grid) - 1:
+            return self.score.process.eps if k < 0 else self.score.process.T
+        below, above = grid[k : k + 2]
         rising = value(self.at(above)) > threshold
         for _ in range(REFINED):
             middle = (below + above) / 2
-            if (value(self.at(middle)) > threshold) == rising:
-                above = middle
-            else:
-                below = middle
+            inside = (value(self.at(middle)) > threshold) == rising
+            below, above = (below, middle) if inside else (middle, above)
         a, b = (math.log(max(value(self.at(u)), 1e-300) / threshold) for u in (below, above))
         share = 0.5 if a == b else min(max(a / (a - b), 0.0), 1.0)
         return float(_time(self.score.process, math.exp(below + share * (above - below))))
 
     def noisy(self, count: int) -> list[tuple[float, float]]:
-        """Return ``count`` values (sigma/alpha, noise fraction), uniform in log(sigma/alpha) over the window.
-
-        Where there is no window, the levels with a ρ of at least a quarter of its largest value are used.
-        """
+        """Return ``count`` values (sigma/alpha, ρ) over the window, or where there is none, where ρ ≥ max ρ / 4."""
         rho = np.array([level.noise_fraction.value for level in self.ordered])
         log_ratio = np.array([math.log(level.sigma_over_alpha) for level in self.ordered])
         inside = (rho > 0) & (rho >= rho.max() / 4)
@@ -212,6 +190,8 @@ class Geometry:
     @classmethod
     def measure(cls, data: Empirical, seed: int, step: Reporter) -> Geometry:
         """Find the neighbours of all points (of a sample, where there are too many), dimension and near duplicates."""
+        if data.n == 1:
+            return cls(*[torch.zeros(0)] * 3, None, [])
         m = neighbour_count(data.n, data.d)
         index, found = _choice(data, m, seed), []
         for part in index.split(BLOCK):
@@ -245,11 +225,10 @@ def _dimension_and_threshold(data: Empirical, seed: int) -> tuple[Estimate | Non
     harmonic = (1 / torch.arange(1, k, dtype=torch.float64)).cumsum(0)  # H_1 … H_{k-1}
     expected = float((harmonic[-1] - harmonic[start - 2 : k - 2]).sum())
     usable = gaps[gaps[:, start - 1] > 0]
-    if not len(usable):
+    logs = (usable[:, -1:] / usable[:, start - 1 : -1]).log().sum(1) / expected
+    if not logs.mean() > 1e-6:  # or there are none
         return None, 0.0
-    inverse = Estimate[float].of_mean((usable[:, -1:] / usable[:, start - 1 : -1]).log().sum(1) / expected)
-    if not inverse.value > 1e-6:
-        return None, 0.0
+    inverse = Estimate[float].of_mean(logs)
     high = 1 / inverse.low if inverse.low > 0 else math.inf
     dimension = Estimate(1 / inverse.value, inverse.se / inverse.value**2, 1 / inverse.high, high)
     power = 1 / max(dimension.value, 1.0)
@@ -298,27 +277,27 @@ def _draws(score: EmpiricalScore, items: int) -> int:
     return max(8, 2 * int(queries / items / 2))
 
 
-def _symmetric_noise(count: int, data: Empirical, seed: int) -> Tensor:
-    """Return noise shared by all points, ``(count, 1, *shape)``: pairs ±z, or quantiles in one dimension."""
-    if data.d == 1:
-        return rng.quasi_normals(count, 1, seed).reshape(count, 1, *data.shape).to(data.device, data.dtype)
-    half = rng.randn((count // 2, 1, *data.shape), rng.stream(seed, "profile/isolated"), data.device, data.dtype)
-    return torch.cat([half, -half])
-
-
 def isolated_points(
     score: EmpiricalScore, geometry: Geometry, top: int, seed: int, step: Reporter
 ) -> list[IsolatedPoint]:
     """Return the points with the largest own collapse times, descending."""
     data, process = score.data, score.process
+    if data.n == 1:
+        return [IsolatedPoint(0, process.T)]
     order = geometry.distance.argsort(descending=True)[:SHORTLIST]
     index = geometry.index[order].to(data.device)
-    noise = _symmetric_noise(_draws(score, len(index)), data, seed)
+    count = _draws(score, len(index))  # of noise that all points share: quantiles in one dimension, or pairs ±z
+    if data.d == 1:
+        noise = rng.quasi_normals(count, 1, seed).reshape(count, 1, *data.shape).to(data.device, data.dtype)
+    else:
+        half = rng.randn((count // 2, 1, *data.shape), rng.stream(seed, "profile/isolated"), data.device, data.dtype)
+        noise = torch.cat([half, -half])
     ratios = collapse_ratio(score, index, noise, bisections=BISECTIONS, step=lambda: step("isolated points"))
-    found = []
-    for i, ratio in zip(index.tolist(), ratios, strict=True):
-        if not ratio.isnan():
-            found.append(IsolatedPoint(i, process.T if ratio >= process.ratios[1] else float(process.time(ratio))))
+    found = [
+        IsolatedPoint(i, process.T if ratio >= process.ratios[1] else float(process.time(ratio)))
+        for i, ratio in zip(index.tolist(), ratios, strict=True)
+        if not ratio.isnan()
+    ]
     return sorted(found, key=lambda p: -p.t)[:top]
 
 
