@@ -21,7 +21,8 @@ from vkernel.core.estimate import Estimate
 rng = np.random.default_rng(0)
 T = np.geomspace(1e-3, 1, 20)
 RHO = np.sin(np.linspace(0, np.pi, 20)) ** 2
-CURVES = {"rho": RHO, "rho_se": 0.01 + 0 * T, "ess": 1 + 99 * T, "mmse": T, "entropy": np.log(1 + 99 * T)}
+CURVES = {"t": T, "noise_fraction": RHO, "noise_fraction_se": 0.01 + 0 * T, "ess": 1 + 99 * T, "mmse": T}
+CURVES["entropy"] = np.log(CURVES["ess"])
 
 
 def line_figure(**changes: object) -> Figure:
@@ -112,7 +113,7 @@ DRAW = {
         np.ones((1, 2, 3, 1, 21)),
         np.ones((1, 21)),
     ),
-    "noise_profile": lambda: plots.noise_profile(T, **CURVES, collapse_time=0.01, window=(0.02, 0.3), points=100),
+    "noise_profile": lambda: plots.noise_profile(CURVES, collapse_time=0.01, window=(0.02, 0.3), points=100),
     "distances": lambda: plots.distances([0, 1, 1.5, 2]),
     "image_row": lambda: plots.image_row(rng.uniform(size=(13, 4, 4)), [str(k) for k in range(13)]),
     "pairs": lambda: plots.pairs(rng.uniform(size=(9, 3, 4, 4)), rng.uniform(size=(9, 3, 4, 4)), ["a"] * 9),
@@ -157,10 +158,10 @@ def test_the_theme_outside_holds_inside() -> None:
 
 
 def test_noise_profile_holds_its_numbers() -> None:
-    figure = plots.noise_profile(T, **CURVES, collapse_time=0.01, window=(0.02, 0.3), points=100)
+    figure = plots.noise_profile(CURVES, collapse_time=0.01, window=(0.02, 0.3), points=100)
     axes = figure.axes
     assert len(axes) == 4
-    for ax, key in zip(axes, ("rho", "ess", "mmse", "entropy"), strict=True):
+    for ax, key in zip(axes, ("noise_fraction", "ess", "mmse", "entropy"), strict=True):
         curve = ax.lines[0]
         np.testing.assert_allclose(curve.get_xdata(), T)
         np.testing.assert_allclose(curve.get_ydata(), CURVES[key])
@@ -180,17 +181,17 @@ def test_noise_profile_holds_its_numbers() -> None:
 
 
 def test_noise_profile_without_marks_and_with_unequal_curves() -> None:
-    figure = plots.noise_profile(T, **CURVES)
+    figure = plots.noise_profile(CURVES)
     assert not any(ax.patches for ax in figure.axes)
     with pytest.raises(InputError, match="one value per time"):
-        plots.noise_profile(T[:-1], **CURVES)
+        plots.noise_profile(CURVES | {"t": T[:-1]})
 
 
 @pytest.mark.parametrize(
     "wrap", [list, np.asarray, torch.as_tensor, lambda v: torch.as_tensor(v).requires_grad_(), xarray.DataArray]
 )
 def test_labelled_arrays_of_every_kind(wrap) -> None:
-    figure = plots.noise_profile(wrap(T), **{key: wrap(value) for key, value in CURVES.items()})
+    figure = plots.noise_profile({key: wrap(value) for key, value in CURVES.items()})
     np.testing.assert_allclose(figure.axes[0].lines[0].get_ydata(), RHO)
 
 

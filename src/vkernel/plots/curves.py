@@ -112,23 +112,20 @@ def curve_panels(*panels: Panel, share: bool = False) -> Figure:
 
 @styled
 def noise_profile(
-    t: Values,
-    rho: Values,
-    rho_se: Values,
-    ess: Values,
-    mmse: Values,
-    entropy: Values,
+    curves: Mapping[str, Values],
     collapse_time: float | None = None,
     window: tuple[float, float] | None = None,
     points: int | None = None,
 ) -> Figure:
     """Draw the statistics of the training target against t: noise fraction, effective points, MMSE, entropy.
 
-    ``rho`` has a 95 % band from ``rho_se``. ``window`` shades the times at which the target is noisy,
+    ``curves`` are those of a :class:`~vkernel.reports.profile.Profile`, of which t, noise_fraction, noise_fraction_se
+    (drawn as a 95 % band), ess, mmse and entropy are used. ``window`` shades the times at which the target is noisy,
     ``collapse_time`` is marked, and ``points``, the number n of training points, bounds the effective number.
     """
-    t, rho, rho_se, ess, mmse, entropy = (array(v, 1, "curves") for v in (t, rho, rho_se, ess, mmse, entropy))
-    require(len({len(v) for v in (t, rho, rho_se, ess, mmse, entropy)}) == 1, "Every curve needs one value per time.")
+    names = ("t", "noise_fraction", "noise_fraction_se", "ess", "mmse", "entropy")
+    t, rho, rho_se, ess, mmse, entropy = every = [array(curves[name], 1, "curves") for name in names]
+    require(len({len(v) for v in every}) == 1, "Every curve needs one value per time.")
     figure = Figure(figsize=(9.6, 6.4))
     axes = figure.subplots(2, 2, sharex=True)
     (a, b), (c, d) = axes

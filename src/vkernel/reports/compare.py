@@ -120,7 +120,7 @@ def compare(
         bulk = (logp > logp.amax(1, keepdim=True) + math.log(BULK)).to(x.device)
     found = [_moments(s, V, x, times, bulk) for s, V in pairs]
     places, rows, unit = x.detach().reshape(len(x), d).cpu().double().numpy(), np.arange(len(x)), {"units": "data unit"}
-    coords = {
+    coords: dict[str, object] = {
         "x": ("x", places[:, 0], unit) if d == 1 else ("x", rows),
         "index": ("x", rows),
         "place": (("x", "axis"), places, unit),
@@ -227,7 +227,7 @@ def _moments(scores: Scores, theory: Theory, x: Tensor, times: list[float], bulk
         found |= _columns(ratio_median=middle, ratio_low=low, ratio_high=high)
         found |= _columns(valid=bool(theory.valid), why=str(theory.why))
         found |= _pooled("ratio", value[:n], without[:, :n], predicted, bulk)
-        found["relative_error"] = (), abs(np.subtract(found["ratio_pooled"][1], 1))
+        found["relative_error"] = (), abs(np.asarray(found["ratio_pooled"][1]) - 1)
         found["relative_error_se"] = found["ratio_pooled_se"]
     if isinstance(theory, Kernel) and n > 1:
         cross = torch.stack([theory.cov(x, u, x, v).trace().double() for u, v in pairwise(times)])

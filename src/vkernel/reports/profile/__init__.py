@@ -231,8 +231,7 @@ def _figures(p: Profile) -> dict[str, Callable[[], Figure]]:
     """Return the functions that draw the figures of the page; their titles and captions stand in the template."""
     from vkernel import plots
 
-    c, image = p.curves, len(p.data.shape) == 2 or (len(p.data.shape) == 3 and p.data.shape[0] in (1, 3))
-    curves = [c[name] for name in ("t", "noise_fraction", "noise_fraction_se", "ess", "mmse", "entropy")]
+    image = len(p.data.shape) == 2 or (len(p.data.shape) == 3 and p.data.shape[0] in (1, 3))
     groups = [*p.duplicates, *(group.indices for group in p.near_duplicates)][:SHOWN]
 
     def images(indices: list[int]) -> Tensor:
@@ -250,11 +249,11 @@ def _figures(p: Profile) -> dict[str, Callable[[], Figure]]:
         return plots.image_row(images([o.index for o in p.isolated]), [f"{o.index}\nt = {o.t:.3g}" for o in p.isolated])
 
     def pairs(rows: list[tuple[int, int, str]]) -> Figure:
-        return plots.pairs(*(images([row[side] for row in rows]) for side in (0, 1)), [row[2] for row in rows])
+        return plots.pairs(images([r[0] for r in rows]), images([r[1] for r in rows]), [r[2] for r in rows])
 
     shares = [(q.i, q.j, f"{q.i} · {q.j}\n{100 * q.share:.2g} %") for q in p.boundary_pairs]
     every: dict[str, tuple[object, Callable[[], Figure]]] = {
-        "curves": (True, lambda: plots.noise_profile(*curves, p.collapse_time, p.window, p.distinct)),
+        "curves": (True, lambda: plots.noise_profile(p.curves, p.collapse_time, p.window, p.distinct)),
         "neighbours": (len(p.neighbour_distances), lambda: plots.distances(p.neighbour_distances)),
         "plane": (p.data.shape == (2,), plane),
         "duplicates": (image and groups, lambda: pairs([(g[0], g[1], f"{g[0]} · {g[1]}") for g in groups])),

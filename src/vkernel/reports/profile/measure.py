@@ -191,7 +191,8 @@ class Geometry:
     def measure(cls, data: Empirical, seed: int, step: Reporter) -> Geometry:
         """Find the neighbours of all points (of a sample, where there are too many), dimension and near duplicates."""
         if data.n == 1:
-            return cls(*[torch.zeros(0)] * 3, None, [])
+            none = torch.zeros(0)
+            return cls(none, none, none, None, [])
         m = neighbour_count(data.n, data.d)
         index, found = _choice(data, m, seed), []
         for part in index.split(BLOCK):
