@@ -91,7 +91,7 @@ def neighbours(quick: bool = False, tell: Tell = print, k: int = 10) -> list[dic
         found["the engine's top 10 alone"] = (-2 * sigma**2 * (logit + shift)).clamp_min(0).sqrt(), i
 
     def metric() -> None:
-        found["metrics' nearest, in distances"] = vk.metrics.neighbours.nearest(x, data, k)
+        found["metrics' nearest, in distances"] = vk.metrics.nearest(x, data, k)
 
     runs: dict[str, Callable[[], None]] = {
         "posterior.top(10)": top,

@@ -122,7 +122,7 @@ REFUSED = {
     "kl shapes": (lambda: metrics.kl([1, 1], [1, 1, 1]), "one grid"),
     "kl negative": (lambda: metrics.kl([1, -1], [1, 1]), "p must hold"),
     "kl empty law": (lambda: metrics.kl([1, 1], [0, 0]), "q must hold"),
-    "kl of objects": (lambda: metrics.kl([1, 1], object()), "not list and object"),
+    "kl of objects": (lambda: metrics.kl([1, 1], object()), "not object"),
     "kl of data": (lambda: metrics.kl([1, 1], triple), "one grid"),
     "radius": (lambda: metrics.mode_weights(x1, triple, radius=0), "radius"),
     "one point": (lambda: metrics.memorised_fraction(x1, torch.tensor([1.0, 1.0])), "two distinct"),

@@ -29,6 +29,7 @@ import struct
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +41,16 @@ from vkernel.core.errors import InputError, require
 from vkernel.data.empirical import Empirical
 
 Points = np.ndarray | Tensor
+Reader = Callable[[Path, str | None], Points]
 PathLike = str | os.PathLike[str]
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 _IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM")  # plain decoders; none that runs another program
-_SHEET_NAME = re.compile(r"cifar10_batch_(\d+)\.png")
-_FIRST_TEST_SHEET = 50
+_SHEET_NAME, _FIRST_TEST_SHEET = re.compile(r"cifar10_batch_(\d+)\.png"), 50
 _IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
 def load(
-    path: PathLike,
-    scale: str | tuple[float, float] | None = "auto",
-    layout: str | None = None,
-    key: str | None = None,
+    path: PathLike, scale: str | tuple[float, float] | None = "auto", layout: str | None = None, key: str | None = None
 ) -> Empirical:
     """Load the training set in the file or folder ``path``.
 
@@ -78,10 +76,9 @@ def _parse_scale(scale: str | tuple[float, float] | None, points: Points) -> tup
     if not isinstance(scale, str):
         return scale
     name = scale.strip().lower()
-    if name == "auto":
-        return (-1.0, 1.0) if points.dtype in (np.uint8, torch.uint8) and points.ndim in (3, 4) else None
-    if name == "none":
-        return None
+    if name in ("auto", "none"):
+        images = points.dtype in (np.uint8, torch.uint8) and points.ndim in (3, 4)
+        return (-1.0, 1.0) if name == "auto" and images else None
     try:
         low, high = (float(end) for end in name.split(","))
     except ValueError:
@@ -102,16 +99,18 @@ def _read_file(path: Path, layout: str | None, key: str | None) -> Points:
         )
         return _read_sheets([path], layout)
     require(layout is None, f"layout={layout!r} describes PNG files, and {path} is none.")
-    if suffix in _KEYED:
-        return _KEYED[suffix](path, key)
-    require(key is None, f"{path} holds a single array, so key={key!r} picks nothing; leave it out.")
-    return _PLAIN.get(suffix, _read_idx)(path)
+    what, reader = _READERS.get(suffix, ("an IDX file", _read_idx))
+    single = reader in (_read_npy, _read_text, _read_idx)
+    require(key is None or not single, f"{path} holds a single array, so key={key!r} picks nothing; leave it out.")
+    with _reading(path, what):
+        return reader(path, key)
 
 
 def _read_folder(path: Path, layout: str | None, key: str | None) -> Points:
     if any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
         require(layout is None, f"layout={layout!r} describes PNG files, and {path} holds a Hugging Face data set.")
-        return _read_hugging_face(path, key)
+        with _reading(path, "a saved Hugging Face data set"):
+            return _read_hugging_face(path, key)
     require(key is None, f"{path} is a folder of images, so key={key!r} picks nothing; leave it out.")
     files = [f for f in path.rglob("*") if f.suffix.lower() in _IMAGES and f.is_file() and not f.name.startswith(".")]
     files.sort(key=lambda file: file.relative_to(path).as_posix())
@@ -156,28 +155,24 @@ def _joined(names: Iterable[str]) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
-def _read_npy(path: Path) -> Points:
-    with _reading(path, "a .npy array"):
-        return np.lib.format.open_memmap(path, mode="r")
+def _read_npy(path: Path, key: str | None) -> Points:
+    return np.lib.format.open_memmap(path, mode="r")
 
 
 def _read_npz(path: Path, key: str | None) -> Points:
-    with _reading(path, "a .npz archive"):
-        require(zipfile.is_zipfile(path), f"{path} cannot be read as a .npz archive: it is damaged, or another format.")
-        with np.load(path, allow_pickle=False) as archive:
-            if key is None and len(archive.files) > 1:
-                arrays = (archive[name] for name in archive.files)
-                first = next((array for array in arrays if array.ndim > 1), None)
-                if first is not None:
-                    return first
-            return archive[_choose(path, archive.files, key)]
+    require(zipfile.is_zipfile(path), f"{path} cannot be read as a .npz archive: it is damaged, or another format.")
+    with np.load(path, allow_pickle=False) as archive:
+        if key is None and len(archive.files) > 1:
+            arrays = (archive[name] for name in archive.files)
+            first = next((array for array in arrays if array.ndim > 1), None)
+            if first is not None:
+                return first
+        return archive[_choose(path, archive.files, key)]
 
 
 def _read_safetensors(path: Path, key: str | None) -> Points:
-    with _reading(path, "safetensors"):
-        safe = _library("safetensors", "safetensors", ".safetensors")
-        with safe.safe_open(str(path), framework="pt") as file:
-            return file.get_tensor(_choose(path, list(file.keys()), key))
+    with _library("safetensors", "safetensors", ".safetensors").safe_open(str(path), framework="pt") as file:
+        return file.get_tensor(_choose(path, list(file.keys()), key))
 
 
 def _read_torch(path: Path, key: str | None) -> Points:
@@ -186,10 +181,9 @@ def _read_torch(path: Path, key: str | None) -> Points:
             warnings.simplefilter("ignore")
             held = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise InputError(
-            f"{path} cannot be read as plain tensors: it is damaged, or it holds Python objects, which could run code "
-            "and are never loaded; save a tensor, or a dictionary of tensors."
-        ) from error
+        why = "it is damaged, or it holds Python objects, which could run code and are never loaded"
+        what = "save a tensor, or a dictionary of tensors"
+        raise InputError(f"{path} cannot be read as plain tensors: {why}; {what}.") from error
     if isinstance(held, dict):
         tensors = {str(name): value for name, value in held.items() if isinstance(value, Tensor)}
         return tensors[_choose(path, list(tensors), key)]
@@ -199,23 +193,27 @@ def _read_torch(path: Path, key: str | None) -> Points:
     return held
 
 
-def _read_text(path: Path) -> Points:
+def _read_text(path: Path, key: str | None) -> Points:
     """Read one point a line; the first line that is not empty may be a header, without any number."""
-    suffix, rows, first = path.suffix.lower(), [], True
-    with _reading(path, f"a table of numbers ({suffix})"), path.open(encoding="utf-8-sig", newline="") as file:
-        for line, cells in enumerate(csv.reader(file, delimiter="\t" if suffix == ".tsv" else ","), 1):
+    separator = "\t" if path.suffix.lower() == ".tsv" else ","
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = ((n, cells) for n, cells in enumerate(csv.reader(file, delimiter=separator), 1) if any(cells))
+        header = first = next(rows, (0, []))
+        if all(_number(cell) is None for cell in header[1]):
+            first = next(rows, (0, []))
+        require(first[0], f"{path} holds no line of numbers.")
+        skip = 0 if first is header else header[0]
+        with contextlib.suppress(ValueError):  # what it refuses is read cell by cell, to name the line
+            return np.loadtxt(path, float, None, separator, skiprows=skip, ndmin=2, encoding="utf-8-sig", quotechar='"')
+        table: list[list[float]] = []
+        for line, cells in chain([first], rows):
             numbers = [_number(cell) for cell in cells]
-            if not any(cells) or (first and all(v is None for v in numbers)):
-                first = first and not any(cells)
-                continue
-            first = False
-            if None in numbers:
-                raise InputError(f"{path}, line {line}: {cells[numbers.index(None)]!r} is not a number.")
-            rows.append(np.array(numbers, np.float64))
-            width = len(rows[0])
+            bad = next((cell for cell, number in zip(cells, numbers, strict=True) if number is None), None)
+            require(bad is None, f"{path}, line {line}: {bad!r} is not a number.")
+            table.append([number for number in numbers if number is not None])
+            width = len(table[0])
             require(len(cells) == width, f"{path}, line {line}: {len(cells)} numbers where lines before have {width}.")
-        require(rows, f"{path} holds no line of numbers.")
-        return np.stack(rows)
+        return np.array(table)
 
 
 def _number(cell: str) -> float | None:
@@ -225,14 +223,14 @@ def _number(cell: str) -> float | None:
         return None
 
 
-def _read_idx(path: Path) -> Points:
+def _read_idx(path: Path, key: str | None) -> Points:
     """Read an IDX file: a magic number (two zero bytes, a type, a number of axes), the axes' lengths, the values."""
     with path.open("rb") as raw:
         zipped = raw.read(2) == b"\x1f\x8b"
-    with _reading(path, "an IDX file"), gzip.open(path, "rb") if zipped else path.open("rb") as file:
+    with gzip.open(path, "rb") if zipped else path.open("rb") as file:
         head = file.read(4)
         known = len(head) == 4 and head[:2] == b"\0\0" and head[2] in _IDX_TYPES and head[3] > 0
-        require(known, f"{path} has no format known here; known are {', '.join([*_PLAIN, *_KEYED])}, IDX and folders.")
+        require(known, f"{path} has no format known here; known are {', '.join(_READERS)}, IDX and folders.")
         sizes = file.read(4 * head[3])
         require(len(sizes) == 4 * head[3], f"{path} is truncated: its IDX header is incomplete.")
         shape = struct.unpack(f">{head[3]}I", sizes)
@@ -251,21 +249,19 @@ def _read_idx(path: Path) -> Points:
 
 def _read_parquet(path: Path, key: str | None) -> Points:
     parquet = _library("pyarrow.parquet", "'vkernel[data]'", ".parquet")
-    with _reading(path, "a .parquet table"):
-        return _table_points(path, parquet.read_table(path), key)
+    return _table_points(path, parquet.read_table(path), key)
 
 
 def _read_hugging_face(path: Path, key: str | None) -> Points:
     datasets = _library("datasets", "'vkernel[data]'", "a Hugging Face data set")
-    with _reading(path, "a saved Hugging Face data set"):
-        held = datasets.load_from_disk(str(path))
-        if isinstance(held, datasets.DatasetDict):
-            split, _, column = (key or "").partition("/")
-            if split not in held:
-                split, column = "train" if "train" in held else next(iter(held), ""), key or ""
-                require(len(held) == 1 or split == "train", f"{path} has splits {_joined(held)}; pick one with key.")
-            held, key = held[split], column or None
-        return _table_points(path, held.with_format("arrow")[:], key)
+    held = datasets.load_from_disk(str(path))
+    if isinstance(held, datasets.DatasetDict):
+        split, _, column = (key or "").partition("/")
+        if split not in held:
+            split, column = "train" if "train" in held else next(iter(held), ""), key or ""
+            require(len(held) == 1 or split == "train", f"{path} has splits {_joined(held)}; pick one with key.")
+        held, key = held[split], column or None
+    return _table_points(path, held.with_format("arrow")[:], key)
 
 
 def _table_points(path: Path, table: Any, key: str | None) -> np.ndarray:
@@ -281,10 +277,9 @@ def _table_points(path: Path, table: Any, key: str | None) -> np.ndarray:
         missing = [name for name in names if name not in table.column_names]
         require(not missing, f"{path} holds no column {_joined(missing)!r}; it holds {_joined(table.column_names)}.")
     columns = [_column_points(path, name, table.column(name)) for name in names]
-    if len(columns) == 1:
-        return columns[0]
-    require(all(c.ndim == 1 for c in columns), f"Columns picked together from {path} must hold single numbers.")
-    return np.stack(columns, axis=1)
+    single = len(columns) == 1 or all(c.ndim == 1 for c in columns)
+    require(single, f"Columns picked together from {path} must hold single numbers.")
+    return np.stack(columns, axis=1) if len(columns) > 1 else columns[0]
 
 
 def _kind(kind: Any) -> str:
@@ -314,11 +309,10 @@ def _column_points(path: Path, name: str, column: Any) -> np.ndarray:
     shape = [len(array)]
     require(array.null_count == 0, f"{what} {missing}")
     while _kind(array.type) == "list":
-        lengths = compute.unique(compute.list_value_length(array))
+        lengths, array = compute.unique(compute.list_value_length(array)), array.flatten()
         require(len(lengths) == 1, f"{what} holds lists of different lengths; points must have one shape.")
-        shape.append(lengths[0].as_py())
-        array = array.flatten()
         require(array.null_count == 0, f"{what} {missing}")
+        shape.append(lengths[0].as_py())
     require(_kind(array.type) == "number", f"{what} holds {array.type}, not numbers or images.")
     return array.to_numpy(zero_copy_only=False).reshape(shape)
 
@@ -339,16 +333,11 @@ def _stack(images: Iterable[np.ndarray], labels: Sequence[object]) -> np.ndarray
     for i, image in enumerate(images):
         if i == 0:
             stacked = np.empty((len(labels), *image.shape), np.uint8)
-        require(
-            image.shape == stacked.shape[1:],
-            f"Images must have one size and mode: {labels[0]} is {_size(stacked[0])}, {labels[i]} is {_size(image)}.",
-        )
+        if image.shape != stacked.shape[1:]:
+            one, other = (f"{w}×{h} {'grey' if c == 1 else 'RGB'}" for c, h, w in (stacked.shape[1:], image.shape))
+            raise InputError(f"Images must have one size and mode: {labels[0]} is {one}, {labels[i]} is {other}.")
         stacked[i] = image
     return stacked
-
-
-def _size(image: np.ndarray) -> str:
-    return f"{image.shape[2]}×{image.shape[1]} {'grey' if image.shape[0] == 1 else 'RGB'}"
 
 
 def read_cifar_sheets(paths: PathLike | Iterable[PathLike]) -> np.ndarray:
@@ -367,23 +356,23 @@ def _read_sheets(paths: Sequence[Path], layout: str | None) -> np.ndarray:
     sheets = []
     for path in paths:
         require(path.is_file(), f"There is no file {path}.")
-        pixels = _decode(path, str(path))
-        require(
-            pixels.shape[2] == height * width,
-            f"{path} is {pixels.shape[2]} pixels wide; a sheet of {height}×{width} images is {height * width}.",
-        )
-        rows = pixels.transpose(1, 0, 2)
-        sheets.append(np.ascontiguousarray(rows).reshape(len(rows), pixels.shape[0], height, width))
+        rows = _decode(path, str(path)).transpose(1, 0, 2)
+        n, channels, pixels = rows.shape
+        size = f"a sheet of {height}×{width} images is {height * width}"
+        require(pixels == height * width, f"{path} is {pixels} pixels wide; {size}.")
+        sheets.append(np.ascontiguousarray(rows).reshape(n, channels, height, width))
     modes = {sheet.shape[1] for sheet in sheets}
     require(len(modes) == 1, f"Some sheets among {paths[0]} … {paths[-1]} are grey and some are RGB.")
     return np.concatenate(sheets) if len(sheets) > 1 else sheets[0]
 
 
-_PLAIN: dict[str, Callable[[Path], Points]] = {".npy": _read_npy, ".csv": _read_text, ".tsv": _read_text}
-_KEYED: dict[str, Callable[[Path, str | None], Points]] = {
-    ".npz": _read_npz,
-    ".parquet": _read_parquet,
-    ".safetensors": _read_safetensors,
-    ".pt": _read_torch,
-    ".pth": _read_torch,
+_READERS: dict[str, tuple[str, Reader]] = {
+    ".npy": ("a .npy array", _read_npy),
+    ".csv": ("a table of numbers (.csv)", _read_text),
+    ".tsv": ("a table of numbers (.tsv)", _read_text),
+    ".npz": ("a .npz archive", _read_npz),
+    ".parquet": ("a .parquet table", _read_parquet),
+    ".safetensors": ("safetensors", _read_safetensors),
+    ".pt": ("plain tensors", _read_torch),
+    ".pth": ("plain tensors", _read_torch),
 }

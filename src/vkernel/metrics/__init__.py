@@ -1,8 +1,8 @@
 r"""Masses and distances of laws, each an :class:`~vkernel.core.estimate.Estimate` with a 95 % interval.
 
-A sample is ``(n, *shape)``, or ``(n,)`` for numbers; an ensemble, one sample for each of M members, is
-``(M, n, *shape)``. The error is over *units*: the members of an ensemble, the points of a sample. Without ``members``,
-three axes mean an ensemble of vectors and fewer mean a sample; functions that know the training set go by its shape.
+A sample is ``(n, *shape)``, or ``(n,)`` for numbers; an ensemble, one sample for each of M members, is ``(M, n,
+*shape)``. The error is over *units*: the members of an ensemble, the points of a sample. Without ``members``, three
+axes mean an ensemble of vectors and fewer mean a sample; functions that know the training set go by its shape.
 
 *Masses* (:mod:`~vkernel.metrics.masses`) are linear in the law: the mean of the units' shares, with Student's interval
 for members and Wilson's for the points of one sample.
@@ -35,7 +35,7 @@ from vkernel.metrics.masses import (
     mode_weights,
     total_variation,
 )
-from vkernel.metrics.neighbours import distinct, nearest
+from vkernel.metrics.samples import distinct, nearest
 
 __all__ = ["Copies", "Drift", "Extractor", "Likeness", "ModeWeights", "boundary_mass", "collapse_ratio", "copies"]
 __all__ += ["distinct", "drift", "energy_distance", "extractor", "frechet_distance", "gap_mass", "histogram"]

@@ -26,8 +26,7 @@ b/2 of them copies, of which the closest has both its images ahead of the next; 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -38,8 +37,8 @@ from vkernel.core.checks import check_type, check_whole
 from vkernel.core.errors import require
 from vkernel.core.estimate import Estimate, difference_of_shares, fisher_exact
 from vkernel.data.empirical import Empirical
-from vkernel.metrics.features import Extractor, extractor
-from vkernel.metrics.neighbours import nearest
+from vkernel.metrics.features import Features, extractor
+from vkernel.metrics.samples import nearest
 
 CHANCE = 0.01  # below it, an alarm
 CLOSEST = 0.01  # the share of reference images that are called close
@@ -48,31 +47,30 @@ KINDS = ("test images", "training images, each against the others")
 
 @dataclass(frozen=True)
 class Copies:
-    """The comparison of n samples with the training set, and of m reference images with it.
+    """The comparison of n samples with the training set, and of m reference images with it (``reference…``).
 
-    ``distance``, ``index (n, 2)``: to the two nearest training images, and which these are (the first of equal ones);
-    ``ratio (n,)`` of the distances. A diverged sample has infinite distances, index -1 and ratio NaN; it is no copy,
-    and one of n. ``fraction`` and ``curve``: the share of copies, at ``threshold`` and along ``thresholds``;
-    ``reference…``: the same of the reference images, which ``reference_kind`` names; ``excess``: the difference of the
-    shares. ``closer``: the share of samples within ``radius`` of the training set. ``distinct``: training images.
+    ``distance (n, 2)`` to the two nearest training images, their ``index`` (the first of equal ones) and the ``ratio``
+    of distances. A diverged sample has infinite distances, index -1 and ratio NaN; it is no copy, and one of n.
+    ``fraction``, ``curve``: the share of copies, at ``threshold`` and along ``thresholds``; ``closer``: the share of
+    samples within ``radius`` of the training set. ``distinct``: the number of different training images.
     """
 
-    distance: Tensor = field(repr=False)
     index: Tensor = field(repr=False)
-    ratio: Tensor = field(repr=False)
-    threshold: float
-    fraction: Estimate
     thresholds: Tensor = field(repr=False)
+    reference_kind: str
+    distance: Tensor = field(repr=False)
+    ratio: Tensor = field(repr=False)
+    fraction: Estimate
     curve: Estimate[Tensor] = field(repr=False)
+    authentic: Estimate
+    reference_distance: Tensor = field(repr=False)
+    reference_ratio: Tensor = field(repr=False)
     reference: Estimate
     reference_curve: Estimate[Tensor] = field(repr=False)
-    reference_ratio: Tensor = field(repr=False)
-    reference_distance: Tensor = field(repr=False)
-    reference_kind: str
+    reference_authentic: Estimate
+    threshold: float
     excess: Estimate
     chance: float
-    authentic: Estimate
-    reference_authentic: Estimate
     closer: Estimate
     radius: float
     closer_chance: float
@@ -103,7 +101,7 @@ def copies(
     data: Empirical,
     test: Empirical | None = None,
     *,
-    features: Extractor | Callable[[Tensor], Any] | str | None = None,
+    features: Features = "pixels",
     threshold: float = 1 / 3,
     reference: int = 1024,
     seed: int = 0,
@@ -111,9 +109,9 @@ def copies(
     """Compare ``samples (n, *shape)`` with the training set ``data``, in its units.
 
     ``test`` are images of the same law that were not trained on. Distances are taken between ``features``
-    (:func:`~vkernel.metrics.features.extractor`), by default pixels. At most ``reference`` reference images are used.
+    (:func:`~vkernel.metrics.features.extractor`). At most ``reference`` reference images are used.
     """
-    return Reference.of(data, test, features=features, images=reference, seed=seed).copies(samples, threshold)
+    return Reference(data, test, features, reference, seed).copies(samples, threshold)
 
 
 @dataclass(frozen=True)
@@ -128,132 +126,96 @@ class _Neighbours:
     def diverged(self) -> Tensor:
         return ~self.distance.isfinite().all(1)
 
-    @property
-    def ratio(self) -> Tensor:
-        return (self.distance[:, 0] / self.distance[:, 1]).masked_fill(self.diverged, math.nan)
-
     def count(self, threshold: Tensor) -> Tensor:
-        """The number of copies at each threshold."""
+        """Return the number of copies at each threshold."""
         return ((self.distance[:, :1] < threshold * self.distance[:, 1:]) & ~self.diverged[:, None]).sum(0)
 
+    def described(self, at: Tensor, grid: Tensor) -> tuple[Tensor, Tensor, Estimate, Estimate[Tensor], Estimate]:
+        """Return distances, ratios, and the shares of copies, along the grid too, and of authentic queries."""
+        ratio = (self.distance[:, 0] / self.distance[:, 1]).masked_fill(self.diverged, math.nan)
+        n, counts = len(ratio), (self.count(at)[0], self.count(grid), self.authentic.sum())
+        fraction, curve, authentic = (Estimate[Any].of_share(count, n) for count in counts)
+        return self.distance, ratio, fraction, curve, authentic
 
-@dataclass(frozen=True)
+
 class Reference:
-    """The training set and the reference images, compared once; :meth:`copies` then compares samples.
+    """The training set and at most ``images`` reference images, compared once; :meth:`copies` then compares samples.
 
-    ``points`` are the distinct training points (images without weight are not among them), ``first`` and ``count`` the
-    first index and the number of each, ``own`` the neighbours of the reference images, which depend on each other in
-    groups of ``group``.
+    ``points`` are the features of the distinct training images that have weight, ``first`` the first index of each,
+    ``own`` the neighbours of the reference images, which depend on each other in groups of ``group``.
     """
 
-    data: Empirical
-    extract: Extractor | None
-    points: Empirical
-    first: Tensor
-    count: Tensor
-    own: _Neighbours | None = None
-    group: int = 1
-
-    @classmethod
-    def of(
-        cls,
-        data: Empirical,
-        test: Empirical | None = None,
-        *,
-        features: Extractor | Callable[[Tensor], Any] | str | None = None,
-        images: int = 1024,
-        seed: int = 0,
-    ) -> Reference:
-        """Compare at most ``images`` reference images with the training set."""
-        check_type(data, "data", Empirical)
+    def __init__(self, data: Empirical, test: Empirical | None, features: Features, images: int, seed: int) -> None:
+        self.data, self.group = check_type(data, "data", Empirical), 2 if test is None else 1
         check_whole(images, "reference", 2)
         if test is not None:
             check_type(test, "test", Empirical)
             require(test.shape == data.shape, f"Test images have shape {test.shape}, the data {data.shape}.")
             require(int((test.weights > 0).sum()) >= 2, "There is one test image; give two or more, or none.")
-        asked = extractor("pixels" if features is None else features)
-        extract = None if asked.plain else asked.fit(data, seed)
-        kept = data.weights.cpu().nonzero()[:, 0]
+        self.extract, kept = extractor(features).fit(data, seed), data.weights.cpu().nonzero()[:, 0]
         part = data if len(kept) == data.n else data.subset(kept)
-        points, merge = (part if extract is None else Empirical(extract.over(part).double().cpu())).merged()
-        require(points.n >= 2, "A ratio of distances needs two distinct training images; these are all equal.")
-        require(
-            test is not None or points.n >= 3,
-            f"Without test images, copies need 3 distinct training images; these are {points.n}. Give test=.",
-        )
-        merge = merge.cpu()
-        first = torch.full((points.n,), data.n).scatter_reduce(0, merge, kept, "amin")
-        found = cls(data, extract, points, first, merge.bincount())
+        self.points, merge = (part if self.extract.plain else Empirical(self._rows(part))).merged()
+        n, merge = self.points.n, merge.cpu()
+        require(n >= 2, "A ratio of distances needs two distinct training images; these are all equal.")
+        good = n >= 3 or test is not None
+        require(good, f"Without test images, copies need 3 distinct training images; these are {n}. Give test=.")
+        self.first = torch.full((n,), data.n).scatter_reduce(0, merge, kept, "amin")
         picked = (test or data).choose(images, rng.stream(seed, "reference images for copies"), distinct=True)
         if test is not None:
-            rows = test.take(picked).double().cpu() if extract is None else extract.over(test, picked).double().cpu()
-            own = found.neighbours(rows)
+            self.own = self._neighbours(self._rows(test, picked))
         else:
             which = merge[torch.searchsorted(kept, picked)]
-            own = found.neighbours(points.take(which).double().cpu(), which)
-        return replace(found, own=own, group=1 if test else 2)
-
-    def neighbours(self, rows: Tensor, own: Tensor | None = None) -> _Neighbours:
-        """Compare queries ``(q, F)``; ``own (q,)`` are the points that they are, which are left out.
-
-        A point that is there twice is not left out: its other self is its nearest.
-        """
-        n = len(rows)
-        distance, index = torch.full((n, 2), math.inf, dtype=torch.float64), torch.full((n, 2), -1)
-        authentic = torch.ones(n, dtype=torch.bool)
-        good = rows.isfinite().all(1).nonzero()[:, 0]
-        out = torch.full((n,), -1) if own is None else own.where(self.count[own] == 1, -1)
-        out = out[good]
-        near, found = (a.cpu() for a in nearest(rows[good], self.points, 2, out))
-        seen, back = found[:, 0].unique(return_inverse=True)
-        away, whose = (a.cpu()[back] for a in nearest(self.points.take(seen).double(), self.points, 2, seen))
-        other = torch.where(whose[:, 0] == out, away[:, 1], away[:, 0])  # a point left out is nobody's neighbour
-        distance[good], index[good], authentic[good] = near, self.first[found], near[:, 0] > other
-        index[~distance.isfinite().all(1)] = -1  # the square of the distance overflows
-        return _Neighbours(distance, index, authentic)
+            alone = which.where(merge.bincount()[which] == 1, -1)  # a point that is there twice is not left out
+            self.own = self._neighbours(self.points.take(which).double().cpu(), alone)
 
     def copies(self, samples: Tensor, threshold: float = 1 / 3) -> Copies:
         """Compare samples with the training set."""
         require(0 < threshold <= 1, f"threshold must be a ratio in (0, 1], not {threshold!r}.")
-        assert self.own is not None
-        samples = check_samples(samples, self.data)
-        samples = samples if self.extract is None else samples.to(torch.get_default_dtype())
-        rows = torch.full((len(samples), self.points.d), math.nan, dtype=torch.float64)
-        good = samples.flatten(1).isfinite().all(1)
+        images = check_samples(samples, self.data)
+        images = images if self.extract.plain else images.to(torch.get_default_dtype())
+        rows = torch.full((len(images), self.points.d), math.nan, dtype=torch.float64)
+        good = images.flatten(1).isfinite().all(1)
         if good.any():
-            kept = samples[good]
-            rows[good] = kept.flatten(1) if self.extract is None else self.extract.over(kept).double().cpu()
-        theirs, own = self.neighbours(rows), self.own
-        n, m, grid = len(rows), len(own.distance), torch.linspace(0, 1, 41, dtype=torch.float64)[1:]
-        a, b = (int(c.count(torch.tensor([threshold], dtype=torch.float64))) for c in (theirs, own))
-        fraction, reference = Estimate.of_share(a, n), Estimate.of_share(b, m)
-        units = m // self.group
+            rows[good] = self._rows(images[good])
+        theirs, own, group = self._neighbours(rows), self.own, self.group
+        at, grid = torch.tensor([threshold], dtype=torch.float64), torch.linspace(0, 1, 41, dtype=torch.float64)[1:]
+        described, reference = theirs.described(at, grid), own.described(at, grid)
+        n, units, a, b = len(rows), len(own.distance) // group, int(theirs.count(at)), int(own.count(at))
         k = math.ceil(CLOSEST * units)
-        radius = float(own.distance[:, 0].kthvalue(self.group * k).values)
-        x = int((theirs.distance[:, 0] < radius).sum())
+        radius = float(own.distance[:, 0].kthvalue(group * k).values)
+        close = int((theirs.distance[:, 0] < radius).sum())
         return Copies(
-            theirs.distance,
             theirs.index,
-            theirs.ratio,
-            threshold,
-            fraction,
             grid,
-            Estimate.of_share(theirs.count(grid), n),
-            reference,
-            Estimate.of_share(own.count(grid), m),
-            own.ratio,
-            own.distance,
-            KINDS[self.group - 1],
-            difference_of_shares(fraction, reference),
-            fisher_exact(a, n, math.ceil(b / self.group), units),
-            Estimate.of_share(theirs.authentic.sum(), n),
-            Estimate.of_share(own.authentic.sum(), m),
-            Estimate.of_share(x, n),
+            KINDS[group - 1],
+            *described,
+            *reference,
+            threshold,
+            difference_of_shares(described[2], reference[2]),
+            fisher_exact(a, n, math.ceil(b / group), units),
+            Estimate.of_share(close, n),
             radius,
-            fisher_exact(x, n, k - 1, units),
+            fisher_exact(close, n, k - 1, units),
             int(theirs.diverged.sum()),
             self.points.n,
         )
+
+    def _rows(self, images: Empirical | Tensor, indices: Tensor | None = None) -> Tensor:
+        return self.extract.over(images, indices).double().cpu()
+
+    def _neighbours(self, rows: Tensor, out: Tensor | None = None) -> _Neighbours:
+        """Compare queries ``(q, F)`` with the training set; ``out (q,)`` are points to leave out, or -1."""
+        n, points = len(rows), self.points
+        distance, index = torch.full((n, 2), math.inf, dtype=torch.float64), torch.full((n, 2), -1)
+        authentic, good = torch.ones(n, dtype=torch.bool), rows.isfinite().all(1).nonzero()[:, 0]
+        out = torch.full((len(good),), -1) if out is None else out[good]
+        near, found = (a.cpu() for a in nearest(rows[good], points, 2, out))
+        seen, back = found[:, 0].unique(return_inverse=True)
+        away, whose = (a.cpu()[back] for a in nearest(points.take(seen).double(), points, 2, seen))
+        other = torch.where(whose[:, 0] == out, away[:, 1], away[:, 0])  # a point left out is nobody's neighbour
+        distance[good], index[good], authentic[good] = near, self.first[found], near[:, 0] > other
+        index[~distance.isfinite().all(1)] = -1  # the square of the distance overflows
+        return _Neighbours(distance, index, authentic)
 
 
 def check_samples(samples: Any, data: Empirical, least: int = 1) -> Tensor:

@@ -6,15 +6,13 @@ r"""Distances of two laws: energy, kernel, Wasserstein, Fréchet.
           \mathrm{MMD}^2 = E\,\kappa(X,X') + E\,\kappa(Y,Y') - 2E\,\kappa(X,Y), \quad
           \kappa(x, y) = \Big(\frac{x \cdot y}{k} + 1\Big)^p
 
-for points of k features (Bińkowski et al. 2018). MMD² is :math:`\sum_{q=1}^{p} \binom pq k^{-q} |E X^{\otimes q} -
-E Y^{\otimes q}|^2`, zero if and only if the first p moments agree; the 1 sets the scale of features, which should be of
+for points of k features (Bińkowski et al. 2018). MMD² is :math:`\sum_{q=1}^{p} \binom pq k^{-q} |E X^{\otimes q} - E
+Y^{\otimes q}|^2`, zero if and only if the first p moments agree; the 1 sets the scale of features, which should be of
 order one. :math:`X, X'` are taken from different units (two points of one member share its field): the estimates are
 unbiased, and values below zero occur. With :math:`c_g` the mean of the function between unit g and the other law, and
 :math:`a_g` its sum over the other units of its own law, leaving out unit g of G gives, for the energy distance,
-
-.. math:: \theta_{(g)} = 2\, \frac{\sum_h c_h - c_g}{G-1} - \frac{\sum_h a_h - 2 a_g}{(G-1)(G-2)} + \text{const} ,
-
-so that the jackknife's error follows from sums over rows. Where the laws are equal it is too wide, not too narrow.
+:math:`\theta_{(g)} = 2 (\sum_h c_h - c_g)/(G-1) - (\sum_h a_h - 2 a_g)/((G-1)(G-2)) + \text{const}`, from which the
+jackknife's error follows. Where the laws are equal it is too wide, not too narrow.
 
 **Wasserstein's distance**, :math:`W_p^p = \min_\pi E_\pi |X-Y|^p`, has the error :math:`\mathrm{se}^2(W_p^p) =
 \mathrm{Var}_g(\bar\varphi_g)/G + \mathrm{Var}_h(\bar\psi_h)/H` of Kantorovich's potentials, :math:`\varphi(x) + \psi(y)
@@ -24,26 +22,27 @@ so that the jackknife's error follows from sums over rows. Where the laws are eq
 
 .. math:: D = |m_a - m_b|^2 + \mathrm{tr}\big(A + B - 2 (A^{1/2} B A^{1/2})^{1/2}\big) .
 
-Let :math:`A = F_a F_a^T`, :math:`B = F_b F_b^T` with factors of any width, and :math:`F_a^T F_b = U S V^T`. By polar
-decomposition :math:`F_a = A^{1/2} W` with a partial isometry W, so that :math:`F_a^T B F_a = W^T (A^{1/2} B A^{1/2}) W`
-and the trace of the root is :math:`\mathrm{tr}\, S`. The centred samples, one a row, are :math:`X_a = \sqrt{n-1}\, Q_a
-R_a`, and :math:`F_a = R_a^T` is of width min(n, k): no root of an eigenvalue that rounding made negative is taken. One
-more sample x moves :math:`m_a` by :math:`x - m_a` and A by :math:`(x - m_a)(x - m_a)^T - A`, both over n. Since
-:math:`\mathrm{d}D = \mathrm{tr}\,(I - T)\,\mathrm{d}A + 2 (m_a - m_b) \cdot \mathrm{d}m_a` with the optimal map T
-[:math:`T F_a = F_b V U^T`], its influence is, but for a constant,
+Let :math:`A = F_a F_a^T`, :math:`B = F_b F_b^T` and :math:`F_a^T F_b = U S V^T`. By polar decomposition :math:`F_a =
+A^{1/2} W` with a partial isometry W, so that :math:`F_a^T B F_a = W^T (A^{1/2} B A^{1/2}) W` and the trace of the root
+is :math:`\mathrm{tr}\, S`. The centred samples, one a row, are :math:`X_a = \sqrt{n-1}\, Q_a R_a`, and :math:`F_a =
+R_a^T`: no root of an eigenvalue that rounding made negative is taken. One more sample x moves :math:`m_a` by :math:`x -
+m_a` and A by :math:`(x - m_a)(x - m_a)^T - A`, both over n. Since :math:`\mathrm{d}D = \mathrm{tr}\,(I -
+T)\,\mathrm{d}A + 2 (m_a - m_b) \cdot \mathrm{d}m_a` with the optimal map T [:math:`T F_a = F_b V U^T`], its influence
+is, but for a constant,
 
 .. math:: \varphi_i = 2 (m_a - m_b) \cdot (x_i - m_a) + |x_i - m_a|^2 - (n-1)\, q_i^T U S U^T q_i ,
 
 :math:`q_i` being row i of :math:`Q_a`, and the variance of D is :math:`\mathrm{Var}\,\varphi/n + \mathrm{Var}\,\psi/m`.
 Noise in the covariances is distance: for Gaussian samples of one law :math:`E\,D \approx (k + k(k+1)/4)(1/n + 1/m)`
-times their variance, which is no part of the error; compare D with that of as many samples of one law. With n no more
-than a few k the error itself is rough: too wide where the laws are close, by a factor of two at n = 4k.
+times their variance, which is no part of the error. With n no more than a few k the error itself is rough: too wide
+where the laws are close, by a factor of two at n = 4k.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -53,18 +52,15 @@ from vkernel.core.checks import check_choice, check_number, check_whole
 from vkernel.core.errors import require
 from vkernel.core.estimate import Estimate, jackknife_se
 from vkernel.core.rng import Generator
-from vkernel.metrics.samples import CHUNK, Array, Members, Samples, read_pair
+from vkernel.metrics.samples import CHUNK, Array, Reading, Samples, read_pair
 
 MATCHED = 4000  # points that an exact matching may take: its time grows like their cube
 Pairwise = Callable[[Tensor, Tensor], Tensor]  # of x (…, n, d) and y (…, m, d): (…, n, m)
 
 
-def energy_distance(a: Array, b: Array, *, members: Members = None, skip_diverged: bool = False) -> Estimate:
-    """Estimate 2 E|X - Y| - E|X - X'| - E|Y - Y'| in any dimension, unbiased, with the jackknife's error.
-
-    Three units of each are needed.
-    """
-    pair = read_pair(a, b, members, skip_diverged)
+def energy_distance(a: Array, b: Array, **reading: Unpack[Reading]) -> Estimate:
+    """Estimate 2 E|X - Y| - E|X - X'| - E|Y - Y'| in any dimension from three units of each or more, unbiased."""
+    pair = read_pair(a, b, **reading)
     middle = pair[0].points.mean(0)  # centred, so that the products of cdist do not cancel
     # by differences in few dimensions, by the faster product in many
     mode = f"{'donot_use' if len(middle) <= 16 else 'use'}_mm_for_euclid_dist"
@@ -72,18 +68,15 @@ def energy_distance(a: Array, b: Array, *, members: Members = None, skip_diverge
     return _within_and_between(first, second, lambda x, y: torch.cdist(x, y, compute_mode=mode), "energy_distance")
 
 
-def kernel_distance(
-    a: Array, b: Array, degree: int = 3, *, members: Members = None, skip_diverged: bool = False
-) -> Estimate:
-    """Estimate MMD² for the kernel (x·y/k + 1)^degree, unbiased, with the jackknife's error.
+def kernel_distance(a: Array, b: Array, degree: int = 3, **reading: Unpack[Reading]) -> Estimate:
+    """Estimate MMD² for the kernel (x·y/k + 1)^degree from three units of each or more, unbiased.
 
-    Three units of each are needed; all pairs are used, in time n² k and memory of one chunk.
+    All pairs are used, in time n² k and memory of one chunk.
     """
     check_whole(degree, "degree")
-    first, second = read_pair(a, b, members, skip_diverged)
-    mmd = _within_and_between(first, second, lambda x, y: -kernel(x, y, degree), "kernel_distance")
-    good = math.isfinite(mmd.value)
-    require(good, f"Kernels of degree {degree} overflow: the features are too large; rescale them.")
+    mmd = _within_and_between(*read_pair(a, b, **reading), lambda x, y: -kernel(x, y, degree), "kernel_distance")
+    finite = math.isfinite(mmd.value)
+    require(finite, f"Kernels of degree {degree} overflow: the features are too large; rescale them.")
     return mmd
 
 
@@ -119,9 +112,8 @@ def wasserstein(
     kind: str = "auto",
     projections: int = 128,
     *,
-    members: Members = None,
-    skip_diverged: bool = False,
     generator: Generator = 0,
+    **reading: Unpack[Reading],
 ) -> Estimate:
     r"""Estimate the distance :math:`W_p` of average laws: quantiles for numbers, slices or a matching for vectors.
 
@@ -131,29 +123,23 @@ def wasserstein(
     """
     check_number(p, "p", 1)
     check_choice(kind, "kind", ("auto", "sliced", "exact"))
-    first, second = read_pair(a, b, members, skip_diverged)
+    first, second = read_pair(a, b, **reading)
     x, y = first.points, second.points
-    if kind == "exact" and x.shape[1] > 1:
+    if x.shape[1] == 1:
+        costs, phi, psi = _along_lines(x.mT, y.mT, p)
+    elif kind == "exact":
         costs, phi, psi = _matching(x, y, p)
     else:
-        directions = _directions(x.shape[1], projections, generator).to(x.device)
-        blocks = directions.split(max(1, CHUNK // (len(x) + len(y))))
-        lines = [_along_lines(u @ x.mT, u @ y.mT, p) for u in blocks]
+        size = check_whole(projections, "projections", 2), x.shape[1]
+        u = rng.randn(size, rng.as_generator(generator), torch.device("cpu"), torch.float64)
+        blocks = (u / u.norm(dim=1, keepdim=True)).to(x.device).split(max(1, CHUNK // (len(x) + len(y))))
+        lines = [_along_lines(directions @ x.mT, directions @ y.mT, p) for directions in blocks]
         costs = torch.cat([c for c, _, _ in lines])
         phi, psi = (torch.stack([line[k] for line in lines]).sum(0) for k in (1, 2))
     k, value = len(costs), float(costs.mean()) ** (1 / p)
     spread = (float(costs.var()) / k if k > 1 else 0.0, max(k, 2))
     parts = [first.variance(phi / k), second.variance(psi / k), spread]
     return Estimate.of_variances(value, parts, 0.0, slope=value ** (1 - p) / p if value > 0 else 0.0)
-
-
-def _directions(d: int, count: int, generator: Generator) -> Tensor:
-    """Return unit vectors ``(count, d)``; in one dimension all directions are one."""
-    if d == 1:
-        return torch.ones(1, 1, dtype=torch.float64)
-    check_whole(count, "projections", 2)
-    u = rng.randn((count, d), rng.as_generator(generator), torch.device("cpu"), torch.float64)
-    return u / u.norm(dim=1, keepdim=True)
 
 
 def _along_lines(x: Tensor, y: Tensor, p: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -167,9 +153,8 @@ def _along_lines(x: Tensor, y: Tensor, p: float) -> tuple[Tensor, Tensor, Tensor
     ticks = torch.cat([torch.arange(n, device=x.device) * m, torch.arange(m, device=x.device) * n]).unique()
     i, j = ticks // m, ticks // n
     mass = torch.cat([ticks, ticks.new_tensor([n * m])]).diff().double() / (n * m)
-    here, over_i, over_j, both = (
-        (x[:, r] - y[:, c]).abs() ** p for r, c in ((i, j), (i[1:], j[:-1]), (i[:-1], j[1:]), (i[1:], j[1:]))
-    )
+    pairs = (i, j), (i[1:], j[:-1]), (i[:-1], j[1:]), (i[1:], j[1:])
+    here, over_i, over_j, both = ((x[:, r] - y[:, c]).abs() ** p for r, c in pairs)
     before = here[:, :-1]
     sums = []
     for order, step, alone, other in ((to_x, i.diff() > 0, over_i, over_j), (to_y, j.diff() > 0, over_j, over_i)):
@@ -202,23 +187,20 @@ def _matching(x: Tensor, y: Tensor, p: float) -> tuple[Tensor, Tensor, Tensor]:
     return paid.mean()[None], phi, torch.empty_like(phi).scatter(0, match, paid - phi)
 
 
-def frechet_distance(
-    a: Array, b: Array, *, allow_singular: bool = False, members: Members = None, skip_diverged: bool = False
-) -> Estimate:
+def frechet_distance(a: Array, b: Array, *, allow_singular: bool = False, **reading: Unpack[Reading]) -> Estimate:
     """Estimate Fréchet's distance (squared, as is the custom) of the Gaussians with the moments of a and b.
 
     Covariances of k features need more than k samples of each; ``allow_singular=True`` accepts fewer. The value then
     holds for the sample covariances but is far above that of the laws, and the error does not contain this.
     """
-    pair = read_pair(a, b, members, skip_diverged)
+    pair = read_pair(a, b, **reading)
     for name, sample in zip("ab", pair, strict=True):
         n, k = sample.points.shape
         require(n >= 2, f"A covariance needs at least 2 samples; {name} has {n}.")
         require(
             allow_singular or n > k,
-            f"A covariance of {k} features has full rank from {k + 1} samples on, but {name} has {n}. Take more "
-            "samples, or fewer features, such as their first principal components (pca:K); allow_singular=True takes "
-            "the singular covariance as it is.",
+            f"A covariance of {k} features has full rank from {k + 1} samples on, but {name} has {n}. Take more, or "
+            "fewer features (pca:K); allow_singular=True takes the singular covariance as it is.",
         )
     means = [sample.points.mean(0) for sample in pair]
     centred = [sample.points - mean for sample, mean in zip(pair, means, strict=True)]

@@ -4,13 +4,10 @@ An :class:`Extractor` maps images ``(n, *shape)`` to features ``(n, k)``:
 
 ==========================  =========================================================================================
 pixels                      the image as it is
-standardised                each image less its mean, over the root mean square of the rest: invariant to brightness
-                            and contrast (a constant image becomes 0)
-pca:K                       the first K principal components of the pixels
-pca:K of SPEC               … of other features
+standardised                less the mean, over the root mean square of the rest: without brightness and contrast
+pca:K, pca:K of SPEC        the first K principal components of the pixels, or of other features
 package.file:function,      the user's own: called with images, it returns their features, of any shape after the first
-path/to/file.py:function    axis. Naming it imports that file, which runs it.
-a function or a network     likewise
+path/to/file.py:function    axis. Naming it imports that file, which runs it. Also a function or a network.
 ==========================  =========================================================================================
 
 Principal components are fitted on at most 4,096 training images with features :math:`f`: with the largest eigenvalues
@@ -44,15 +41,12 @@ FLAT = 1e-6  # of an image's largest value: smaller contrasts are rounding
 
 @dataclass(frozen=True, eq=False)
 class Extractor:
-    """``extract(images)`` returns features ``(n, k)``; principal components must be fitted first.
-
-    ``custom`` is true of the user's own features, ``components`` is the number K of principal components, if any.
-    """
+    """``extract(images)`` returns features ``(n, k)``; principal components must be fitted first."""
 
     name: str
     function: Callable[[Tensor], Any] = field(repr=False)
-    custom: bool = False
-    components: int | None = None
+    custom: bool = False  # the user's own
+    components: int | None = None  # principal components, if any
     center: Tensor | None = field(default=None, repr=False)
     axes: Tensor | None = field(default=None, repr=False)
 
@@ -66,10 +60,8 @@ class Extractor:
         if self.components is None:
             return features
         center, axes = (a.to(features.device) for a in self._fitted())
-        require(
-            features.shape[1] == len(axes),
-            f"{self.name!r} was fitted on {len(axes)} features, but these images have {features.shape[1]}.",
-        )
+        own, k = len(axes), features.shape[1]
+        require(k == own, f"{self.name!r} was fitted on {own} features, but these images have {k}.")
         return (features.double() - center) @ axes
 
     def over(self, images: Empirical | Tensor, indices: Tensor | None = None) -> Tensor:
@@ -89,12 +81,10 @@ class Extractor:
         which = data.choose(min(FITTED, data.n), rng.stream(seed, "images for principal components"))
         features = replace(self, components=None).over(data, which).double().cpu()
         n, k = features.shape
+        most, center = min(n - 1, k), features.mean(0)
         require(
-            self.components < n and self.components <= k,
-            f"{self.name!r} asks for {self.components} components, but {n} images with {k} features have "
-            f"{min(n - 1, k)} at most.",
+            self.components <= most, f"{self.name!r} is too many: {n} images with {k} features have {most} at most."
         )
-        center = features.mean(0)
         return replace(self, center=center, axes=_axes(features - center, self.components))
 
     def reduced(self, components: int) -> Extractor:
@@ -109,8 +99,7 @@ class Extractor:
         unit = 1 / float(axes[:, 0].norm())
 
         def length(images: Tensor) -> Tensor:
-            rows = self._features(images).double() - center.to(images.device)
-            own = unit * axes.to(images.device)
+            rows, own = self._features(images).double() - center.to(images.device), unit * axes.to(images.device)
             return (rows - rows @ own @ own.mT).norm(dim=1) / unit
 
         return Extractor(f"remainder of {self.name}", length)
@@ -122,21 +111,18 @@ class Extractor:
 
     def _features(self, images: Tensor) -> Tensor:
         """The features, refused unless they are one finite row of numbers for each image."""
-        n = len(images)
-        images = images.to(torch.get_default_dtype()) if self.custom else images
+        images, n = images.to(torch.get_default_dtype()) if self.custom else images, len(images)
         try:
             with torch.no_grad():
                 out = torch.as_tensor(self.function(images)).detach()
         except Exception as error:
+            why = f"{type(error).__name__}: {files.reason(error)}"
             raise InputError(
-                f"The features {self.name!r} failed on images of shape {tuple(images.shape)}: {type(error).__name__}: "
-                f"{files.reason(error)}."
+                f"The features {self.name!r} failed on images of shape {tuple(images.shape)}: {why}."
             ) from error
-        require(
-            out.ndim > 0 and len(out) == n and out.numel() > 0 and not out.is_complex(),
-            f"The features {self.name!r} must be real numbers, one row for each of {n} images; got {out.dtype} of "
-            f"shape {tuple(out.shape)}.",
-        )
+        good = out.ndim > 0 and len(out) == n and out.numel() > 0 and not out.is_complex()
+        given = f"{out.dtype} of shape {tuple(out.shape)}"
+        require(good, f"The features {self.name!r} must be real numbers, one row for each of {n} images; got {given}.")
         out = out.reshape(n, -1).to(images.device)
         out = out if out.dtype in (torch.float32, torch.float64) else out.float()
         bad = int((~out.isfinite().all(1)).sum())
@@ -144,35 +130,31 @@ class Extractor:
         return out
 
 
-def extractor(spec: Extractor | Callable[[Tensor], Any] | str) -> Extractor:
+Features = Extractor | Callable[[Tensor], Any] | str
+
+
+def extractor(spec: Features) -> Extractor:
     """Return the extractor of ``spec``: a text of the table above, a function, a network or an extractor."""
     if isinstance(spec, Extractor):
         return spec
-    if not isinstance(spec, str):
-        require(callable(spec), f"Features are named by a text or computed by a function, not {type(spec).__name__}.")
-        return _custom(spec, spec.__name__ if inspect.isroutine(spec) else type(spec).__name__)
-    text = spec.strip()
-    if text in _BUILT_IN:
-        return Extractor(text, _BUILT_IN[text])
-    if text.startswith("pca:"):
-        count, _, rest = text.removeprefix("pca:").partition(" of ")
-        whole = count.strip().isdecimal() and int(count) > 0
-        require(whole, f"Principal components are written pca:32 or pca:32 of standardised, not {spec!r}.")
-        return extractor(rest or "pixels").reduced(int(count))
-    require(
-        ":" in text,
-        f"There are no features {spec!r}; there are {', '.join(_BUILT_IN)}, pca:K, and your own as "
-        "package.file:function or path/to/file.py:function.",
-    )
-    return _custom(files.named(text, "function"), text)
-
-
-def _custom(function: Any, name: str) -> Extractor:
-    require(callable(function), f"The features {name!r} are no function but a {type(function).__name__}.")
-    require(
-        not (isinstance(function, nn.Module) and function.training),
-        f"The network {name!r} is in training mode, where features may change from call to call; call .eval() first.",
-    )
+    if isinstance(spec, str):
+        text = spec.strip()
+        if text in _BUILT_IN:
+            return Extractor(text, _BUILT_IN[text])
+        if text.startswith("pca:"):
+            count, _, rest = text.removeprefix("pca:").partition(" of ")
+            whole = count.strip().isdecimal() and int(count) > 0
+            require(whole, f"Principal components are written pca:32 or pca:32 of standardised, not {spec!r}.")
+            return extractor(rest or "pixels").reduced(int(count))
+        known = f"{', '.join(_BUILT_IN)}, pca:K, and your own as package.file:function or path/to/file.py:function"
+        require(":" in text, f"There are no features {spec!r}; there are {known}.")
+        name, function = text, files.named(text, "function")
+        require(callable(function), f"The features {name!r} are no function but a {type(function).__name__}.")
+    else:
+        name, function = (spec.__name__ if inspect.isroutine(spec) else type(spec).__name__), spec
+        require(callable(spec), f"Features are named by a text or computed by a function, not {name}.")
+    ready = not (isinstance(function, nn.Module) and function.training)
+    require(ready, f"The network {name!r} is in training mode: features may change between calls; call .eval() first.")
     return Extractor(name, function, custom=True)
 
 
@@ -196,8 +178,7 @@ def _chunks(images: Empirical | Tensor, indices: Tensor | None) -> Iterator[Tens
     if isinstance(images, Empirical):
         which = torch.arange(images.n) if indices is None else indices
         require(len(which) > 0, "There are no images to take features of.")
-        for some in which.split(max(1, CALL // images.d)):
-            yield images[some]
+        yield from (images[some] for some in which.split(max(1, CALL // images.d)))
         return
     require(isinstance(images, Tensor), f"Images must be a tensor or an Empirical set, not {type(images).__name__}.")
     images = images if indices is None else images[indices]

@@ -2,19 +2,18 @@ r"""Do samples follow the law of the data, and do their brightness and contrast?
 
 **Likeness.** Features of n samples (:mod:`vkernel.metrics.features`) are compared with those of at most 4,096 training
 images by Fréchet's distance (means and covariances) and by the kernel distance (moments up to the third). A finite
-sample has a positive distance from its own law, so each distance comes with its **floor**: that of n real images from
-the same training images, test images or, without these, training images that were left out of everything else.
+sample has a positive distance from its own law, so each distance comes with its **floor**: that of n real images, test
+images or, without these, training images that were left out of everything else.
 
-*Features.* Covariances of k features need many more than k samples. Where :math:`k \ge n/2` pixels are reduced to
-principal components (fitted on the training images alone), as many of 64, 32, … 1 as there are samples for, four each.
-The norm of the rest, one number for each image, is the **remainder**; it is compared with that of real images, since
-noise on the pixels shows there. The user's own features are never reduced; Fréchet's distance is left out where there
-are k samples or fewer.
+*Features.* Where :math:`k \ge n/2` pixels are reduced to principal components (fitted on the training images alone), as
+many of 64, 32, … 1 as there are samples for, four each. The norm of the rest, the **remainder**, is compared with that
+of real images, since noise on the pixels shows there. The user's own features are never reduced; Fréchet's distance is
+left out where there are k samples or fewer.
 
 *Test.* If the samples follow the law of the data, they and the real images can be exchanged. 999 random exchanges give
-the law of statistics of the form :math:`E\,\kappa(X,X') + E\,\kappa(Y,Y') - 2E\,\kappa(X,Y)`: the kernel distance, and
-Fréchet's distance to second order about the training images, whose features have mean c and covariance
-:math:`\sum_j \lambda_j e_j e_j^T`: with :math:`w_j = e_j \cdot (x - c)`,
+the law of the statistics :math:`E\,\kappa(X,X') + E\,\kappa(Y,Y') - 2E\,\kappa(X,Y)`: the kernel distance, and
+Fréchet's distance to second order about the training images, whose features have mean c and covariance :math:`\sum_j
+\lambda_j e_j e_j^T`: with :math:`w_j = e_j \cdot (x - c)`,
 
 .. math:: |\delta m|^2 + \sum_{ij} \frac{(\delta A_{ij})^2}{2(\lambda_i + \lambda_j)} \approx \text{(geometric means)}
           \quad \kappa(w, w') = w \cdot w' + \frac14 \Big(\sum_j \frac{w_j w'_j}{\sqrt{\lambda_j}}\Big)^2 .
@@ -28,10 +27,9 @@ each less its mean over the exchanges and over its spread, and
 
 is at most p with a probability of at most p, whatever the law and the number of samples. The alarm is raised where
 chance < .01, or where more than 1 % of the samples diverged: are not finite, or lie a million spreads from the data.
-(Left-out training images can be exchanged with samples of a model that does not memorise them. Where images have
-different weights they are drawn by these, with replacement, and the chance is approximate.) With enough samples the
-test finds any fault: the size of the distance matters. Fréchet's distance is biased; its interval is for the distance
-at this n, floor included.
+(Where images have different weights they are drawn by these, with replacement, and the chance is approximate.) With
+enough samples the test finds any fault: the size of the distance matters. Fréchet's distance is biased; its interval is
+for the distance at this n, floor included.
 
 **Drift** compares per-image means and variances of samples with the data's: :math:`z` is the shift of their average in
 units of the data's spread over images, with Welch's test; ``outside`` is the share of samples outside the data's range
@@ -42,9 +40,8 @@ drift is large: \|z\| > 1, or a share > .05. (Good networks at 50 steps are ofte
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,31 +53,27 @@ from vkernel.core.estimate import Estimate, exact_share, fisher_exact, permutati
 from vkernel.data.empirical import Empirical
 from vkernel.metrics.copies import check_samples
 from vkernel.metrics.distances import frechet_distance, kernel, kernel_distance
-from vkernel.metrics.features import Extractor, extractor
+from vkernel.metrics.features import Features, extractor
 
-MOMENTS = 4096  # training images
-PAIRS = 1024  # samples, and real images, in the test
-PERMUTATIONS = 999
+MOMENTS, PAIRS, PERMUTATIONS = 4096, 1024, 999  # training images; samples, and real images, in the test; exchanges
 CHANCE = 0.01  # of a false alarm; and the share of diverged samples that raises it
 LEAST = 8  # samples, and real images
 DIVERGED = 1e6  # spreads of the data: beyond, a sample has diverged
-SIZES = (64, 32, 16, 8, 4, 2, 1)  # numbers of principal components
-EACH = 4  # samples for each
+SIZES, EACH = (64, 32, 16, 8, 4, 2, 1), 4  # numbers of principal components; samples for each
 TURNED, WEAKEST = 2048, 0.01  # features turned to principal axes; their least variance, in units of the mean
 ROUNDING = 1e-9  # of numbers of order one
 FAR, OUTSIDE = 1.0, 0.05  # the least z and the least share outside for an alarm of drift
+Pair = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Likeness:
-    """The result of :func:`likeness`.
+    """Distances of n samples from the training images, beside those of n ``real`` images (the floors).
 
-    ``frechet`` and ``kernel`` are the distances of n samples from the training images, ``frechet_floor`` and
-    ``kernel_floor`` those of n real images (``real``: test, or left-out training); Fréchet's are ``None`` where there
-    are too few samples for the ``k`` features, for the reason ``why``. ``remainder`` is the mean norm of the rest
-    beyond principal components, as a multiple of that of real images; ``None`` where there is no rest. ``reduced``
-    tells that the ``features`` are fewer than requested. ``chance`` is that of distances as large as these by accident;
-    ``diverged`` counts the samples left out.
+    Fréchet's are ``None`` where there are too few samples for the ``k`` features, for the reason ``why``. ``remainder``
+    is the mean norm of the rest beyond principal components, as a multiple of that of real images; ``None`` where there
+    is no rest. ``reduced`` tells that the ``features`` are fewer than requested. ``chance`` is that of distances as
+    large as these by accident; ``diverged`` counts the samples left out.
     """
 
     frechet: Estimate | None
@@ -104,18 +97,21 @@ def likeness(
     data: Empirical | Tensor,
     test: Empirical | Tensor | None = None,
     *,
-    features: Extractor | Callable[[Tensor], Any] | str = "pixels",
+    features: Features = "pixels",
     seed: int = 0,
 ) -> Likeness:
     """Measure how far the law of ``samples (n, *shape)`` is from that of the training images ``data``.
 
     All are in the same units; ``test`` are images of the same law that the model did not see.
     """
-    data = _check_images(data, "training", LEAST if test is not None else 2 * LEAST)
-    held = None if test is None else _check_images(test, "test", LEAST).to(data.device)
+    data = data if isinstance(data, Empirical) else Empirical(data)
+    held = test if test is None or isinstance(test, Empirical) else Empirical(test)
+    for name, images, least in (("training", data, LEAST if held else 2 * LEAST), ("test", held, LEAST)):
+        count = least if images is None else int((images.weights > 0).sum())
+        require(count >= least, f"Likeness needs {least} {name} images or more; there are {count}.")
     require(data.spread > 0, "All points of the data are equal; there is no law to compare with.")
-    if held is not None:
-        require(held.shape == data.shape, f"Training images have shape {data.shape} and test images {held.shape}.")
+    shape = data.shape if held is None else held.shape
+    require(shape == data.shape, f"Training images have shape {data.shape} and test images {shape}.")
     extract, real = extractor(features), "left-out training" if held is None else "test"
     x = check_samples(samples, data, least=0).to(data.device)
     near = (x.flatten(1) - data.center).norm(dim=1) <= DIVERGED * data.spread  # false of NaN
@@ -124,8 +120,14 @@ def likeness(
         none = Estimate[float].unknown()
         few = (extract.name, 0, len(good), False, real)
         return Likeness(none, none, none, none, None, *few, math.nan, diverged, diverged > 0)
-    g = rng.stream(seed, "images for likeness")
-    train, held = _split(data, held, max(len(good), PAIRS), g)
+    g, wanted = rng.stream(seed, "images for likeness"), max(len(good), PAIRS)
+    order = data.choose(data.n, g, distinct=True)
+    if held is None:
+        count = min(wanted, len(order) // 2)
+        held, order = data.subset(order[:count]), order[count:]
+    else:
+        held = held.to(data.device).subset(held.choose(wanted, g, distinct=True))
+    train = data.subset(order[:MOMENTS])
     n = min(len(good), held.n)
     shuffled = good[torch.randperm(len(good), generator=g).to(good.device)]
     reduced = not extract.custom and extract.components is None and 2 * extract(good[:1]).shape[1] >= min(n, train.n)
@@ -135,41 +137,20 @@ def likeness(
     sets = (shuffled, None), (held, held.choose(held.n, g)), (train, train.choose(train.n, g))
     a, b, c = (extract.over(*images) for images in sets)
     rest = [extract.remainder().over(*images) for images in sets] if extract.components else []
-    frechet: tuple[Estimate, Estimate] | tuple[None, None] = None, None
-    why = ""
+    far, floor, why = None, None, ""
     try:
-        frechet = frechet_distance(a[:n], c), frechet_distance(b[:n], c)
+        far, floor = frechet_distance(a[:n], c), frechet_distance(b[:n], c)
     except InputError as error:
         why = str(error)
-    mmd = kernel_distance(a[:n], c), kernel_distance(b[:n], c)
+    mmd, mmd_floor = kernel_distance(a[:n], c), kernel_distance(b[:n], c)
     remainder = _ratio(rest[0][:n], rest[1][:n]) if rest else None
     chance = _chance((a, b, c), rest, rng.stream(seed, "exchanges for likeness"))
-    alarm = chance < CHANCE or diverged > CHANCE * len(x)
-    k, name = a.shape[1], extract.name
-    far, floor = frechet
-    return Likeness(far, floor, mmd[0], mmd[1], remainder, name, k, n, reduced, real, chance, diverged, alarm, why)
-
-
-def _check_images(points: Any, name: str, least: int) -> Empirical:
-    points = points if isinstance(points, Empirical) else Empirical(points)
-    count = int((points.weights > 0).sum())
-    require(count >= least, f"Likeness needs {least} {name} images or more; there are {count}.")
-    return points
-
-
-def _split(data: Empirical, held: Empirical | None, wanted: int, g: torch.Generator) -> tuple[Empirical, Empirical]:
-    """Training images for moments, and real images to compare with: test images, or training images left out."""
-    order = data.choose(data.n, g, distinct=True)
-    if held is None:
-        count = min(wanted, len(order) // 2)
-        held, order = data.subset(order[:count]), order[count:]
-    else:
-        held = held.subset(held.choose(wanted, g, distinct=True))
-    return data.subset(order[:MOMENTS]), held
+    alarm, about = chance < CHANCE or diverged > CHANCE * len(x), (extract.name, a.shape[1], n, reduced, real)
+    return Likeness(far, floor, mmd, mmd_floor, remainder, *about, chance, diverged, alarm, why)
 
 
 def _ratio(x: Tensor, y: Tensor) -> Estimate | None:
-    """The mean of x as a multiple of that of y, if this is more than rounding."""
+    """Return the mean of x as a multiple of that of y, if this is more than rounding."""
     over, under = float(x.mean()), float(y.mean())
     if under < ROUNDING:
         return None
@@ -178,10 +159,8 @@ def _ratio(x: Tensor, y: Tensor) -> Estimate | None:
 
 
 def _chance(features: Sequence[Tensor], rest: Sequence[Tensor], g: torch.Generator) -> float:
-    """The chance of distances as large as these if samples and real images are exchanged at random.
-
-    ``features`` are of samples, real images and training images, and so are the remainders ``rest``, if there are any.
-    """
+    """Return the chance of distances as large as these; features, and remainders if any, of samples, real and training
+    images."""
     n, m = (len(f[:PAIRS]) for f in features[:2])
     (pool, train), *others = (
         (torch.cat([x[:PAIRS], y[:PAIRS]]).double().cpu(), z.double().cpu())
@@ -223,7 +202,7 @@ def _second_order(pool: Tensor, train: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Drift:
-    """The result of :func:`drift`: z of the per-image means and variances, and shares outside the data's range.
+    """z of the per-image means and variances, and the shares outside the data's range.
 
     ``data_mean`` and ``sample_mean`` hold the average and the spread over images of the per-image means; ``chances``
     those of z and of the share outside, for ``mean`` and ``variance``.
@@ -240,8 +219,8 @@ class Drift:
     @property
     def shifted(self) -> dict[str, float]:
         """The moments whose average is shifted, with z."""
-        z = {"mean": self.mean.value, "variance": self.variance.value}
-        return {name: z[name] for name, chance in self.chances.items() if chance[0] < CHANCE}
+        moments = {"mean": self.mean.value, "variance": self.variance.value}
+        return {name: z for name, z in moments.items() if self.chances[name][0] < CHANCE}
 
     @property
     def far(self) -> dict[str, float]:
@@ -252,9 +231,7 @@ class Drift:
     def outside(self) -> dict[str, float]:
         """The moments of which too many lie outside the data's range, with their share."""
         share = {"mean": self.outside_mean.value, "variance": self.outside_variance.value}
-        return {
-            name: share[name] for name, chance in self.chances.items() if chance[1] < CHANCE < OUTSIDE < share[name]
-        }
+        return {name: p for name, p in share.items() if self.chances[name][1] < CHANCE and p > OUTSIDE}
 
     @property
     def alarm(self) -> bool:
@@ -274,7 +251,7 @@ def drift(samples: Tensor, data: Empirical) -> Drift:
     floor = 1e-6 * max(data.spread / math.sqrt(data.d), 1e-30)
     mean, variance = (_shift(theirs[:, i], own[:, i], weights, floor ** (i + 1)) for i in (0, 1))
     chances = {"mean": mean[2], "variance": variance[2]}
-    return Drift(mean[0], variance[0], mean[1], variance[1], *mean[3], chances)
+    return Drift(mean[0], variance[0], mean[1], variance[1], mean[3], mean[4], chances)
 
 
 def image_moments(images: Tensor) -> Tensor:
@@ -284,10 +261,8 @@ def image_moments(images: Tensor) -> Tensor:
     return torch.cat([mean, (rows - mean).square().mean(1, keepdim=True)], 1)
 
 
-def _shift(
-    theirs: Tensor, own: Tensor, weights: Tensor, floor: float
-) -> tuple[Estimate, Estimate, tuple[float, float], tuple[tuple[float, float], tuple[float, float]]]:
-    """z, the share outside, the chances of both, and averages with spreads of the data and of the samples."""
+def _shift(theirs: Tensor, own: Tensor, weights: Tensor, floor: float) -> tuple[Estimate, Estimate, Pair, Pair, Pair]:
+    """Return z, the share outside, the chances of both, and averages with spreads of the data and of the samples."""
     from scipy import stats
 
     n, size = len(theirs), float(1 / weights.square().sum())
@@ -301,5 +276,5 @@ def _shift(
     chance = 2 * float(stats.t.sf(abs(z) / max(se, 1e-12), dof))
     above, below = int((~(theirs <= own.max())).sum()), int((theirs < own.min()).sum())
     rare = 2 * min(fisher_exact(above, n, 0, size), fisher_exact(below, n, 0, size))
-    averages = (center, spread), (there, width)
-    return Estimate.of_error(z, se, dof), exact_share(above + below, n), (chance, rare), averages
+    z_value, outside = Estimate[float].of_error(z, se, dof), exact_share(above + below, n)
+    return z_value, outside, (chance, rare), (center, spread), (there, width)

@@ -1,11 +1,12 @@
-"""Laws on a grid (histograms, total variation, Kullback and Leibler's divergence) and shares of a law: in the gaps,
-on boundaries, at training points, near copies of them."""
+"""Laws on a grid (histograms, total variation, Kullback and Leibler's divergence) and shares of a law: in the gaps, on
+boundaries, at training points, near copies of them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -16,22 +17,15 @@ from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate, bootstrap, jackknife_se
 from vkernel.core.rng import Generator
 from vkernel.data import Empirical
-from vkernel.metrics.neighbours import distinct, nearest
-from vkernel.metrics.samples import CHUNK, Array, Members, Samples, read, read_pair
-from vkernel.process import Anisotropic, Process
+from vkernel.metrics.samples import CHUNK, Array, Reading, Samples, as_numbers, distinct, nearest, read, read_pair
+from vkernel.process import Anisotropic
 from vkernel.score.empirical import EmpiricalScore
 
 Range = tuple[float, float] | Sequence[tuple[float, float]] | Tensor | None
 
 
 def histogram(
-    x: Array,
-    bins: int = 120,
-    range: Range = None,
-    *,
-    normalise: str = "inside",
-    members: bool | None = None,
-    skip_diverged: bool = False,
+    x: Array, bins: int = 120, range: Range = None, *, normalise: str = "inside", **reading: Unpack[Reading]
 ) -> tuple[Estimate[Tensor], Tensor]:
     """Estimate the average density on a grid, ``(bins,)`` or ``(bins, bins)``, and return the edges too.
 
@@ -39,36 +33,28 @@ def histogram(
     ``(2, bins + 1)``. ``normalise="inside"`` divides each member's counts by those inside the range, ``"all"`` by all.
     """
     require(normalise in ("inside", "all"), f"normalise must be 'inside' or 'all', not {normalise!r}.")
-    sample = read(x, members, skip_diverged)
+    sample = read(x, **reading)
     edges = _edges([sample], bins, range)
-    counts = _counts(sample, _cells(sample.points, edges), bins ** len(edges) + 1)[:, :-1]
-    inside = counts.sum(1)
+    counts = _cell_counts(sample, edges)[:, :-1].reshape(-1, *(bins,) * len(edges))
+    inside = counts.flatten(1).sum(1).reshape(-1, *(1,) * len(edges))
     empty = int((inside == 0).sum())
     require(normalise == "all" or empty == 0, f"{empty} members have nothing in the range; widen it, or take 'all'.")
-    shaped = counts.reshape(len(counts), *(bins,) * len(edges))
-    total = inside.reshape(-1, *(1,) * len(edges)) if normalise == "inside" else sample.x.shape[1]
-    density = sample.share(shaped, total, 1 / float((edges[:, 1] - edges[:, 0]).prod()))
+    width = float((edges[:, 1] - edges[:, 0]).prod())
+    density = sample.share(counts, inside if normalise == "inside" else None, 1 / width)
     return density, edges if len(edges) > 1 else edges[0]
 
 
 def total_variation(
-    a: Array,
-    b: Array,
-    bins: int = 120,
-    range: Range = None,
-    *,
-    members: Members = None,
-    skip_diverged: bool = False,
-    generator: Generator = 0,
+    a: Array, b: Array, bins: int = 120, range: Range = None, *, generator: Generator = 0, **reading: Unpack[Reading]
 ) -> Estimate:
     """Estimate half the sum of absolute differences on a grid as in :func:`histogram`, with one more cell for the rest.
 
     It is not corrected for bias (see the head of this package). The error is the jackknife's over members, or that of
     200 resamples of a sample's counts drawn from ``generator``.
     """
-    pair = read_pair(a, b, members, skip_diverged)
+    pair = read_pair(a, b, **reading)
     edges, source = _edges(pair, bins, range), rng.as_generator(generator)
-    counts = [_counts(sample, _cells(sample.points, edges), bins ** len(edges) + 1) for sample in pair]
+    counts = [_cell_counts(sample, edges) for sample in pair]
     p, q = (c.sum(0) / c.sum() for c in counts)
     value, first = _variation(pair[0], counts[0], q, source)
     return Estimate.of_variances(value, [first, _variation(pair[1], counts[1], p, source)[1]], 0.0, 1.0)
@@ -80,8 +66,7 @@ def _edges(samples: Sequence[Samples], bins: int, span: Range) -> Tensor:
     require(d <= 2, f"A grid has one or two dimensions, not {d}; energy_distance and wasserstein take any.")
     check_whole(bins, "bins")
     if span is None:
-        low = torch.stack([sample.points.amin(0) for sample in samples]).amin(0)
-        high = torch.stack([sample.points.amax(0) for sample in samples]).amax(0)
+        low, high = torch.cat([sample.points for sample in samples]).aminmax(dim=0)
         pad = 0.5 * (low == high)  # all in one place: a cell needs a width
         ends = torch.stack([low - pad, high + pad], 1)
     else:
@@ -92,14 +77,14 @@ def _edges(samples: Sequence[Samples], bins: int, span: Range) -> Tensor:
     return torch.stack([torch.linspace(float(u), float(v), bins + 1, dtype=ends.dtype) for u, v in ends]).to(ends)
 
 
-def _cells(points: Tensor, edges: Tensor) -> Tensor:
-    """Return the cell of each point, rows first, closed on the left; the number of cells where it is outside."""
-    bins = edges.shape[1] - 1
-    place = torch.searchsorted(edges, points.mT.contiguous(), right=True) - 1
-    place = torch.where(points.mT == edges[:, -1:], bins - 1, place)
-    inside = ((place >= 0) & (place < bins)).all(0)
+def _cell_counts(sample: Samples, edges: Tensor) -> Tensor:
+    """Return how many points of each member are in each cell, rows first, closed on the left; the last are outside."""
+    points, bins = sample.points.mT, edges.shape[1] - 1
+    place = torch.searchsorted(edges, points.contiguous(), right=True) - 1
+    place = torch.where(points == edges[:, -1:], bins - 1, place)
+    inside, cells = ((place >= 0) & (place < bins)).all(0), bins ** len(edges)
     cell = place[0] if len(edges) == 1 else place[0] * bins + place[1]
-    return torch.where(inside, cell, bins ** len(edges))
+    return _counts(sample, torch.where(inside, cell, cells), cells + 1)
 
 
 def _counts(sample: Samples, cell: Tensor, cells: int) -> Tensor:
@@ -127,11 +112,7 @@ def _variation(sample: Samples, counts: Tensor, q: Tensor, source: torch.Generat
 
 def kl(p: Array, q: Array) -> Estimate:
     """Compute Σ p log(p/q) in nats of two laws on one grid, normalised here; infinite where q alone vanishes."""
-    try:
-        p, q = torch.as_tensor(p).detach().double(), torch.as_tensor(q).detach().double()
-    except (TypeError, ValueError, RuntimeError):
-        names = f"{type(p).__name__} and {type(q).__name__}"
-        raise InputError(f"p and q must be tensors or arrays of probabilities on one grid, not {names}.") from None
+    p, q = as_numbers(p, "p").double(), as_numbers(q, "q").double()
     require(p.shape == q.shape, f"p has shape {tuple(p.shape)}, q {tuple(q.shape)}; both must be on one grid.")
     for name, law in (("p", p), ("q", q)):
         good = law.isfinite().all() and (law >= 0).all() and law.sum() > 0
@@ -148,13 +129,12 @@ def gap_mass(
     score: EmpiricalScore | None = None,
     threshold: float = 0.5,
     t: float | None = None,
-    members: bool | None = None,
-    skip_diverged: bool = False,
+    **reading: Unpack[Reading],
 ) -> Estimate:
     """Estimate the mass between training points: P(low < ``|x|`` < high), or :func:`boundary_mass` with a ``score``."""
     if score is not None:
-        return boundary_mass(x, score, threshold, t, members=members, skip_diverged=skip_diverged)
-    sample = read(x, members, skip_diverged)
+        return boundary_mass(x, score, threshold, t, **reading)
+    sample = read(x, **reading)
     d = sample.x.shape[-1]
     try:
         low, high = (float(g) for g in gap)
@@ -167,13 +147,7 @@ def gap_mass(
 
 
 def boundary_mass(
-    x: Array,
-    score: EmpiricalScore,
-    threshold: float = 0.5,
-    t: float | None = None,
-    *,
-    members: bool | None = None,
-    skip_diverged: bool = False,
+    x: Array, score: EmpiricalScore, threshold: float = 0.5, t: float | None = None, **reading: Unpack[Reading]
 ) -> Estimate:
     r"""Estimate the mass where the training target is mostly noise at ``t`` (default: eps) and the score pushes apart.
 
@@ -191,31 +165,21 @@ def boundary_mass(
     """
     check_type(score, "score", EmpiricalScore)
     check_share(threshold, "threshold")
-    sample, shape = read(x, members, skip_diverged, shape=score.data.shape), score.data.shape
-    time = score.process.eps if t is None else t
-    floor = _mean_precision(score.process, time, score.data.d)
+    data, process, sample = score.data, score.process, read(x, score.data.shape, **reading)
+    t = process.eps if t is None else float(t)
+    var = float(process.base.S(process.check(torch.tensor(t, dtype=torch.float64))))
+    require(var > 0, f"There is no noise at t = {t:g} (S = 0), hence no boundary; choose a larger t.")
+    floor = (process.inverse_trace / data.d if isinstance(process, Anisotropic) else 1.0) / var
     hits = []
-    for block in sample.points.split(max(1, CHUNK // score.data.d)):
-        s, c = score.with_covariance(block.reshape(-1, *shape), time)
+    for block in sample.points.split(max(1, CHUNK // data.d)):
+        s, c = score.with_covariance(block.reshape(-1, *data.shape), t)
         trace, drift = c.trace(), s.flatten(1).square().sum(1)
         hits.append((trace > floor) & (trace > threshold * (trace + drift)))
     return sample.share_of(torch.cat(hits))
 
 
-def _mean_precision(process: Process, t: float, d: int) -> float:
-    """Return tr S^-1 / d."""
-    var = float(process.base.S(process.check(torch.tensor(float(t), dtype=torch.float64))))
-    require(var > 0, f"There is no noise at t = {t:g} (S = 0), hence no boundary; choose a larger t.")
-    return (process.inverse_trace / d if isinstance(process, Anisotropic) else 1.0) / var
-
-
 def memorised_fraction(
-    x: Array,
-    data: Empirical | Array,
-    threshold: float = 1 / 3,
-    *,
-    members: bool | None = None,
-    skip_diverged: bool = False,
+    x: Array, data: Empirical | Array, threshold: float = 1 / 3, **reading: Unpack[Reading]
 ) -> Estimate:
     """Estimate the share of samples that are nearer to one training point than ``threshold`` times the second nearest.
 
@@ -225,7 +189,7 @@ def memorised_fraction(
     points = distinct(data)
     require(points.n >= 2, "A ratio of distances needs two distinct training points; these are all equal.")
     require(0 < threshold <= 1, f"threshold must be a ratio in (0, 1], not {threshold!r}.")
-    sample = read(x, members, skip_diverged, shape=points.shape)
+    sample = read(x, points.shape, **reading)
     distance, _ = nearest(sample.points, points, 2)
     return sample.share_of(distance[:, 0] < threshold * distance[:, 1])
 
@@ -285,9 +249,8 @@ def mode_weights(
     data: Empirical | Array,
     radius: float | None = None,
     *,
-    members: bool | None = None,
-    skip_diverged: bool = False,
     generator: Generator = 0,
+    **reading: Unpack[Reading],
 ) -> ModeWeights:
     """Estimate the share of samples nearest to each training point, and within ``radius`` if given, and its weight.
 
@@ -295,12 +258,12 @@ def mode_weights(
     """
     require(radius is None or radius > 0, f"radius must be a positive distance or None, not {radius!r}.")
     points = distinct(data)
-    sample = read(x, members, skip_diverged, shape=points.shape)
+    sample = read(x, points.shape, **reading)
     distance, index = nearest(sample.points, points, 1)
     outside = distance[:, 0] > (math.inf if radius is None else radius)
     counts = _counts(sample, torch.where(outside, points.n, index[:, 0]), points.n + 1)
     weights = points.weights.to(counts.device)
     target = torch.cat([weights, weights.new_zeros(1)])
     value, part = _variation(sample, counts, target, rng.as_generator(generator))
-    gap = Estimate.of_variances(value, [part], 0.0, 1.0)
-    return ModeWeights(sample.share(counts[:, :-1]), weights, sample.share_of(outside), gap)
+    variation = Estimate.of_variances(value, [part], 0.0, 1.0)
+    return ModeWeights(sample.share(counts[:, :-1]), weights, sample.share_of(outside), variation)

@@ -1,20 +1,41 @@
-"""Samples and ensembles of samples: reading, and the units over which errors are taken."""
+r"""Samples and ensembles of samples: reading, the units over which errors are taken, and nearest training points.
+
+:func:`nearest` is exact, at the price of a matrix product. The product finds candidates for each query q, the points
+where :math:`|y|^2 - 2 q \cdot y` is smallest; differences then measure their distances, since a product alone cannot
+tell a distance of 1e-9 from 0. The product is in float32, with
+
+.. math:: \delta \le (d + 4)\, u\, (2 |q| R + R^2), \qquad R = |q| + D, \qquad u = 2^{-23},
+
+the error of its sums for every point as near as the k-th candidate, at distance D (then :math:`|y| \le R`). No other
+point is among the k nearest if the product of the last candidate is beyond :math:`D^2 - |q|^2 + \delta`; the product is
+repeated in float64 for queries where it is not. Products are of coordinates relative to the centre of the data.
+"""
 
 from __future__ import annotations
 
 import math
 import warnings
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate
-from vkernel.data.empirical import Array
+from vkernel.data.empirical import Array, Empirical
 
 Members = bool | None | tuple[bool | None, bool | None]
 CHUNK = 1 << 21  # numbers in a working array: 16 MB
+CANDIDATES = 8  # for each query, of which up to k are wanted
+
+
+class Reading(TypedDict, total=False):
+    """Options of all distances and masses: ``members`` tells whether the first axis counts members (a pair: for each of
+    two samples), ``skip_diverged=True`` leaves out, with a warning, what is not finite and is refused otherwise."""
+
+    members: Members
+    skip_diverged: bool
 
 
 @dataclass(frozen=True)
@@ -56,17 +77,27 @@ class Samples:
         return (float(per_unit.var()) / self.units if self.units > 1 else math.inf), self.units
 
 
-def read(
-    x: Array, members: Members, skip_diverged: bool, name: str = "x", shape: tuple[int, ...] | None = None
-) -> Samples:
-    """Read a sample or an ensemble (of events of ``shape``); leave out what diverged if ``skip_diverged``."""
+def as_numbers(x: Array, name: str) -> Tensor:
+    """Return real numbers as a tensor."""
     try:
         x = torch.as_tensor(x).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{name} must be a tensor or an array of numbers, not {type(x).__name__}.") from error
     require(x.dtype != torch.bool and not x.is_complex(), f"{name} must hold real numbers, not {x.dtype}.")
-    require(members in (None, True, False), f"members must be True, False or None, not {members!r}.")
+    return x
+
+
+def read(
+    x: Array,
+    shape: tuple[int, ...] | None = None,
+    name: str = "x",
+    members: Members = None,
+    skip_diverged: bool = False,
+) -> Samples:
+    """Read a sample or an ensemble (of events of ``shape``); leave out what diverged if ``skip_diverged``."""
+    x = as_numbers(x, name)
     given = f"{name} has shape {tuple(x.shape)}"
+    require(members in (None, True, False), f"members must be True, False or None, not {members!r}.")
     require(
         members is not None or shape is not None or x.ndim <= 3,
         f"{given}, one sample or an ensemble: say members=False if its first axis counts samples, True if members.",
@@ -78,21 +109,82 @@ def read(
     require(shape in (None, event), f"{given}, read as {kind}; its last axes must be the training points' {shape}.")
     found = Samples(x.double().reshape(*((1,) * (not ensemble)), *x.shape[: 1 + ensemble], -1), ensemble)
     good = found.x.isfinite().all(-1).reshape(found.units, -1).all(1)
-    if not good.all():
-        bad = int((~good).sum())
-        what = f"{bad} of the {len(good)} {found.unit} of {name} hold NaN or infinite values"
-        require(skip_diverged, f"{what}: they diverged; skip_diverged=True leaves them out, with a warning.")
-        require(bad < len(good), f"{what}: nothing is left to measure.")
-        warnings.warn(f"{what} and are left out.", stacklevel=3)
-        return Samples(found.x[good] if ensemble else found.x[:, good], ensemble)
-    return found
+    if good.all():
+        return found
+    bad = int((~good).sum())
+    what = f"{bad} of the {len(good)} {found.unit} of {name} hold NaN or infinite values"
+    require(skip_diverged, f"{what}: they diverged; skip_diverged=True leaves them out, with a warning.")
+    require(bad < len(good), f"{what}: nothing is left to measure.")
+    warnings.warn(f"{what} and are left out.", stacklevel=3)
+    return Samples(found.x[good] if ensemble else found.x[:, good], ensemble)
 
 
-def read_pair(a: Array, b: Array, members: Members, skip_diverged: bool) -> tuple[Samples, Samples]:
+def read_pair(a: Array, b: Array, *, members: Members = None, skip_diverged: bool = False) -> tuple[Samples, Samples]:
     """Read two samples or ensembles of one dimension, on the device of the first."""
     each = members if isinstance(members, tuple) else (members, members)
     require(len(each) == 2, f"members must be one answer for both samples or a pair of answers, not {members!r}.")
-    first, second = read(a, each[0], skip_diverged, "a"), read(b, each[1], skip_diverged, "b")
+    first, second = read(a, None, "a", each[0], skip_diverged), read(b, None, "b", each[1], skip_diverged)
     d, e = first.x.shape[-1], second.x.shape[-1]
     require(d == e, f"The points of a have {d} coordinates, those of b {e}; both must have the same.")
     return first, Samples(second.x.to(first.x.device), second.members)
+
+
+def distinct(data: Empirical | Array) -> Empirical:
+    """Return the data with equal points merged."""
+    return (data if isinstance(data, Empirical) else Empirical(data)).merged()[0]
+
+
+def nearest(x: Tensor, data: Empirical, k: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return distances of ``x (q, d)`` to the k nearest points and their indices, ``(q, k)``, or fewer if n < k.
+
+    ``exclude (q,)`` holds for each query the index of a point to leave out, or -1: for queries that are training points
+    it is the point itself. Where no other point is left the distance is infinite.
+    """
+    queries = x.to(data.device, torch.float64)
+    excluded = queries.new_full((len(x),), -1, dtype=torch.long) if exclude is None else exclude.to(data.device)
+    quick = torch.float32 if torch.get_float32_matmul_precision() == "highest" else torch.float64
+    distance, index, certain = _search(queries, data, k, excluded, quick)
+    again = (~certain).nonzero()[:, 0]
+    if len(again):
+        distance[again], index[again], _ = _search(queries[again], data, k, excluded[again], torch.float64)
+    return distance.to(x.device), index.to(x.device)
+
+
+def _search(queries: Tensor, data: Empirical, k: int, excluded: Tensor, kind: torch.dtype) -> tuple[Tensor, ...]:
+    """Return distances, indices, and whether the product was precise enough to be certain of them."""
+    centred = queries - data.center
+    last, candidates = _candidates(centred.to(kind), data, excluded, max(k, CANDIDATES))
+    found = []
+    for part in torch.arange(len(queries), device=data.device).split(max(1, CHUNK // (candidates.shape[1] * data.d))):
+        index = candidates[part]
+        rows = data.take(index.flatten()).double().reshape(*index.shape, data.d)
+        away = (rows - queries[part, None]).norm(dim=2).masked_fill(index == excluded[part, None], torch.inf)
+        exact, order = away.sort(dim=1, stable=True)
+        found.append((exact[:, :k], index.gather(1, order)[:, :k]))
+    distance, index = (torch.cat(columns) for columns in zip(*found, strict=True))
+    size, reach = centred.norm(dim=1), distance[:, -1]
+    limits, radius = torch.finfo(kind), size + reach
+    slack = (data.d + 4) * (limits.eps * (2 * size * radius + radius.square()) + limits.tiny)
+    safe = last.isfinite() & (4 * radius.square() < limits.max)  # no product has overflowed
+    certain = safe & (last.double() > reach.square() - size.square() + slack)
+    return distance, index, certain | (candidates.shape[1] == data.n)  # or every point is a candidate
+
+
+def _candidates(queries: Tensor, data: Empirical, excluded: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the largest product and the indices of each query's candidates, ``(q,)`` and ``(q, count)``."""
+    step = max(1, CHUNK // max(data.d, 512))
+    parts = list(torch.arange(len(queries), device=data.device).split(max(1, CHUNK // step)))
+    best = [queries.new_zeros(len(part), 0) for part in parts]
+    index = [excluded.new_zeros(len(part), 0) for part in parts]
+    for start in range(0, data.n, step):
+        rows = (data.rows(start, min(start + step, data.n)).double() - data.center).to(queries)
+        lengths, places = rows.square().sum(1), torch.arange(start, start + len(rows), device=data.device)
+        for i, part in enumerate(parts):
+            square = torch.addmm(lengths, queries[part], rows.mT, alpha=-2)
+            own = excluded[part] - start
+            inside = ((own >= 0) & (own < len(rows))).nonzero()[:, 0]
+            square[inside, own[inside]] = torch.inf
+            known = torch.cat([best[i], square], 1)
+            best[i], order = known.topk(min(count, known.shape[1]), largest=False)
+            index[i] = torch.cat([index[i], places.expand(len(part), -1)], 1).gather(1, order)
+    return torch.cat([b[:, -1] for b in best]), torch.cat(index)

@@ -36,7 +36,7 @@ from vkernel import kernels, plots, sample
 from vkernel.core.errors import InputError
 from vkernel.core.estimate import Estimate, leave_one_out
 from vkernel.data import Empirical, digits, load
-from vkernel.metrics.neighbours import nearest
+from vkernel.metrics import nearest
 from vkernel.process import VP
 from vkernel.reproduce.exhibit import MEMORY, Exhibit, Page, Run, Skip, one_thread, tensor
 from vkernel.score import EmpiricalScore, noise_fraction

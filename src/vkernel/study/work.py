@@ -39,7 +39,7 @@ from vkernel.core.errors import InputError, require
 from vkernel.data.empirical import Empirical
 from vkernel.data.loaders import load
 from vkernel.data.toys import toy
-from vkernel.metrics.neighbours import nearest
+from vkernel.metrics import nearest
 from vkernel.process import Process
 from vkernel.process import from_spec as make_process
 from vkernel.sample import effective_sde, naive, pf_ode, semiclassical

@@ -65,7 +65,7 @@ from vkernel.core.estimate import (
 from vkernel.core.progress import Progress
 from vkernel.core.progress import progress as report_progress
 from vkernel.data.empirical import Empirical
-from vkernel.metrics.neighbours import distinct, nearest
+from vkernel.metrics import distinct, nearest
 from vkernel.reports.audit.levels import (
     NoisyImages,
     Times,

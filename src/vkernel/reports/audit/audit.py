@@ -450,7 +450,7 @@ class _Problem:
         """The reference images, compared with the training set once for all networks."""
         if extract.name not in self.references:
             images = self.sizes.reference
-            held = Reference.of(self.data, self.test, features=extract, images=images, seed=self.seed)
+            held = Reference(self.data, self.test, extract, images, self.seed)
             self.references[extract.name] = held
         return self.references[extract.name]
 
