@@ -14,8 +14,8 @@ import vkernel as vk
 from vkernel.core import rng
 from vkernel.core.errors import InputError
 from vkernel.train.models import network
-from vkernel.train.models.architectures import ACTIVATIONS, MLP, UNet
 from vkernel.train.models.base import time_input
+from vkernel.train.models.network import ACTIVATIONS, MLP, UNet
 from vkernel.train.objectives import J0, J1, VARIES, Training
 
 PROCESS = vk.VP(eps=0.01)

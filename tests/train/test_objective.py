@@ -480,7 +480,7 @@ def test_names_and_specs():
         (lambda: training(vary=("inputs", "weather")), "'weather'"),
         (lambda: training(times="cosine"), "times must be"),
         (lambda: training(times=0.5), "times must be"),
-        (lambda: training("J1"), "Objective"),
+        (lambda: training(3), "no objective 3"),
         (lambda: training(process="vp"), "process"),
         (lambda: training(JK(6, "subset")).batch([0], 2), "subset of 6 points.*have 5"),
         (lambda: training(process=vk.Anisotropic(PROCESS, torch.eye(1))), "isotropic noise"),

@@ -81,7 +81,7 @@ class Lazy(Function):
         progress: Progress = False,
     ) -> None:
         require(isinstance(model, Model), f"This kernel belongs to a lazy model, not {model!r}.")
-        training = Training.of(data, process, objective, draws, vary, seed, times)
+        training = Training(data, process, objective, draws, vary, seed, times)
         self.model, self.draws, self.d = model, training.finite_draws("A lazy model"), training.data.d
         check_whole(sets, "sets, the number of sets of inputs,")
         good = training.data.shape == (self.d,) and self.d <= LARGEST

@@ -57,7 +57,7 @@ class NoisyTargets:
     def __init__(self, parametrisation: Parametrisation, training: Training) -> None:
         varies = "targets" in training.vary
         self.parametrisation, self.goal = parametrisation, training.objective if varies else J0()
-        self.training = replace(training, objective=J0()) if varies else training
+        self.training = training.without_noise() if varies else training
 
     def noise(self, batch: Batch) -> Tensor | None:
         """Return N, ``(M, P, d, d)``, or ``None`` where it vanishes."""
@@ -136,7 +136,7 @@ class Linear(LinearField):
         quadrature: int = 1 << 17,
         progress: Progress = False,
     ) -> None:
-        training = Training.of(data, process, objective, draws, vary, seed, times)
+        training = Training(data, process, objective, draws, vary, seed, times)
         self.model, self.features, self.draws = check_linear(model, training), model.features.count, draws
         P, held = training.finite_draws("A linear model"), "inputs" not in training.vary
         self.form, sets = check_choice(form, "form", ("given-inputs", "leading")), check_whole(sets, "sets")

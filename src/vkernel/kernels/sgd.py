@@ -64,7 +64,7 @@ class SGD(LinearField):
             check_whole(steps, "steps"),
         )
         check_whole(nodes, "nodes, the times at which the noise is evaluated,", 2)
-        training = Training.of(data, process, objective, None, VARIES, seed, times)
+        training = Training(data, process, objective, None, VARIES, seed, times)
         gradients = Gradients(check_linear(model, training), training, quadrature)
         rho, Q = torch.linalg.eigh(gradients.gram)
         rho, pull, self.tau = rho.clamp_min(0) + model.ridge, Q.mT @ gradients.cross, lr * steps

@@ -1,9 +1,8 @@
 r"""Ensembles of trained models, and the sources of their variance (docs/theory.md, §7).
 
 An ensemble is M trainings of one model on one data set, which differ in the randomness of training alone. Its moments
-over members are those of :class:`~vkernel.sample.scores.Scores`; :mod:`vkernel.kernels` predicts them. A member depends
-on (seed, index) alone. A member whose weights are not finite has *diverged*: it stays in the ensemble and takes part in
-no mean.
+over members are those of :class:`~vkernel.sample.scores.Scores`; :mod:`vkernel.kernels` predicts them. A member whose
+weights are not finite has *diverged*: it stays in the ensemble and takes part in no mean.
 
 **Sources of variance.** Training is random in four nested ways: initialisation, inputs (t and x), the noise of their
 targets, the order of batches. By the law of total variance
@@ -33,6 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import vkernel.process as processes
 from vkernel.core.checks import check_shape, check_type
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate, jackknife, leave_one_out
@@ -41,13 +41,11 @@ from vkernel.core.progress import Progress
 from vkernel.core.progress import progress as show_progress
 from vkernel.data.empirical import Empirical
 from vkernel.process import Process
-from vkernel.process import from_spec as process_from_spec
-from vkernel.process import spec as process_spec
 from vkernel.sample.scores import Groups, Scores
 from vkernel.score.base import Score, Time, wide_time
 from vkernel.train import models
 from vkernel.train.models.base import Model, State
-from vkernel.train.objectives import VARIES, Objective, Quantile, Training, parse
+from vkernel.train.objectives import VARIES, Objective, Quantile, Training
 from vkernel.version import __version__
 
 
@@ -67,16 +65,14 @@ def train_ensemble(
 ) -> Ensemble:
     """Train several models that differ in the randomness of training alone.
 
-    Args:
-        members: how many, or the indices of some; a member depends on (seed, index) alone.
-        draws: the number of noised points of each member; ``None`` for fresh draws at every step of a network.
-        objective: "J1", "J0", ``vk.JC(c)`` or ``vk.JK(K, kind)``; all use the same inputs at equal ``seed``.
-        vary: what differs between members: "inputs", "targets", "init", "order".
-        times: the density of t: "uniform", "log" (in log sigma/alpha) or a quantile function u -> t.
-        progress: whether to show a bar, or a function of a label and the finished share.
+    ``members`` is their number, or the indices of some; a member depends on (seed, index) alone. ``draws`` is the
+    number of noised points of each, ``None`` for fresh draws at every step of a network. ``objective`` is "J1", "J0",
+    ``vk.JC(c)`` or ``vk.JK(K, kind)``; all use the same inputs at equal ``seed``. ``vary`` names what differs between
+    members: "inputs", "targets", "init", "order". ``times`` is the density of t: "uniform", "log" (in log sigma/alpha)
+    or a quantile function u -> t.
     """
     require(isinstance(model, Model), f"train_ensemble needs a model such as vk.models.Linear(…), not {model!r}.")
-    training = Training.of(data, process, objective, draws, vary, seed, times, dtype or model.state_dtype)
+    training = Training(data, process, objective, draws, vary, seed, times, dtype or model.state_dtype)
     try:
         indices = tuple(range(members)) if isinstance(members, int) else tuple(operator.index(m) for m in members)
     except TypeError:
@@ -86,15 +82,9 @@ def train_ensemble(
     label = f"{len(indices)} members, {training.objective!r}"
     with show_progress(1.0, progress) as report:
         state = model.fit(training, indices, lambda share: report(label, share))
-    info = {
-        "members": list(indices),
-        "draws": draws,
-        "objective": training.objective.spec,
-        "vary": list(training.vary),
-        "seed": int(seed),
-        "times": times if isinstance(times, str) else "function",
-        "data": {"name": training.data.name, "n": training.data.n},
-    }
+    info: dict[str, Any] = {"members": list(indices), "draws": draws, "objective": training.objective.spec}
+    info |= {"vary": list(training.vary), "seed": int(seed), "times": times if isinstance(times, str) else "function"}
+    info["data"] = {"name": training.data.name, "n": training.data.n}
     found = Ensemble(model, state, process, training.data.shape, info)
     if found.diverged:
         warnings.warn(found.report, stacklevel=2)
@@ -105,43 +95,33 @@ class Ensemble(Scores):
     """M trained members of one model; ``state`` holds their weights, ``info`` records how they were trained."""
 
     shape: tuple[int, ...]
+    dtype = torch.float64
+    device = torch.device("cpu")
 
     def __init__(
         self, model: Model, state: State, process: Process, shape: tuple[int, ...], info: dict[str, Any] | None = None
     ) -> None:
         good = len(state) > 0 and all(a.ndim > 0 and len(a) > 0 for a in state.values())
         require(good, "An ensemble needs a state: named tensors whose first axis is the member.")
-        sizes = sorted({len(a) for a in state.values()})
+        sizes, first = sorted({len(a) for a in state.values()}), next(iter(state.values()))
         require(len(sizes) == 1, f"The tensors of a state hold different numbers of members: {sizes}.")
         self.model, self.state, self.process, self.shape = model, state, process, tuple(shape)
-        self.info, self.groups = info or {}, Groups.of(None, sizes[0])
+        self.info, self.dtype, self.device = info or {}, first.dtype, first.device
+        self.groups = Groups.of(None, len(first))
         finite = torch.stack([a.isfinite().flatten(1).all(1) for a in state.values()]).all(0)
         self.diverged: list[int] = (~finite).nonzero().flatten().tolist()
 
     def __len__(self) -> int:
-        return len(self._first)
-
-    @property
-    def _first(self) -> Tensor:
-        return next(iter(self.state.values()))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._first.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._first.device
+        return len(self.groups.labels)
 
     @property
     def indices(self) -> Sequence[int]:
-        members: Sequence[int] = self.info.get("members", range(len(self)))
-        return members
+        return list(self.info.get("members", range(len(self))))
 
     def __repr__(self) -> str:
         lost = f", {len(self.diverged)} diverged" if self.diverged else ""
-        goal = self.info.get("objective", {})
-        return f"Ensemble({len(self)} members{lost}, {self.model!r}, objective={goal.get('kind')}, {self.process!r})"
+        goal = self.info.get("objective", {}).get("kind")
+        return f"Ensemble({len(self)} members{lost}, {self.model!r}, objective={goal}, {self.process!r})"
 
     def member(self, index: int) -> Member:
         return Member(self, index)
@@ -161,10 +141,9 @@ class Ensemble(Scores):
         return self.evaluate(self.state, x, t, paired=True)
 
     def evaluate(self, state: State, x: Tensor, t: Time, *, paired: bool = False, affine: bool = True) -> Tensor:
-        """Return the scores of a state at the same points, ``(members of state, *batch, *shape)``.
+        """Return the scores of a state, ``(members of state, *batch, *shape)``; with ``paired`` x has this shape too.
 
-        With ``paired``, each member has its own points, ``x (members of state, *batch, *shape)``. Without ``affine``,
-        only the part of the score that is linear in the model's output is returned.
+        Without ``affine``, only the part of the score that is linear in the model's output is returned.
         """
         x = check_shape(check_type(x, "x", Tensor), "x", self.shape)
         x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
@@ -211,18 +190,15 @@ class Ensemble(Scores):
         """Write ``state.safetensors`` and ``ensemble.json`` into the folder ``path``, each whole or not at all."""
         from safetensors.torch import save
 
-        path = Path(path)
         content = save({k: a.detach().cpu().contiguous() for k, a in self.state.items()})
-        about = {
+        about: dict[str, Any] = {
             "vkernel": __version__,
             "model": self.model.spec,
-            "process": process_spec(self.process),
-            "shape": list(self.shape),
-            "info": self.info,
-            "sha256": hashlib.sha256(content).hexdigest(),  # the two files belong together
+            "process": processes.spec(self.process),
         }
-        write(path / "state.safetensors", content)
-        return write(path / "ensemble.json", json.dumps(about, indent=1)).parent
+        about |= {"shape": list(self.shape), "info": self.info, "sha256": hashlib.sha256(content).hexdigest()}
+        write(Path(path) / "state.safetensors", content)
+        return write(Path(path) / "ensemble.json", json.dumps(about, indent=1)).parent
 
 
 class Member(Score):
@@ -244,27 +220,26 @@ def load_ensemble(path: Path | str, device: torch.device | str = "cpu") -> Ensem
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    path = Path(path)
+    description, weights = Path(path) / "ensemble.json", Path(path) / "state.safetensors"
     try:
-        about = json.loads((path / "ensemble.json").read_text())
-        raw = (path / "state.safetensors").read_bytes()
+        about, raw = json.loads(description.read_text()), weights.read_bytes()
     except OSError as error:
         raise InputError(f"There is no ensemble in {path}: {error.strerror or error}.") from None
     except ValueError as error:
-        raise InputError(f"{path / 'ensemble.json'} is not JSON: {error}.") from None
+        raise InputError(f"{description} is not JSON: {error}.") from None
     try:
         # 0.1 called the time embedding of a U-Net's block "told"
         state = {k.replace(".told.", ".embed."): a.to(device) for k, a in load(raw).items()}
-        model, process = models.from_spec(about["model"]), process_from_spec(about["process"])
+        model, process = models.from_spec(about["model"]), processes.from_spec(about["process"])
         found = Ensemble(model, state, process, tuple(about["shape"]), about["info"])
     except SafetensorError as error:
-        raise InputError(f"{path / 'state.safetensors'} is damaged: {error}.") from None
+        raise InputError(f"{weights} is damaged: {error}.") from None
     except InputError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{path / 'ensemble.json'} does not describe an ensemble: {error!r}.") from None
+        raise InputError(f"{description} does not describe an ensemble: {error!r}.") from None
     good = isinstance(found.info, dict) and all(isinstance(k, int) for k in found.shape)
-    require(good, f"{path / 'ensemble.json'} does not describe an ensemble: its info or its shape is invalid.")
+    require(good, f"{description} does not describe an ensemble: its info or its shape is invalid.")
     good = about.get("sha256") in (None, hashlib.sha256(raw).hexdigest())
     require(good, f"The two files in {path} do not belong together: was saving interrupted? Save the ensemble again.")
     return found
@@ -309,35 +284,31 @@ def variance_split(
     ``members`` are the sizes of the nested design from the outermost factor that the model has (``model.randomness``)
     inwards; factors beyond them get 2. The number of trainings is the product.
     """
-    data = data if isinstance(data, Empirical) else Empirical(data)
     require(isinstance(model, Model), f"variance_split needs a model such as vk.models.Linear(…), not {model!r}.")
-    x = check_shape(check_type(x, "x", Tensor), "x", data.shape)
-    process.check(wide_time(t, data.device))
     require(isinstance(members, Sequence), f"members gives one size for each source; got {members!r}.")
     names = tuple(n for n in model.randomness if not (n == "order" and draws is None))
     sizes = (tuple(int(n) for n in members) + (2,) * len(names))[: len(names)]
-    require(
-        len(members) <= len(names) and min(sizes) >= 2 and sizes[0] >= 3,
-        f"members gives the sizes of {', '.join(names)}, outermost first: the first at least 3, the others at least 2; "
-        f"got {tuple(members)}.",
-    )
+    good = len(members) <= len(names) and min(sizes) >= 2 and sizes[0] >= 3
+    wanted = f"the sizes of {', '.join(names)}, outermost first: the first at least 3, the others at least 2"
+    require(good, f"members gives {wanted}; got {tuple(members)}.")
     count = math.prod(sizes)
     # a factor's stream is its index together with those outside it: nested, not crossed
     design = {name: [m // math.prod(sizes[k + 1 :]) for m in range(count)] for k, name in enumerate(names)}
-    training = Training(data, process, parse(objective), draws, VARIES, seed, times, model.state_dtype, design)
+    training = Training(data, process, objective, draws, VARIES, seed, times, model.state_dtype, design)
+    shape = training.data.shape
+    x = check_shape(check_type(x, "x", Tensor), "x", shape)
+    process.check(wide_time(t, training.data.device))
     with show_progress(1.0, progress) as report:
         state = model.fit(training, range(count), lambda share: report("nested design", share))
-    ensemble = Ensemble(model, state, process, data.shape)
+    ensemble = Ensemble(model, state, process, shape)
     require(not ensemble.diverged, f"A nested design must be whole. {ensemble.report}")
-    values = ensemble(x, t).double().reshape(*sizes, *x.shape[: x.ndim - len(data.shape)], -1)
+    values = ensemble(x, t).double().reshape(*sizes, *x.shape[: x.ndim - len(shape)], -1)
     full, without = _components(values, len(sizes)), leave_one_out(lambda v: _components(v, len(sizes)), values)
     pooled, pooled_without = (a.reshape(-1, len(names), math.prod(a.shape[2:])).sum(-1) for a in (full[None], without))
+    share: Estimate[Tensor] = jackknife(full / full.sum(0), without / without.sum(1, keepdim=True))
+    pooled_without = pooled_without / pooled_without.sum(1, keepdim=True)
     return VarianceSplit(
-        names,
-        sizes,
-        jackknife(full, without),
-        jackknife(full / full.sum(0), without / without.sum(1, keepdim=True)),
-        jackknife(pooled[0] / pooled.sum(), pooled_without / pooled_without.sum(1, keepdim=True)),
+        names, sizes, jackknife(full, without), share, jackknife(pooled[0] / pooled.sum(), pooled_without)
     )
 
 

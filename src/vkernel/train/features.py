@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,7 +47,7 @@ class Features(ABC):
 
     def apply(self, weights: Tensor, x: Tensor, t: Tensor) -> Tensor:
         """Return features at ``x (M or 1, N, dim)``, ``t (M or 1, N or 1)`` times ``weights (M, F, o)``: (M, N, o)."""
-        blocks = _blocks(x, t, max(1, CHUNK // (self.count * len(x))))
+        blocks = _blocks(x, t, self.count)
         if len(x) < len(weights) and len(t) == 1:  # shared inputs: one product for all members
             return torch.cat([torch.einsum("nf,mfo->mno", self(*block)[0], weights) for block in blocks], 1)
         return torch.cat([self(*block) @ weights for block in blocks], 1)
@@ -88,9 +89,8 @@ class Axis:
         if self.kind == "fourier":
             k = torch.arange(1, self.count // 2 + 1, dtype=v.dtype, device=v.device)
             angle = (2 * math.pi / (self.high - self.low)) * v[..., None] * k
-            return torch.cat(
-                [torch.ones_like(v[..., None]), angle.cos(), angle[..., : (self.count - 1) // 2].sin()], -1
-            )
+            sines = angle[..., : (self.count - 1) // 2].sin()
+            return torch.cat([torch.ones_like(v[..., None]), angle.cos(), sines], -1)
         z = (2 * v - (self.low + self.high)) / (self.high - self.low)
         found = [torch.ones_like(z), z][: self.count]
         for n in range(1, self.count - 1):  # Bonnet's recursion
@@ -115,26 +115,25 @@ class Grid(Features):
 
     def __call__(self, x: Tensor, t: float | Tensor) -> Tensor:
         parts = self.parts(x, t)
-        batch = torch.broadcast_shapes(x.shape[:-1], parts[-1].shape[:-1])
+        batch = np.broadcast_shapes(x.shape[:-1], parts[-1].shape[:-1])
         return functools.reduce(_product, parts).expand(*batch, self.count)
 
     def apply(self, weights: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        shared, one_time = len(x) < len(weights), t.shape[1] == 1
-        if shared and not one_time:
+        (M, _, o), one_time = weights.shape, t.shape[1] == 1
+        if len(x) < M and not one_time:
             return super().apply(weights, x, t)
-        # contract one axis after the other, so that no sample ever holds all F products
-        width = max(1, CHUNK // (len(x) * self.count // self.axes[0].count * weights.shape[-1]))
+        # contract one axis after the other, that of one time first, so that no sample ever holds all F products
         if one_time:
-            w = weights.reshape(len(weights), -1, self.time.count, weights.shape[-1])
-            weights = (w * self.time(t.to(x.dtype))[:, 0][:, None, :, None]).sum(2)
-            width *= self.time.count
+            weights = weights.reshape(M, -1, self.time.count, o) * self.time(t.to(x.dtype))[:, 0][:, None, :, None]
+            weights = weights.sum(2)
         found = []
-        for block in _blocks(x, t, width):
+        height = self.axes[0].count
+        for block in _blocks(x, t, max(height, weights.shape[1] * o // height)):
             first, *rest = self.parts(*block)[: -1 if one_time else None]
-            if shared:  # the features of x once, and one product for all members
+            if len(x) < M:  # shared inputs: one product for all members
                 found.append(torch.einsum("nf,mfo->mno", functools.reduce(_product, rest, first)[0], weights))
                 continue
-            out = first @ weights.reshape(len(weights), first.shape[-1], -1)
+            out = first @ weights.reshape(M, first.shape[-1], -1)
             for part in rest:
                 out = torch.einsum("mnf,mnfr->mnr", part, out.unflatten(-1, (part.shape[-1], -1)))
             found.append(out)
@@ -142,8 +141,7 @@ class Grid(Features):
 
     @property
     def spec(self) -> dict[str, Any]:
-        axes = [[a.kind, a.count, a.low, a.high] for a in (*self.axes, self.time)]
-        return {"kind": "grid", "axes": axes}
+        return {"kind": "grid", "axes": [[a.kind, a.count, a.low, a.high] for a in (*self.axes, self.time)]}
 
     def __repr__(self) -> str:
         sizes = " × ".join(str(a.count) for a in (*self.axes, self.time))
@@ -193,8 +191,8 @@ class RandomFourier(Features):
 
     @property
     def spec(self) -> dict[str, Any]:
-        numbers = {"frequencies": self.frequencies.tolist(), "phases": self.phases.tolist()}
-        return {"kind": "random_fourier", "eps": self.eps, "T": self.T, **numbers}
+        spec = {"kind": "random_fourier", "eps": self.eps, "T": self.T}
+        return spec | {"frequencies": self.frequencies.tolist(), "phases": self.phases.tolist()}
 
     def __repr__(self) -> str:
         return f"RandomFourier({self.count} features of {self.dim} coordinates and t)"
@@ -224,7 +222,7 @@ def from_spec(spec: dict[str, Any]) -> Features:
     raise InputError(f"There are no features of kind {spec.get('kind')!r}.")
 
 
-def _blocks(x: Tensor, t: Tensor, width: int) -> list[tuple[Tensor, Tensor]]:
-    """Split ``x (M, N, dim)`` and ``t (M, N or 1)`` into blocks of at most ``width`` points."""
-    parts = x.split(width, 1)
-    return list(zip(parts, [t] * len(parts) if t.shape[1] == 1 else t.split(width, 1), strict=True))
+def _blocks(x: Tensor, t: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
+    """Split ``x (M, N, dim)`` and ``t (M, N or 1)`` along N into blocks, when ``size`` numbers are held per point."""
+    parts = x.split(max(1, CHUNK // (len(x) * size)), 1)
+    return list(zip(parts, [t] * len(parts) if t.shape[1] == 1 else t.split(len(parts[0][0]), 1), strict=True))

@@ -1,28 +1,21 @@
-r"""Objectives that differ only in the noise of their target: J0, J_c, J_K, J1 (docs/theory.md, §6).
+r"""Objectives that differ only in the noise of their target: J0, J_c, J_K, J1 (docs/theory.md, §6.1).
 
-A model is trained on draws :math:`(x_0, t, x)`: a training point, a time, and the point noised. The mean of its
-*target* is always the true score; the noise of the target is the control parameter of the theory:
-
-.. math:: J_0 = E\,\lambda_t |\hat s - s|^2, \qquad J_1 = E\,\lambda_t |\hat s - \tilde s|^2, \qquad
-          J_K = E\,\lambda_t \Big|\hat s - \frac1K \sum_{k=1}^K \tilde s(x, t; x_0^{(k)})\Big|^2 .
-
-Every target is the proxy score :math:`S^{-1}(\alpha \tilde m - x)` of some :math:`\tilde m` with
-:math:`E[\tilde m | x, t] = m`; objectives are defined by this :math:`\tilde m`:
+A model is trained on draws :math:`(x_0, t, x)`: a training point, a time, and the point noised. The *target* of a draw
+is the proxy score :math:`S^{-1}(\alpha \tilde m - x)` of some :math:`\tilde m` with :math:`E[\tilde m | x, t] = m`, so
+that its mean is always the true score. The noise of :math:`\tilde m` is the control parameter of the theory:
 
 =====================  ==========================================================  ================================
 objective              :math:`\tilde m`                                            :math:`\mathrm{Cov}[\tilde m|x]`
 =====================  ==========================================================  ================================
-``J0()``               :math:`m(x, t)`                                             0
-``J1()``               :math:`x_0`, the origin of x                                :math:`\mathrm{Cov}(x_0|x,t)`
+``J0()``               :math:`m(x, t)`, noiseless                                  0
+``J1()``               :math:`x_0`, the origin of x: denoising score matching      :math:`\mathrm{Cov}(x_0|x,t)`
 ``JC(c)``              :math:`m + c\,(x_0 - m)`; J0 at c = 0, J1 at c = 1          :math:`c^2\,\mathrm{Cov}(x_0|x,t)`
 ``JK(K)``              mean of :math:`x_0` and K - 1 further posterior draws       :math:`\mathrm{Cov}(x_0|x,t)/K`
-``JK(K, "subset")``    :math:`E[x_0|x, B]`; B holds the origin of x and            falls with K; J1 at K = 1,
-                       K - 1 others, uniform without replacement                   J0 at K = n
+``JK(K, "subset")``    :math:`E[x_0|x, B]`; B is fresh and holds the origin of x   falls with K; J1 at K = 1,
+                       and K - 1 others, uniform without replacement               J0 at K = n
 ``JK(K, "efm")``       as subset, the others iid ~ w with replacement, slots       falls with K; J1 at K = 1;
                        weighted by p(x|y) without w (Bertrand et al. 2025)         K = n is not J0
 =====================  ==========================================================  ================================
-
-B must hold the origin of x, or the target is biased, and is fresh for every draw.
 
 :class:`Training` computes the draws of every member of an ensemble. They come from counter-based streams of (seed,
 purpose, member), so that all objectives use *the same inputs*, and a member is the same in any block and on any device.
@@ -30,12 +23,12 @@ purpose, member), so that all objectives use *the same inputs*, and a member is 
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -54,14 +47,11 @@ CHUNK = 1 << 24  # numbers held at once while the weights of subsets are compute
 
 
 class Objective(ABC):
-    """A training target whose mean is the true score.
+    """A training target whose mean is the true score."""
 
-    ``uniforms`` is the number of random numbers that one target takes. ``ratio`` is
-    :math:`\\mathrm{Cov}[\\tilde m|x]/\\mathrm{Cov}(x_0|x,t)`, or ``None`` where it is not a constant.
-    """
-
-    uniforms: int = 0
-    ratio: float | None = None
+    uniforms: int = 0  # random numbers that one target takes
+    ratio: float | None = None  # Cov[m̃|x] / Cov(x0|x,t), or None where it is not a constant
+    settings: Mapping[str, Any] = {}
 
     @abstractmethod
     def target(self, score: EmpiricalScore, x: Tensor, t: Tensor, origin: Tensor, u: Tensor) -> Tensor:
@@ -89,10 +79,11 @@ class Objective(ABC):
     @property
     def spec(self) -> dict[str, Any]:
         """The objective in JSON, read by :func:`parse`."""
-        return {"kind": type(self).__name__}
+        return {"kind": type(self).__name__, **self.settings}
 
     def __repr__(self) -> str:
-        return type(self).__name__
+        values = ", ".join(f"{v:g}" if isinstance(v, float) else repr(v) for v in self.settings.values())
+        return f"{type(self).__name__}({values})" if values else type(self).__name__
 
 
 class J0(Objective):
@@ -118,18 +109,11 @@ class JC(Objective):
 
     def __init__(self, c: float) -> None:
         self.c = check_number(c, "c, the factor of the noise,")
-        self.ratio = self.c**2
+        self.ratio, self.settings = self.c**2, {"c": self.c}
 
     def target(self, score: EmpiricalScore, x: Tensor, t: Tensor, origin: Tensor, u: Tensor) -> Tensor:
         m = score.denoise(x, t)
         return m + self.c * (_points(score.data, origin, x) - m)
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        return {"kind": "JC", "c": self.c}
-
-    def __repr__(self) -> str:
-        return f"JC({self.c:g})"
 
 
 class JK(Objective):
@@ -139,7 +123,7 @@ class JK(Objective):
         good = is_whole(K) and K >= 1
         require(good, f"K must be a whole number ≥ 1; got {K!r}. The limit of many draws is J0.")
         self.K, self.kind, self.uniforms = K, check_choice(kind, "kind of J_K", KINDS), K - 1
-        self.ratio = 1 / K if kind == "draws" else None
+        self.ratio, self.settings = 1 / K if kind == "draws" else None, {"K": K, "of": kind}
 
     def target(self, score: EmpiricalScore, x: Tensor, t: Tensor, origin: Tensor, u: Tensor) -> Tensor:
         if self.kind == "draws":
@@ -159,13 +143,6 @@ class JK(Objective):
             log_w = weights.log()
         return _conditional_mean(score, x, t, torch.cat([origin[:, None], others], 1), log_w)
 
-    @property
-    def spec(self) -> dict[str, Any]:
-        return {"kind": "JK", "K": self.K, "of": self.kind}
-
-    def __repr__(self) -> str:
-        return f"JK({self.K}, {self.kind!r})"
-
 
 def parse(objective: str | Objective | dict[str, Any]) -> Objective:
     """Return an objective from ``"J0"``, ``"J1"``, an :class:`Objective`, or the ``spec`` of one."""
@@ -183,8 +160,7 @@ def parse(objective: str | Objective | dict[str, Any]) -> Objective:
     raise InputError(f"There is no objective {objective!r}; give 'J0', 'J1', vk.JC(c) or vk.JK(K, kind).")
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     r"""Draws of several members: ``x (M, P, *shape)``, ``t (M, P)`` and the target's :math:`\tilde m`, like x."""
 
     x: Tensor
@@ -192,63 +168,50 @@ class Batch:
     m: Tensor
 
 
-@dataclass(frozen=True)
 class Training:
-    """The random draws on which the members of an ensemble are trained.
+    """The random draws on which the members of an ensemble are trained; ``draws=None`` is an endless sequence.
 
-    Args:
-        draws: the number P of draws of each member; ``None`` for an endless sequence.
-        vary: what differs between members: "inputs" (t and x), "targets" (their noise), "init", "order". Where inputs
-            and targets vary together, or neither does, the target has the origin of x; where only one of them varies,
-            the origin is drawn from the posterior, so that each can be held fixed while the other varies.
-        times: the density of t: "uniform", "log" (uniform in log sigma/alpha) or a quantile function u -> t.
-        design: for each name of ``vary`` the stream that each member uses: members with the same stream share that
-            randomness (see :func:`vkernel.variance_split`).
+    ``vary`` names what differs between members: "inputs" (t and x), "targets" (their noise), "init", "order". Where
+    inputs and targets vary together, or neither does, the target has the origin of x; otherwise the origin is drawn
+    from the posterior, so that each can be held fixed while the other varies. ``times`` is the density of t: "uniform",
+    "log" (uniform in log sigma/alpha) or a quantile function u -> t. ``design`` holds, for names of ``vary``, the
+    stream that each member uses: members with the same stream share that randomness.
     """
 
-    data: Empirical
-    process: Process
-    objective: Objective
-    draws: int | None
-    vary: tuple[str, ...] = VARIES
-    seed: int = 0
-    times: str | Quantile = "uniform"
-    dtype: torch.dtype = torch.float64
-    design: Mapping[str, Sequence[int]] | None = None
-
-    def __post_init__(self) -> None:
-        require(isinstance(self.process, Process), f"Training needs a process such as vk.VP(), not {self.process!r}.")
-        require(isinstance(self.objective, Objective), f"Training needs an Objective, not {self.objective!r}.")
-        require(self.process.base is self.process, "Ensembles are trained with isotropic noise; whiten the data first.")
-        if self.draws is not None:
-            check_whole(self.draws, "draws, the number P of training draws,")
-        for name in self.vary:
-            check_choice(name, "an entry of vary", VARIES)
-        good = isinstance(self.seed, SupportsIndex) and not isinstance(self.seed, bool)
-        require(good, f"seed must be a whole number; got {self.seed!r}.")
-        good = self.dtype in (torch.float32, torch.float64)
-        require(good, f"dtype, in which a model is trained, is torch.float32 or torch.float64; got {self.dtype!r}.")
-        good = callable(self.times) or self.times in ("uniform", "log")
-        require(good, f"times must be 'uniform', 'log' or a function u -> t; got {self.times!r}.")
-        sigma = float(self.process.sigma(torch.tensor(self.process.eps, dtype=torch.float64)))
-        require(sigma > 0, f"There is no noise at eps in {self.process!r}, so the score has no value there; raise eps.")
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         data: Empirical | Tensor,
         process: Process,
         objective: str | Objective,
         draws: int | None,
-        vary: Sequence[str],
-        seed: int,
-        times: str | Quantile,
+        vary: Sequence[str] = VARIES,
+        seed: int = 0,
+        times: str | Quantile = "uniform",
         dtype: torch.dtype = torch.float64,
-    ) -> Training:
-        """Return the draws for arguments as users give them: points for data, names for objectives and vary."""
-        data = data if isinstance(data, Empirical) else Empirical(data)
-        varies = (vary,) if isinstance(vary, str) else tuple(vary)
-        return cls(data, process, parse(objective), draws, varies, seed, times, dtype)
+        design: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        require(isinstance(process, Process), f"Training needs a process such as vk.VP(), not {process!r}.")
+        require(process.base is process, "Ensembles are trained with isotropic noise; whiten the data first.")
+        sigma = float(process.sigma(torch.tensor(process.eps, dtype=torch.float64)))
+        require(sigma > 0, f"There is no noise at eps in {process!r}, so the score has no value there; raise eps.")
+        good = isinstance(seed, SupportsIndex) and not isinstance(seed, bool)
+        require(good, f"seed must be a whole number; got {seed!r}.")
+        good = dtype in (torch.float32, torch.float64)
+        require(good, f"dtype, in which a model is trained, is torch.float32 or torch.float64; got {dtype!r}.")
+        good = callable(times) or times in ("uniform", "log")
+        require(good, f"times must be 'uniform', 'log' or a function u -> t; got {times!r}.")
+        self.data = data if isinstance(data, Empirical) else Empirical(data)
+        self.process, self.objective, self.seed, self.times = process, parse(objective), seed, times
+        self.draws = None if draws is None else check_whole(draws, "draws, the number P of training draws,")
+        names = (vary,) if isinstance(vary, str) else vary
+        self.vary = tuple(check_choice(name, "an entry of vary", VARIES) for name in names)
+        self.dtype, self.design = dtype, design
+
+    def without_noise(self) -> Training:
+        """Return the same draws with noiseless targets, those of J0."""
+        found = copy.copy(self)
+        found.objective = J0()
+        return found
 
     @functools.cached_property
     def score(self) -> EmpiricalScore:
@@ -305,8 +268,7 @@ class Training:
         if self.times == "uniform":
             return (low + (high - low) * u).clamp(low, high)
         if self.times == "log":
-            ends = torch.tensor([low, high], dtype=torch.float64)
-            least, most = map(math.log, (self.process.sigma(ends) / self.process.alpha(ends)).tolist())
+            least, most = map(math.log, self.process.ratios)
             return self.process.time((least + (most - least) * u).exp())
         assert callable(self.times)
         t = self.process.check(self.times(u))

@@ -10,10 +10,10 @@ from typing import Any
 
 from vkernel.core.errors import InputError
 from vkernel.train import features
-from vkernel.train.models.architectures import MLP, UNet
 from vkernel.train.models.base import Model, Parametrisation
 from vkernel.train.models.lazy import NNGP, NTK, RBF, Lazy, kernel_from_spec
 from vkernel.train.models.linear import Linear
+from vkernel.train.models.network import MLP, UNet
 
 __all__ = ["MLP", "NNGP", "NTK", "RBF", "Lazy", "Linear", "Model", "Parametrisation", "UNet", "from_spec"]
 

@@ -7,37 +7,33 @@ r"""Infinitely wide networks: lazy training in closed form (docs/theory.md, §6.
           h^{l+1} = \frac{\sigma_w}{\sqrt n} W^l \varphi(h^l) + \sigma_b b^l, \qquad f(u) = h^{L+1}(u) .
 
 For width :math:`n \to \infty` the outputs are independent Gaussian fields of covariance :math:`K_0 = \Sigma^{L+1}`
-(``prior``), and training moves them with the tangent kernel
-:math:`K = \sum_\theta \partial_\theta f\, \partial_\theta f'` (``ntk``; Lee et al. 2019):
+(``prior``), and training moves them with the tangent kernel :math:`K = \sum_\theta \partial_\theta f\,
+\partial_\theta f'` (``ntk``; Lee et al. 2019): :math:`K = \Theta^{L+1}` if all layers are trained (:class:`NTK`),
+:math:`K = K_0` if the readout alone is (:class:`NNGP`). With :math:`(a, b)` Gaussian of variances :math:`q, q'` and
+covariance :math:`s`, all from :math:`\Sigma^l`,
 
-.. math:: \Sigma^1 = \sigma_w^2\, u \cdot v / p + \sigma_b^2, \qquad
-          \Sigma^{l+1} = \sigma_w^2\, E[\varphi(a)\varphi(b)] + \sigma_b^2, \\
-          \Theta^1 = \Sigma^1, \qquad \Theta^{l+1} = \Sigma^{l+1} + \sigma_w^2\, \Theta^l\, E[\varphi'(a)\varphi'(b)],
+.. math:: \Sigma^1 = \Theta^1 = \sigma_w^2\, u \cdot v / p + \sigma_b^2, \quad
+          \Sigma^{l+1} = \sigma_w^2\, E[\varphi(a)\varphi(b)] + \sigma_b^2, \quad
+          \Theta^{l+1} = \Sigma^{l+1} + \sigma_w^2\, \Theta^l\, E[\varphi'(a)\varphi'(b)] .
 
-with :math:`(a, b)` Gaussian of variances :math:`q, q'` and covariance :math:`s`, all from :math:`\Sigma^l`.
-:class:`NTK` trains all layers, :math:`K = \Theta^{L+1}`. :class:`NNGP` trains the readout alone, :math:`K = K_0`. With
-:math:`s = \sqrt{qq'} \cos\theta` and :math:`\det = qq' - s^2`:
+With :math:`s = \sqrt{qq'} \cos\theta` and :math:`\det = qq' - s^2`:
 
 * relu (Cho & Saul 2009): :math:`E[\varphi\varphi] = (\sqrt\det + (\pi - \theta) s)/2\pi`,
   :math:`E[\varphi'\varphi'] = (\pi - \theta)/2\pi`;
-* erf (Williams 1997), with :math:`e = (1 + 2q)(1 + 2q') - 4s^2 = 1 + 2q + 2q' + 4\det`:
-  :math:`E[\varphi\varphi] = (2/\pi) \arctan(2s/\sqrt e)`, :math:`E[\varphi'\varphi'] = (4/\pi)/\sqrt e`.
+* erf (Williams 1997): :math:`E[\varphi\varphi] = (2/\pi) \arctan(2s/\sqrt e)`,
+  :math:`E[\varphi'\varphi'] = (4/\pi)/\sqrt e` with :math:`e = 1 + 2q + 2q' + 4\det`.
 
 Near coincident points an arccosine would lose half of the digits, so the layers propagate not :math:`s` but the *gap*
 :math:`g = q + q' - 2s`, the mean square of :math:`a - b`. It starts as :math:`\sigma_w^2 |u - v|^2/p`, does not depend
-on the biases, and is exactly 0 at :math:`u = v`. Then
-
-.. math:: d = g - (\sqrt q - \sqrt{q'})^2 = 4 \sqrt{qq'} \sin^2(\theta/2), \qquad s = \sqrt{qq'} - d/2, \qquad
-          \det = d\,(4\sqrt{qq'} - d)/4,
-
-and one relu layer maps :math:`g \to (\sigma_w^2/2)\,(g - (2/\pi)(\sqrt\det - \theta s))`. The tangent kernel of relu
-has a kink :math:`\propto -|u - v|` at :math:`u = v`: a derivative taken there is the mean of the two one-sided ones.
+on the biases, and is exactly 0 at :math:`u = v`. With :math:`d = g - (\sqrt q - \sqrt{q'})^2`,
+:math:`s = \sqrt{qq'} - d/2` and :math:`\det = d\,(4\sqrt{qq'} - d)/4`; one relu layer maps
+:math:`g \to (\sigma_w^2/2)\,(g - (2/\pi)(\sqrt\det - \theta s))`. The tangent kernel of relu has a kink
+:math:`\propto -|u - v|` at :math:`u = v`: a derivative taken there is the mean of the two one-sided ones.
 
 **Training.** Full-batch gradient flow on :math:`\frac1{2P} \sum_i \omega_i |f(u_i) - y_i|^2`, from the function
-:math:`f_0` of the initial weights, obeys :math:`\dot f(u) = \frac1P K(u,U)\, \Omega\, (y - f(U))`. At time :math:`\tau`
+:math:`f_0` of the initial weights. At time :math:`\tau`
 
-.. math:: f(u) = f_0(u) + K(u,U)\, a, \qquad a = G\, (y - f_0(U)), \qquad
-          G = \frac1P\, \Omega^{1/2} g(A)\, \Omega^{1/2}, \\
+.. math:: f(u) = f_0(u) + K(u,U)\, G\, (y - f_0(U)), \qquad G = \frac1P\, \Omega^{1/2} g(A)\, \Omega^{1/2}, \\
           A = \frac1P\, \Omega^{1/2} K(U,U)\, \Omega^{1/2} = Q \rho Q^T, \qquad
           g(\rho) = \frac{1 - e^{-\tau\rho}}{\rho}, \quad g(0) = \tau .
 
@@ -55,18 +51,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.checks import check_choice, check_number, check_positive, check_whole
+from vkernel.core.checks import check_choice, check_finite, check_number, check_positive, check_whole
 from vkernel.core.errors import InputError, require
 from vkernel.process import Process
 from vkernel.train.models.base import Model, Report, State, Weight, time_input
 from vkernel.train.objectives import Batch, Training
 
 Generator = torch.Generator | int
-Moments = tuple[Tensor, Tensor, Tensor, Tensor]  # E[φ(a)²], E[φ(b)²], E[(φ(a) - φ(b))²] and E[φ'(a)φ'(b)]
 
 CHUNK = 1 << 21  # pairs of points whose kernel is computed at once
 DIRECT = 32  # up to this p, squared distances are sums of squared differences; above it they come from one product
@@ -77,12 +73,8 @@ class NetworkKernel(ABC):
     """The tangent kernel K and the initial covariance K0 of a wide network, and random functions of that covariance."""
 
     @abstractmethod
-    def ntk(self, u: Tensor, v: Tensor) -> Tensor:
-        """Return K for all pairs of ``u (*b, N, p)`` and ``v (*b, N', p)``: ``(*b, N, N')``."""
-
-    @abstractmethod
-    def prior(self, u: Tensor, v: Tensor) -> Tensor:
-        """Return K0 for all pairs of ``u (*b, N, p)`` and ``v (*b, N', p)``: ``(*b, N, N')``."""
+    def _both(self, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Return K0 and K for all pairs."""
 
     @abstractmethod
     def draw(self, p: int, outputs: int, generator: Generator, dtype: torch.dtype = torch.float64) -> State:
@@ -92,20 +84,21 @@ class NetworkKernel(ABC):
     def apply(self, state: State, u: Tensor) -> Tensor:
         """Evaluate drawn functions at ``u (M or 1, N, p)``: ``(M, N, outputs)``; one member takes ``u (*b, N, p)``."""
 
+    def ntk(self, u: Tensor, v: Tensor) -> Tensor:
+        """Return K for all pairs of ``u (*b, N, p)`` and ``v (*b, N', p)``: ``(*b, N, N')``."""
+        _check_pair(u, v)
+        return self._both(u, v)[1]
+
+    def prior(self, u: Tensor, v: Tensor) -> Tensor:
+        """Return K0, as :meth:`ntk` returns K."""
+        _check_pair(u, v)
+        return self._both(u, v)[0]
+
     @property
     def spec(self) -> dict[str, Any]:
         """The kernel in JSON, read by :func:`kernel_from_spec`."""
-        return {"kind": type(self).__name__.lower()} | vars(self)  # all attributes are settings
-
-
-class _Pairs(NamedTuple):
-    """The 2×2 covariance of ``(a, b)`` for all pairs: variances ``q (*b, N, 1)``, ``q2 (*b, 1, N')``, gap, s, det."""
-
-    q: Tensor
-    q2: Tensor
-    gap: Tensor
-    s: Tensor
-    det: Tensor
+        settings = {name.removeprefix("_"): value for name, value in vars(self).items()}  # all attributes are settings
+        return {"kind": type(self).__name__.lower()} | settings
 
 
 def _root(x: Tensor) -> Tensor:
@@ -114,30 +107,32 @@ def _root(x: Tensor) -> Tensor:
     return torch.where(positive, torch.where(positive, x, 1.0).sqrt(), 0.0)
 
 
-def _pairs(q: Tensor, q2: Tensor, gap: Tensor) -> _Pairs:
+def _covariance(q: Tensor, q2: Tensor, gap: Tensor) -> tuple[Tensor, Tensor]:
+    """Return s and det for all pairs of variances ``q (*b, N, 1)`` and ``q2 (*b, 1, N')``."""
     root, root2 = _root(q), _root(q2)
     r = root * root2
     d = torch.minimum((gap - (root - root2).square()).clamp_min(0), 4 * r)
-    return _Pairs(q, q2, gap, r - d / 2, d * (4 * r - d) / 4)
+    return r - d / 2, d * (4 * r - d) / 4
 
 
-def _relu(c: _Pairs) -> Moments:
-    sine = _root(c.det)
-    angle = torch.atan2(sine, torch.where((c.s == 0) & (sine == 0), 1.0, c.s))  # a zero vector has no angle: take 0
-    gap = (c.gap - (2 / math.pi) * (sine - angle * c.s)) / 2
-    return c.q / 2, c.q2 / 2, gap.clamp_min(0), (math.pi - angle) / (2 * math.pi)
+def _relu(q: Tensor, q2: Tensor, gap: Tensor, s: Tensor, det: Tensor) -> tuple[Tensor, ...]:
+    """Return E[φ(a)²], E[φ(b)²], E[(φ(a) - φ(b))²] and E[φ'(a)φ'(b)]; so does :func:`_erf`."""
+    sine = _root(det)
+    angle = torch.atan2(sine, torch.where((s == 0) & (sine == 0), 1.0, s))  # a zero vector has no angle: take 0
+    gap = (gap - (2 / math.pi) * (sine - angle * s)) / 2
+    return q / 2, q2 / 2, gap.clamp_min(0), (math.pi - angle) / (2 * math.pi)
 
 
-def _erf(c: _Pairs) -> Moments:
-    root = (1 + 2 * (c.q + c.q2) + 4 * c.det).sqrt()  # in this order u and v may be exchanged, bit for bit
-    one, two = (torch.atan2(2 * q, (1 + 4 * q).sqrt()) for q in (c.q, c.q2))
-    gap = one + two - 2 * torch.atan2(2 * c.s, root)
+def _erf(q: Tensor, q2: Tensor, gap: Tensor, s: Tensor, det: Tensor) -> tuple[Tensor, ...]:
+    root = (1 + 2 * (q + q2) + 4 * det).sqrt()  # in this order u and v may be exchanged, bit for bit
+    one, two = (torch.atan2(2 * v, (1 + 4 * v).sqrt()) for v in (q, q2))
+    gap = one + two - 2 * torch.atan2(2 * s, root)
     return one * 2 / math.pi, two * 2 / math.pi, gap.clamp_min(0) * 2 / math.pi, 4 / (math.pi * root)
 
 
 class _Activation(NamedTuple):
     function: Callable[[Tensor], Tensor]
-    moments: Callable[[_Pairs], Moments]
+    moments: Callable[..., tuple[Tensor, ...]]
     weight_var: float
 
 
@@ -157,30 +152,23 @@ class NTK(NetworkKernel):
 
     def __post_init__(self) -> None:
         check_whole(self.depth, "depth, the number of hidden layers,")
-        check_choice(self.activation, "activation", ACTIVATIONS)
-        default = ACTIVATIONS[self.activation].weight_var
+        default = ACTIVATIONS[check_choice(self.activation, "activation", ACTIVATIONS)].weight_var
         self.weight_var = check_positive(default if self.weight_var is None else self.weight_var, "weight_var")
         self.bias_var = check_number(self.bias_var, "bias_var", 0)
         check_whole(self.init_width, "init_width")
 
-    def _recursion(self, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        r"""Return :math:`\Sigma^{L+1}` and :math:`\Theta^{L+1}`."""
-        _check_pair(u, v)
+    def _both(self, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         w, b = self.weight_var, self.bias_var
-        q, q2 = (w * x.square().mean(-1) + b for x in (u, v))
-        c = _pairs(q[..., :, None], q2[..., None, :], (w / u.shape[-1]) * _square_distance(u, v))
-        theta = c.s
+        q, q2 = (w * u.square().mean(-1) + b)[..., :, None], (w * v.square().mean(-1) + b)[..., None, :]
+        gap = (w / u.shape[-1]) * _square_distance(u, v)
+        s, det = _covariance(q, q2, gap)
+        theta = s
         for _ in range(self.depth):
-            q, q2, gap, slope = ACTIVATIONS[self.activation].moments(c)
-            c = _pairs(w * q + b, w * q2 + b, w * gap)
-            theta = c.s + w * theta * slope
-        return c.s, theta
-
-    def ntk(self, u: Tensor, v: Tensor) -> Tensor:
-        return self._recursion(u, v)[1]
-
-    def prior(self, u: Tensor, v: Tensor) -> Tensor:
-        return self._recursion(u, v)[0]
+            q, q2, gap, slope = ACTIVATIONS[self.activation].moments(q, q2, gap, s, det)
+            q, q2, gap = w * q + b, w * q2 + b, w * gap
+            s, det = _covariance(q, q2, gap)
+            theta = s + w * theta * slope
+        return s, theta
 
     def draw(self, p: int, outputs: int, generator: Generator, dtype: torch.dtype = torch.float64) -> State:
         sizes = [check_whole(p, "p"), *[self.init_width] * self.depth, check_whole(outputs, "outputs")]
@@ -218,24 +206,16 @@ class RBF(NetworkKernel):
     def __init__(self, length: float = 0.5, variance: float = 1.0, prior: bool = True, init_width: int = 512) -> None:
         require(isinstance(prior, bool), f"prior must be True (K0 = K) or False (K0 = 0); got {prior!r}.")
         self.length, self.variance = check_positive(length, "length"), check_positive(variance, "variance")
-        self.random_start, self.init_width = prior, check_whole(init_width, "init_width")
+        self._prior, self.init_width = prior, check_whole(init_width, "init_width")
 
-    @property
-    def spec(self) -> dict[str, Any]:
-        settings = super().spec
-        return settings | {"prior": settings.pop("random_start")}
-
-    def ntk(self, u: Tensor, v: Tensor) -> Tensor:
-        _check_pair(u, v)
-        return self.variance * torch.exp(-_square_distance(u, v) / (2 * self.length**2))
-
-    def prior(self, u: Tensor, v: Tensor) -> Tensor:
-        return self.ntk(u, v) * float(self.random_start)
+    def _both(self, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        K = self.variance * torch.exp(-_square_distance(u, v) / (2 * self.length**2))
+        return K * float(self._prior), K
 
     def draw(self, p: int, outputs: int, generator: Generator, dtype: torch.dtype = torch.float64) -> State:
         g, size = rng.as_generator(generator), (check_whole(outputs, "outputs"), self.init_width)
         omega = _normal((self.init_width, check_whole(p, "p")), g, dtype)
-        a, b = (_normal(size, g, dtype) * float(self.random_start) for _ in range(2))
+        a, b = (_normal(size, g, dtype) * float(self._prior) for _ in range(2))
         return {"omega": omega, "a": a, "b": b}
 
     def apply(self, state: State, u: Tensor) -> Tensor:
@@ -245,7 +225,7 @@ class RBF(NetworkKernel):
         return math.sqrt(self.variance / omega.shape[-2]) * (phase.cos() @ a.mT + phase.sin() @ b.mT)
 
     def __repr__(self) -> str:
-        return f"RBF(length={self.length}, variance={self.variance}, prior={self.random_start})"
+        return f"RBF(length={self.length}, variance={self.variance}, prior={self._prior})"
 
 
 def kernel_from_spec(spec: dict[str, Any]) -> NetworkKernel:
@@ -278,7 +258,7 @@ def _check_pair(u: Tensor, v: Tensor) -> None:
     for name, x in (("u", u), ("v", v)):
         good = isinstance(x, Tensor) and x.dtype in (torch.float32, torch.float64) and x.ndim >= 2 and x.shape[-1]
         require(good, f"{name} must be a tensor (*batch, N, p) in float32 or float64.")
-        require(bool(x.isfinite().all()), f"{name} holds NaN or infinite values.")
+        check_finite(x, name)
     one, two = (f"p = {x.shape[-1]} in {x.dtype} on {x.device}" for x in (u, v))
     require(one == two, f"u and v must agree; u has {one}, v has {two}.")
     good = all(1 in (a, b) or a == b for a, b in zip(u.shape[-3::-1], v.shape[-3::-1], strict=False))
@@ -312,10 +292,7 @@ class Lazy(Model):
         good = isinstance(self.tau, int | float) and not isinstance(self.tau, bool) and self.tau >= 0
         require(good, f"tau, the time of training, must be a number ≥ 0 (infinity is allowed); got {self.tau!r}.")
         require(isinstance(self.init, bool), f"init must be True (f0 is random) or False (f0 = 0); got {self.init!r}.")
-
-    @property
-    def randomness(self) -> tuple[str, ...]:
-        return ("init", "inputs", "targets") if self.init else ("inputs", "targets")
+        self.randomness = ("init", "inputs", "targets") if self.init else ("inputs", "targets")
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -340,27 +317,24 @@ class Lazy(Model):
 
     def inputs(self, x: Tensor, t: Tensor, process: Process) -> Tensor:
         """Return u ``(M, N, d + 1)`` for ``x (M or 1, N, *shape)`` and ``t (M or 1, N or 1)``."""
-        batch = torch.broadcast_shapes(x.shape[:2], t.shape)
-        flat = x.flatten(2).expand(*batch, -1)
-        return torch.cat([flat, time_input(t, process).to(x.dtype).expand(batch)[..., None]], -1)
+        batch = np.broadcast_shapes(x.shape[:2], t.shape)
+        when = time_input(t, process).to(x.dtype).expand(batch)
+        return torch.cat([x.flatten(2).expand(*batch, -1), when[..., None]], -1)
 
     def smoother(self, x: Tensor, t: Tensor, process: Process) -> tuple[Tensor, Tensor]:
         """Return G ``(M, P, P)`` and F_eff ``(M,)`` for inputs ``x (M, P, *shape)`` and ``t (M, P)``, in float64."""
         u, wide = self.inputs(x.double(), t.double(), process), t.double()
         root = (self.parametrisation.omega(wide, process) / t.shape[-1]).sqrt()
         rho, Q = torch.linalg.eigh(root[..., :, None] * self.kernel.ntk(u, u) * root[..., None, :])
-        learned, g = self._filter(rho)
-        half = root[..., None] * Q
-        return half * g[..., None, :] @ half.mT, learned.sum(-1)
-
-    def _filter(self, rho: Tensor) -> tuple[Tensor, Tensor]:
-        """Return 1 - exp(-τρ) and g(ρ)."""
         if math.isinf(self.tau):
             seen = rho > rho.shape[-1] * torch.finfo(rho.dtype).eps * rho.amax(-1, keepdim=True)
-            return seen.to(rho), torch.where(seen, 1 / torch.where(seen, rho, 1.0), 0.0)
-        positive = rho > 0  # A is semidefinite: eigenvalues that are not positive are rounding
-        learned = -torch.expm1(-self.tau * rho.clamp_min(0))
-        return learned, torch.where(positive, learned / torch.where(positive, rho, 1.0), self.tau)
+            learned, g = seen.to(rho), torch.where(seen, 1 / torch.where(seen, rho, 1.0), 0.0)
+        else:
+            positive = rho > 0  # A is semidefinite: eigenvalues that are not positive are rounding
+            learned = -torch.expm1(-self.tau * rho.clamp_min(0))
+            g = torch.where(positive, learned / torch.where(positive, rho, 1.0), self.tau)
+        half = root[..., None] * Q
+        return half * g[..., None, :] @ half.mT, learned.sum(-1)
 
     def initial(self, training: Training, members: Sequence[int]) -> State:
         """Return the tensors of the members' f0, their names prefixed by ``INIT``; none where f0 = 0."""
@@ -386,39 +360,23 @@ class Lazy(Model):
 
     def _function(self, state: State, u: Tensor) -> Tensor:
         """Return f ``(M, N, o)`` at ``u (M or 1, N, p)``, by blocks of members and of points."""
-        a, U = state["coefficients"].to(u), {"inputs": state["inputs"].to(u)}
-        initial = {name.removeprefix(INIT): v.to(u) for name, v in state.items() if name.startswith(INIT)}
+        held = {name: a.to(u) for name, a in state.items()}
         if len(u) == 1:  # inputs or f0 that all members share are evaluated once
-            U, initial = _merged(U), _merged(initial)
-        cost = max([1, U["inputs"].shape[-2], *(v.shape[-1] for v in initial.values())])
-        members = max(len(a), len(u))
+            for names in (["inputs"], [name for name in held if name.startswith(INIT)]):
+                if all(len(held[n]) > 0 and bool((held[n] == held[n][:1]).all()) for n in names):
+                    held |= {name: held[name][:1] for name in names}
+        members = max(len(state["inputs"]), len(u))
+        cost = max(1, held["inputs"].shape[1], *(a.shape[-1] for name, a in held.items() if name.startswith(INIT)))
         height = min(members, max(1, CHUNK // cost))
-        rows = []
+        found = []
         for i in range(0, members, height):
-            inputs, weights = _rows(U["inputs"], i, height), _rows(a, i, height)
-            f0 = {name: _rows(v, i, height) for name, v in initial.items()}
+            some = {name: a if len(a) == 1 else a[i : i + height] for name, a in (held | {"u": u}).items()}
+            f0 = {name.removeprefix(INIT): a for name, a in some.items() if name.startswith(INIT)}
             blocks = []
-            for v in _rows(u, i, height).split(max(1, CHUNK // (height * cost)), 1):
-                f = _product(self.kernel.ntk(v, inputs), weights)
+            for v in some["u"].split(max(1, CHUNK // (height * cost)), 1):
+                k, a = self.kernel.ntk(v, some["inputs"]), some["coefficients"]
+                # no copies of a k that members share
+                f = k @ a if len(k) > 1 or len(a) == 1 else torch.einsum("np,mpo->mno", k[0], a)
                 blocks.append(f + self.kernel.apply(f0, v) if f0 else f)
-            rows.append(torch.cat(blocks, 1))
-        return torch.cat(rows)
-
-
-def _rows(a: Tensor, start: int, count: int) -> Tensor:
-    """Return a block of members of a tensor that may hold one entry for all of them."""
-    return a if len(a) == 1 else a[start : start + count]
-
-
-def _merged(tensors: State) -> State:
-    """Return one member instead of all where all are equal."""
-    equal = all(len(a) > 0 and bool((a == a[:1]).all()) for a in tensors.values())
-    return {name: a[:1] for name, a in tensors.items()} if equal else tensors
-
-
-def _product(k: Tensor, a: Tensor) -> Tensor:
-    """Return k a for ``k (M or 1, N, P)`` and ``a (M or 1, P, o)``, without copies of a k that members share."""
-    if len(k) > 1 or len(a) == 1:
-        return k @ a
-    M, P, o = a.shape
-    return (k[0] @ a.movedim(0, 1).reshape(P, M * o)).reshape(-1, M, o).movedim(1, 0)
+            found.append(torch.cat(blocks, 1))
+        return torch.cat(found)

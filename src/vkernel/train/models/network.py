@@ -12,8 +12,7 @@ training takes :math:`B` draws and descends the gradient of
 
 a sum over coordinates and half a mean over draws, so that SGD, which has no momentum here, is a time
 :math:`\tau = \text{lr} \times \text{steps}` of the theory's gradient flow. The gradients of all members are one call of
-``vmap(grad(L))``. Optimisers act on each number separately, so stacking members changes nothing, and a member that
-diverges becomes inf or nan without affecting the others.
+``vmap(grad(L))``. A member that diverges becomes inf or nan without affecting the others.
 
 **Draws.** With a finite number P of draws, an epoch takes them in the order of random numbers that belong to (member,
 epoch, draw), ``batch`` at a time, and omits the last P mod ``batch`` of that order; ``batch=None`` takes all P in every
@@ -22,8 +21,24 @@ step. Without P every step takes the next ``batch`` draws of an endless sequence
 **Averaging.** ``ema`` :math:`= \gamma` returns :math:`\sum_j \gamma^{k-j} \theta_j / \sum_j \gamma^{k-j}` over
 the steps :math:`j = 1 \dots k`: bias-corrected, so the initial parameters have no part in it.
 
+**MLP**, for events of any shape, flattened, with L = ``depth`` hidden layers of ``width`` units:
+
+.. math:: h_1 = \varphi(W_1 (z, e) + b_1), \qquad h_{l+1} = \varphi(W_{l+1} h_l + b_{l+1}), \qquad
+          f = W_{L+1} h_L + b_{L+1} .
+
+**UNet**, for images ``(H, W)`` or ``(1…4, H, W)`` with H and W divisible by 4. With
+:math:`\tau = \varphi(A_2\, \varphi(A_1 e))`, φ = SiLU, it is made of residual blocks
+
+.. math:: R(h) = \mathrm{skip}(h) + C_2\, \varphi\, G_2\, \big(C_1\, \varphi\, G_1\, h + A \tau\big),
+
+C a 3×3 convolution, G a group normalisation (8 groups), skip the identity or a 1×1 convolution. Three levels have
+``channels`` and sides H, H/2, H/4: two downsampling levels of ``blocks`` blocks and a convolution of stride 2, a bottom
+of ``blocks`` + 1 blocks, and two upsampling levels that double the pixels, concatenate the output of the downsampling
+level, and apply ``blocks`` blocks. There is no attention. By default there are 491 169 parameters for one channel.
+
 **Initial parameters** come from the generator of ("init", member) in float64 and are then rounded: matrices and filters
-from :math:`N(0, 2/\text{fan-in})`, biases 0, unless the architecture overrides ``fill``.
+from :math:`N(0, 2/\text{fan-in})`, biases 0. The last W of an MLP has :math:`N(0, 1/\text{fan-in})`. Every :math:`C_2`
+and the last convolution of a U-Net are 0, so that f = 0.
 
 **On a GPU** one step of a small network is some hundred operations, each shorter than its launch. With ``chunk=1`` and
 Adam a step is therefore captured as a CUDA graph and replayed (:class:`_Graph`): convolutions do not become faster by
@@ -37,14 +52,15 @@ import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
 
 from vkernel.core import rng
-from vkernel.core.checks import check_choice, check_positive, check_share, check_whole
+from vkernel.core.checks import check_choice, check_positive, check_share, check_whole, is_whole
 from vkernel.core.covariance import over_event
 from vkernel.core.errors import require
 from vkernel.process import Process
@@ -53,14 +69,16 @@ from vkernel.train.objectives import Training
 
 Shape = tuple[int, ...]
 Draws = tuple[Tensor, ...]  # z, e, y and ω, each (M, B, …)
-Loss = Callable[[State, Tensor, Tensor, Tensor, Tensor], Tensor]
-Step = Callable[[Draws, float], None]
+Activation = Callable[[Tensor], Tensor]
 
 DRAWN = {"cpu": 1 << 20, "cuda": 1 << 24}  # numbers of x drawn at once, in float64
 HELD = 1 << 25  # numbers of one layer held at once by `output`
 STREAMS = 16  # members side by side in a CUDA graph
+GROUPS = 8  # of a group normalisation
 OPTIMISERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+ACTIVATIONS: dict[str, Activation] = {"silu": F.silu, "relu": torch.relu, "gelu": F.gelu}
+ACTIVATIONS |= {"tanh": torch.tanh, "erf": torch.erf}
 
 
 @dataclass(eq=False, kw_only=True)
@@ -89,10 +107,9 @@ class Network(Model):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.lr, self.spread = check_positive(self.lr, "lr"), check_positive(self.spread, "spread")
-        for name, count in (("batch", self.batch), ("chunk", self.chunk)):
-            if count is not None:
+        for name, count in (("batch", self.batch), ("chunk", self.chunk), ("steps", self.steps)):
+            if count is not None or name == "steps":
                 check_whole(count, name)
-        check_whole(self.steps, "steps")
         check_whole(self.time_features, "time_features", 0)
         if self.ema is not None:
             check_share(self.ema, "ema, the decay of the average,")
@@ -101,15 +118,8 @@ class Network(Model):
         self.dtype = check_choice(str(self.dtype).removeprefix("torch."), "dtype", DTYPES)
         good = not self.bf16 or self.dtype == "float32"
         require(good, f"bf16=True rounds float32 numbers, so dtype must be float32; got {self.dtype}.")
-        self._modules: dict[Shape, nn.Module] = {}
-
-    @property
-    def state_dtype(self) -> torch.dtype:
-        return DTYPES[str(self.dtype)]
-
-    @property
-    def randomness(self) -> tuple[str, ...]:
-        return ("init", "inputs", "targets", "order")[: 3 if self.batch is None else 4]
+        self.state_dtype, self._modules = DTYPES[self.dtype], dict[Shape, nn.Module]()
+        self.randomness = ("init", "inputs", "targets", "order")[: 3 if self.batch is None else 4]
 
     @abstractmethod
     def module(self, shape: Shape) -> nn.Module:
@@ -119,12 +129,9 @@ class Network(Model):
     def largest(self, shape: Shape) -> int:
         """Return how many numbers the largest layer holds for one input."""
 
-    def fill(self, name: str, p: Tensor, generator: torch.Generator) -> None:
-        """Draw the initial values of the parameter ``name`` into ``p``."""
-        if p.ndim > 1:
-            nn.init.kaiming_normal_(p, nonlinearity="relu", generator=generator)
-        else:
-            nn.init.constant_(p, float(name.endswith("weight")))  # scales of normalisations are 1, biases 0
+    @abstractmethod
+    def gain(self, name: str) -> float:
+        """Return the factor of the initial values of the matrix or filter ``name``."""
 
     def initial(self, training: Training, members: Sequence[int]) -> State:
         """Return the parameters of ``members`` before any step."""
@@ -133,8 +140,10 @@ class Network(Model):
         for row, member in enumerate(members):
             generator = training.generator("init", member)
             for name, shape in shapes.items():
-                drawn = torch.empty(shape, dtype=torch.float64)
-                self.fill(name, drawn, generator)
+                # scales of normalisations are 1, biases 0
+                drawn = torch.full(shape, float(name.endswith("weight")), dtype=torch.float64)
+                if drawn.ndim > 1:
+                    nn.init.kaiming_normal_(drawn, nonlinearity="relu", generator=generator).mul_(self.gain(name))
                 out[name][row] = drawn
         return {name: p.to(training.data.device) for name, p in out.items()}
 
@@ -178,7 +187,7 @@ class Network(Model):
 
         return function
 
-    def loss(self, shape: Shape) -> Loss:
+    def loss(self, shape: Shape) -> Callable[..., Tensor]:
         """Return L of one member, ``L(parameters, z, e, y, ω)``."""
         f = self.function(shape)
 
@@ -188,27 +197,72 @@ class Network(Model):
 
         return loss
 
-    # Training
+    def minibatches(self, training: Training, members: Sequence[int]) -> Iterator[Draws]:
+        """Yield the draws of every step."""
+        P, B = training.draws, self.batch
+        if P is None:
+            assert B is not None
+            at_once = max(1, self._room(training, members) // B)
+            for first in range(0, self.steps, at_once):
+                pool = self.pool(training, members, min(at_once, self.steps - first) * B, first * B)
+                yield from zip(*(a.split(B, 1) for a in pool), strict=True)
+            return
+        pool = self.pool(training, members, P)
+        if B is None:
+            yield from itertools.repeat(pool, self.steps)
+            return
+        keys = training.keys("order", members)[:, None]
+        rows, counter = torch.arange(len(members), device=keys.device)[:, None], torch.arange(P, device=keys.device)
+        for epoch in range(math.ceil(self.steps / (P // B))):
+            order = rng.uniforms(keys, epoch * P + counter).argsort(1)
+            for chosen in order.split(B, 1)[: min(P // B, self.steps - epoch * (P // B))]:
+                yield tuple(a[rows, chosen] for a in pool)
+
+    def pool(self, training: Training, members: Sequence[int], count: int, start: int = 0) -> Draws:
+        """Return draws ``start`` to ``start + count`` of every member, computed in blocks."""
+        par, process, size, parts = self.parametrisation, training.process, self._room(training, members), []
+        for first in range(start, start + count, size):
+            x, t, m = training.batch(members, min(size, start + count - first), first)
+            drawn = *self.inputs(x, t, process), par.training_target(m, x, t, process), par.omega(t, process)
+            parts.append([a.to(self.state_dtype) for a in drawn])
+        return tuple(torch.cat(a, 1) for a in zip(*parts, strict=True))
+
+    def _room(self, training: Training, members: Sequence[int]) -> int:
+        """Return the number of draws of each member that are computed at once."""
+        return max(1, DRAWN.get(training.data.device.type, DRAWN["cpu"]) // (len(members) * training.data.d))
+
+    def _module(self, shape: Shape) -> nn.Module:
+        """Return the architecture on the meta device: parameters are always passed in."""
+        if shape not in self._modules:
+            with torch.device("meta"):
+                self._modules[shape] = self.module(shape)
+        return self._modules[shape]
+
+    def _captured(self, training: Training) -> bool:
+        """Return whether steps are replayed from a CUDA graph."""
+        return training.data.device.type == "cuda" and self.chunk == 1 and self.optimiser == "adam"
 
     def _train(self, training: Training, members: Sequence[int], report: Report, share: float) -> State:
-        state = self.initial(training, members)
-        step = (self._graph_step if self._captured(training) else self._plain_step)(training, state)
-        parameters = list(state.values())
-        average = [p.clone() for p in parameters] if self.ema else []
+        state, loss = self.initial(training, members), self.loss(training.data.shape)
+        average = [p.clone() for p in state.values()] if self.ema else []
+        step: Callable[[Draws, float], None] | None = None
         every, reported = max(1, self.steps // 100), 0
         for k, draws in enumerate(self.minibatches(training, members), 1):
+            if step is None:  # the shapes of the first draws are those of all
+                captured = self._captured(training)
+                step = _Graph(loss, state, draws, self.lr) if captured else self._plain_step(loss, state)
             step(draws, self.lr * ((1 + math.cos(math.pi * (k - 1) / self.steps)) / 2 if self.decay else 1.0))
             if self.ema:
-                torch._foreach_lerp_(average, parameters, (1 - self.ema) / (1 - self.ema**k))
+                torch._foreach_lerp_(average, list(state.values()), (1 - self.ema) / (1 - self.ema**k))
             if k % every == 0 or k == self.steps:
                 report(share * (k - reported) / self.steps)
                 reported = k
-        return dict(zip(state, average or [p.detach() for p in parameters], strict=True))
+        return dict(zip(state, average or [p.detach() for p in state.values()], strict=True))
 
-    def _plain_step(self, training: Training, state: State) -> Step:
+    def _plain_step(self, loss: Callable[..., Tensor], state: State) -> Callable[[Draws, float], None]:
         """Return a step of all members, which changes ``state`` in place: their gradients at once."""
         optimiser = OPTIMISERS[self.optimiser](list(state.values()), lr=self.lr, fused=True)
-        gradient = vmap(grad(self.loss(training.data.shape)))
+        gradient = vmap(grad(loss))
 
         def step(draws: Draws, lr: float) -> None:
             slopes = gradient(state, *draws)
@@ -219,66 +273,6 @@ class Network(Model):
 
         return step
 
-    def _graph_step(self, training: Training, state: State) -> Step:
-        """Return the same step, replayed from a CUDA graph."""
-        graphs = list[_Graph]()
-
-        def step(draws: Draws, lr: float) -> None:
-            if not graphs:  # the shapes of the first draws are those of all
-                graphs.append(_Graph(self.loss(training.data.shape), state, draws, self.lr))
-            graphs[0](draws, lr)
-
-        return step
-
-    def _captured(self, training: Training) -> bool:
-        """Return whether steps are replayed from a CUDA graph."""
-        return training.data.device.type == "cuda" and self.chunk == 1 and self.optimiser == "adam"
-
-    def minibatches(self, training: Training, members: Sequence[int]) -> Iterator[Draws]:
-        """Yield the draws of every step."""
-        P, B = training.draws, self.batch or 1
-        if P is None:
-            at_once = max(1, self._room(training, members) // B)
-            for first in range(0, self.steps, at_once):
-                count = min(at_once, self.steps - first)
-                drawn = self._draws(training, members, first * B, count * B)
-                yield from (tuple(a[:, k * B : (k + 1) * B] for a in drawn) for k in range(count))
-            return
-        pool = self.pool(training, members, P)
-        if self.batch is None:
-            yield from itertools.repeat(pool, self.steps)
-            return
-        keys = training.keys("order", members)[:, None]
-        rows, counter = torch.arange(len(members), device=keys.device)[:, None], torch.arange(P, device=keys.device)
-        for epoch in range(math.ceil(self.steps / (P // B))):
-            order = rng.uniforms(keys, epoch * P + counter).argsort(1)
-            for k in range(min(P // B, self.steps - epoch * (P // B))):
-                chosen = order[:, k * B : (k + 1) * B]
-                yield tuple(a[rows, chosen] for a in pool)
-
-    def pool(self, training: Training, members: Sequence[int], P: int) -> Draws:
-        """Return the first P draws of every member, computed in blocks."""
-        size = self._room(training, members)
-        parts = [self._draws(training, members, first, min(size, P - first)) for first in range(0, P, size)]
-        return tuple(torch.cat(a, 1) for a in zip(*parts, strict=True))
-
-    def _room(self, training: Training, members: Sequence[int]) -> int:
-        """Return the number of draws of each member that are computed at once."""
-        return max(1, DRAWN.get(training.data.device.type, DRAWN["cpu"]) // (len(members) * training.data.d))
-
-    def _draws(self, training: Training, members: Sequence[int], start: int, count: int) -> Draws:
-        drawn, process = training.batch(members, count, start), training.process
-        y = self.parametrisation.training_target(drawn.m, drawn.x, drawn.t, process)
-        omega = self.parametrisation.omega(drawn.t, process)
-        return tuple(a.to(self.state_dtype) for a in (*self.inputs(drawn.x, drawn.t, process), y, omega))
-
-    def _module(self, shape: Shape) -> nn.Module:
-        """Return the architecture on the meta device: parameters are always passed in."""
-        if shape not in self._modules:
-            with torch.device("meta"):
-                self._modules[shape] = self.module(shape)
-        return self._modules[shape]
-
 
 def _blocks(members: Sequence[int], size: int | None) -> list[Sequence[int]]:
     size = size or len(members)
@@ -288,9 +282,8 @@ def _blocks(members: Sequence[int], size: int | None) -> list[Sequence[int]]:
 class _Graph:
     """One step of Adam for all members as a CUDA graph; ``graph(draws, lr)`` changes ``state`` in place.
 
-    ``loss(parameters, *draws)`` is that of one member; draws have the member as their first axis. The graph reads what
-    changes between steps, draws and learning rate, from fixed memory, into which each call copies them. Capturing needs
-    a few steps that really run; parameters and the optimiser's memory are restored after them.
+    The graph reads what changes between steps, draws and learning rate, from fixed memory, into which each call copies
+    them. Capturing needs a few steps that really run; parameters and the optimiser's memory are restored after them.
     """
 
     def __init__(self, loss: Callable[..., Tensor], state: State, draws: Draws, lr: float) -> None:
@@ -334,3 +327,138 @@ class _Graph:
         for p, *slope in zip(self.state.values(), *slopes, strict=True):
             p.grad = torch.stack(slope)
         self.optimiser.step()
+
+
+@dataclass(eq=False)
+class MLP(Network):
+    """A multilayer perceptron with ``depth`` hidden layers of ``width`` units."""
+
+    width: int = 64
+    depth: int = 3
+    _: KW_ONLY
+    activation: str = "silu"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole(self.width, "width")
+        check_whole(self.depth, "depth")
+        check_choice(self.activation, "activation", ACTIVATIONS)
+
+    def module(self, shape: Shape) -> nn.Module:
+        d, hidden = math.prod(shape), [self.width] * self.depth
+        return _Perceptron([d + 1 + 2 * self.time_features, *hidden, d], ACTIVATIONS[self.activation])
+
+    def largest(self, shape: Shape) -> int:
+        return max(self.width, math.prod(shape) + 1 + 2 * self.time_features)
+
+    def gain(self, name: str) -> float:
+        return 0.5**0.5 if name == f"layers.{self.depth}.weight" else 1.0
+
+
+class _Perceptron(nn.Module):
+    """Linear layers of the given sizes with an activation between any two."""
+
+    def __init__(self, sizes: list[int], activation: Activation) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
+        self.activation = activation
+
+    def forward(self, z: Tensor, e: Tensor) -> Tensor:
+        h = torch.cat([z.flatten(1), e], 1)
+        for layer in self.layers[:-1]:
+            h = self.activation(layer(h))
+        return self.layers[-1](h).reshape(z.shape)
+
+
+@dataclass(eq=False)
+class UNet(Network):
+    """A U-Net of three levels of ``channels``, with ``blocks`` residual blocks a level."""
+
+    channels: tuple[int, int, int] = (32, 64, 64)
+    blocks: int = 1
+    _: KW_ONLY
+    lr: float = 5e-4
+    steps: int = 5000
+    ema: float | None = 0.999
+    time_features: int = 8
+    chunk: int | None = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        good = isinstance(self.channels, tuple | list) and len(self.channels) == 3
+        good = good and all(is_whole(c) and c >= GROUPS and c % GROUPS == 0 for c in self.channels)
+        require(good, f"channels must be three multiples of {GROUPS}, one for each level; got {self.channels!r}.")
+        a, b, c = self.channels
+        self.channels, self.blocks = (a, b, c), check_whole(self.blocks, "blocks")
+
+    def module(self, shape: Shape) -> nn.Module:
+        good = len(shape) == 2 or (len(shape) == 3 and 1 <= shape[0] <= 4)
+        require(good, f"A U-Net takes images, (H, W) or (1 to 4, H, W); an event of the data has shape {shape}.")
+        good = all(side >= 4 and side % 4 == 0 for side in shape[-2:])
+        require(good, f"A U-Net halves the image twice, so H and W must be divisible by 4; got {shape[-2:]}.")
+        colours = shape[0] if len(shape) == 3 else 1
+        return _Levels(colours, self.channels, self.blocks, 1 + 2 * self.time_features)
+
+    def largest(self, shape: Shape) -> int:
+        return (self.channels[0] + self.channels[1]) * shape[-2] * shape[-1]
+
+    def gain(self, name: str) -> float:
+        return 0.0 if name.endswith("second.weight") or name == "last.weight" else 1.0
+
+
+class _Levels(nn.Module):
+    """The layers of a U-Net; ``time`` is the length of e."""
+
+    def __init__(self, colours: int, channels: tuple[int, int, int], blocks: int, time: int) -> None:
+        super().__init__()
+        a, b, c = channels
+        width = 2 * b  # of the time embedding τ
+        self.time = nn.ModuleList([nn.Linear(time, width), nn.Linear(width, width)])
+        self.first = nn.Conv2d(colours, a, 3, padding=1)
+        self.down = nn.ModuleList([_Blocks(a, a, blocks, width), _Blocks(a, b, blocks, width)])
+        self.halve = nn.ModuleList(nn.Conv2d(n, n, 3, stride=2, padding=1) for n in (a, b))
+        self.bottom = _Blocks(b, c, blocks + 1, width)
+        self.up = nn.ModuleList([_Blocks(c + b, b, blocks, width), _Blocks(b + a, a, blocks, width)])
+        self.norm = nn.GroupNorm(GROUPS, a)
+        self.last = nn.Conv2d(a, colours, 3, padding=1)
+
+    def forward(self, z: Tensor, e: Tensor) -> Tensor:
+        tau, kept = e, []
+        for layer in self.time:
+            tau = F.silu(layer(tau))
+        h = self.first(z.reshape(len(z), -1, *z.shape[-2:]))
+        for level, halve in zip(self.down, self.halve, strict=True):
+            kept.append(level(h, tau))
+            h = halve(kept[-1])
+        h = self.bottom(h, tau)
+        for level in self.up:
+            h = level(torch.cat([F.interpolate(h, scale_factor=2.0, mode="nearest"), kept.pop()], 1), tau)
+        return self.last(F.silu(self.norm(h))).reshape(z.shape)
+
+
+class _Blocks(nn.ModuleList):
+    """``count`` residual blocks in sequence, from ``i`` to ``o`` channels."""
+
+    def __init__(self, i: int, o: int, count: int, width: int) -> None:
+        super().__init__(_Block(i if k == 0 else o, o, width) for k in range(count))
+
+    def forward(self, h: Tensor, tau: Tensor) -> Tensor:
+        for block in self:
+            h = block(h, tau)
+        return h
+
+
+class _Block(nn.Module):
+    """The residual block R, from ``i`` to ``o`` channels, with a time embedding of ``width`` numbers."""
+
+    def __init__(self, i: int, o: int, width: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.GroupNorm(GROUPS, i), nn.GroupNorm(GROUPS, o)])
+        self.first = nn.Conv2d(i, o, 3, padding=1)
+        self.second = nn.Conv2d(o, o, 3, padding=1)
+        self.embed = nn.Linear(width, o)
+        self.skip = nn.Conv2d(i, o, 1) if i != o else nn.Identity()
+
+    def forward(self, h: Tensor, tau: Tensor) -> Tensor:
+        g = self.first(F.silu(self.norms[0](h))) + self.embed(tau)[..., None, None]
+        return self.skip(h) + self.second(F.silu(self.norms[1](g)))
