@@ -257,16 +257,10 @@ def fieller_ratio(a: Tensor, b: Tensor, least: float = 0.0) -> Estimate:
 
 
 def auc(a: Tensor, b: Tensor) -> Estimate[N]:
-    r"""Estimate P(a < b), ties counting ½, from ``a (*levels, n)`` and ``b (*levels, m)``, with DeLong's error (1988).
+    """Estimate P(a < b), ties counting ½, from ``a (*levels, n)`` and ``b (*levels, m)`` (theory, §10.6).
 
-    The interval is Newcombe's (2006, method 5): all :math:`\theta` with :math:`|\mathrm{AUC} - \theta| \le 1.96\,
-    V(\theta)^{1/2}`, where V is the variance of Hanley and McNeil (1982), made symmetric,
-
-    .. math:: V(\theta) = \frac{\theta(1-\theta)}{nm} \Big[1 + \Big(\frac{n+m}{2} - 1\Big) \Big(\frac{1-\theta}
-              {2-\theta} + \frac{\theta}{1+\theta}\Big)\Big] .
-
-    :math:`V(\tfrac12)` is the exact variance of the rank sum: .5 lies outside the interval if and only if Mann and
-    Whitney's test rejects at 5 %. At AUC = 1, where DeLong's error is 0, the interval does not shrink to a point.
+    With DeLong's error (1988) and Newcombe's interval (2006, method 5), which agrees with Mann and Whitney's test on
+    whether .5 is inside, and does not shrink to a point at AUC = 1.
     """
     n, m = a.shape[-1], b.shape[-1]
 

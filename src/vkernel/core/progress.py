@@ -34,26 +34,17 @@ def progress(total: float, progress: Progress = True) -> Iterator[Reporter]:
             task = bar.add_task("starting", total=total)
             yield lambda label, done=1.0: bar.update(task, advance=done, description=label)
         return
-    report = progress if callable(progress) else _lines() if progress else None
-    passed = 0.0
+    passed, start = 0.0, time.monotonic()
+    last = start
 
     def step(label: str, done: float = 1.0) -> None:
-        nonlocal passed
-        passed += done
-        if report is not None:
-            report(label, min(passed / total, 1.0))
-
-    yield step
-
-
-def _lines() -> Callable[[str, float], None]:
-    start = last = time.monotonic()
-
-    def report(label: str, share: float) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= EVERY:
+        nonlocal passed, last
+        passed, now = passed + done, time.monotonic()
+        share = min(passed / total, 1.0)
+        if callable(progress):
+            progress(label, share)
+        elif progress and now - last >= EVERY:
             last = now
             print(f"{label}: {100 * share:.0f} % after {now - start:.0f} s", file=sys.stderr)
 
-    return report
+    yield step

@@ -27,6 +27,7 @@ from vkernel.core.errors import InputError, require
 
 Array = Tensor | npt.ArrayLike
 Indices = Sequence[int] | np.ndarray | Tensor
+Scale = tuple[float, float] | None
 _BLOCK = 2**21  # numbers in a block of rows: 16 MB in float64
 
 
@@ -34,9 +35,8 @@ class Empirical:
     """The training set: ``n`` points of one shape with weights that sum to one; ``data[i]`` are its values.
 
     Args:
-        points: a tensor, an array, a memory map or nested lists, ``(n, *shape)``. A vector of n numbers is n points of
-            shape ``(1,)``. Tensors and arrays are shared, not copied, and must not be changed afterwards. Memory maps
-            stay on disk.
+        points: a tensor, an array, a memory map or nested lists, ``(n, *shape)``; a vector of n numbers is n points of
+            shape ``(1,)``. Tensors and arrays are shared and must not be changed afterwards; memory maps stay on disk.
         weights: ``(n,)``, not negative, normalised here; zeros are allowed; ``None`` means equal weights.
         scale: ``None`` keeps values as they are; ``(low, high)`` maps the full range of the stored integer type
             (0 … 255 for uint8) to ``[low, high]``, and is refused for floats, which have no such range.
@@ -48,12 +48,7 @@ class Empirical:
     """
 
     def __init__(
-        self,
-        points: Array,
-        weights: Array | None = None,
-        scale: tuple[float, float] | None = None,
-        *,
-        name: str | None = None,
+        self, points: Array, weights: Array | None = None, scale: Scale = None, *, name: str | None = None
     ) -> None:
         self._store, self.shape = _storage(points)
         self._index: np.ndarray | None = None  # rows of a memory map that are in use, None for all
@@ -61,7 +56,9 @@ class Empirical:
         self.in_memory = isinstance(self._store, Tensor)
         self.device = self._store.device if isinstance(self._store, Tensor) else torch.device("cpu")
         self.stored = _type_name(self._store)
-        self.dtype = _float_dtype(self.stored)
+        default = torch.float32 if "float" in self.stored else torch.get_default_dtype()
+        wide = self.stored in ("float64", "float96", "float128") or default.itemsize > 4
+        self.dtype = torch.float64 if wide else torch.float32
         self.scale = _check_scale(scale, self.stored)
         self.weights = _check_weights(weights, self.n).to(self.device)
         self.center, self.spread = self._moments()
@@ -79,12 +76,9 @@ class Empirical:
         return values.reshape(len(values), *self.shape)
 
     def __repr__(self) -> str:
-        name = f"{self.name!r}, " if self.name else ""
-        where = "" if self.in_memory else ", memory map"
-        return (
-            f"Empirical({name}n={self.n}, shape={self.shape}, stored={self.stored}{where}, "
-            f"scale={self.scale}, device={self.device})"
-        )
+        name, stored = f"{self.name!r}, " if self.name else "", self.stored + ", memory map" * (not self.in_memory)
+        about = f"n={self.n}, shape={self.shape}, stored={stored}, scale={self.scale}, device={self.device}"
+        return f"Empirical({name}{about})"
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Return the values of points ``start`` to ``stop``, flattened, ``(k, d)``; not to be written to."""
@@ -96,20 +90,13 @@ class Empirical:
 
     def to(self, device: torch.device | str) -> Empirical:
         """Return the same set on ``device``; a memory map stays on disk, and its blocks are sent there."""
-        moved = copy.copy(self)
-        moved.weights, moved.center = self.weights.to(device), self.center.to(device)
-        if isinstance(self._store, Tensor):
-            moved._store = self._store.to(device)
-        moved.device = moved.weights.device
-        return moved
+        store = self._store.to(device) if isinstance(self._store, Tensor) else self._store
+        weights = self.weights.to(device)
+        return self._with(_store=store, weights=weights, center=self.center.to(device), device=weights.device)
 
     def loaded(self) -> Empirical:
         """Return the same set in memory, as it is stored."""
-        if self.in_memory:
-            return self
-        held = copy.copy(self)
-        held._store, held._index, held.in_memory = self._read(slice(0, self.n)), None, True
-        return held
+        return self if self.in_memory else self._with(_store=self._read(slice(0, self.n)), _index=None, in_memory=True)
 
     def subset(self, indices: Indices) -> Empirical:
         """Return the set of the points ``indices`` with weights in proportion; a memory map stays on disk."""
@@ -117,9 +104,7 @@ class Empirical:
         require(len(indices) > 0, "A subset of a training set must hold at least one point; no index was given.")
         weights = self.weights[indices.to(self.device)]
         require(weights.sum() > 0, "Every point of this subset has weight zero; at least one must not.")
-        part = self._restricted(indices, weights / weights.sum())
-        part.center, part.spread = part._moments()
-        return part
+        return self._restricted(indices, weights / weights.sum(), measured=True)
 
     def choose(self, k: int, generator: torch.Generator, distinct: bool = False) -> Tensor:
         """Return indices of ``k`` points, or of all if there are fewer.
@@ -171,17 +156,7 @@ class Empirical:
 
         Points in memory are copied, a memory map is viewed. This is one process's part of a sharded set.
         """
-        part = copy.copy(self)
-        part.n, part.weights = stop - start, weights.to(self.device)
-        if isinstance(self._store, Tensor):
-            part._store = self._store[start:stop].clone()
-        elif self._index is None:
-            part._store = self._store[start:stop]  # type: ignore[assignment]
-        else:
-            part._index = self._index[start:stop]
-        if part.weights.any():
-            part.center, part.spread = part._moments()
-        return part
+        return self._restricted(slice(start, stop), weights.to(self.device), measured=bool(weights.any()))
 
     @property
     def storage(self) -> Tensor | None:
@@ -200,25 +175,36 @@ class Empirical:
         """Return indices of points as a vector of integers; those on the CPU are checked to be in range."""
         indices = torch.as_tensor(indices)
         indices = indices.long() if indices.numel() == 0 else indices
-        require(
+        good, given = (
             indices.ndim == 1 and "int" in str(indices.dtype),
-            f"Indices of points must be a vector of integers; got {indices.dtype}, shape {tuple(indices.shape)}.",
+            f"{indices.dtype}, shape {tuple(indices.shape)}",
         )
+        require(good, f"Indices of points must be a vector of integers; got {given}.")
         if indices.device.type == "cpu" and indices.numel():
             low, high = (int(end) for end in indices.aminmax())
             outside = low if low < -self.n else high
             require(-self.n <= low and high < self.n, f"There is no point {outside}: the set has {self.n} points.")
         return indices.long()
 
-    def _restricted(self, indices: Tensor, weights: Tensor) -> Empirical:
-        part = copy.copy(self)
-        part.n, part.weights = len(indices), weights
+    def _restricted(self, which: slice | Tensor, weights: Tensor, measured: bool = False) -> Empirical:
+        """Return the points ``which`` with these weights, of which the moments are measured if they change."""
+        part = self._with(n=len(weights), weights=weights)
         if isinstance(self._store, Tensor):
-            part._store = self._store[indices.to(self._store.device)]
+            part._store = self._store[which].clone() if isinstance(which, slice) else self._store[which.to(self.device)]
+        elif isinstance(which, slice) and self._index is None:
+            part._store = self._store[which]  # type: ignore[assignment]
         else:
             rows = np.arange(self.n) if self._index is None else self._index
-            part._index = rows[indices.cpu().numpy()]
+            part._index = rows[which if isinstance(which, slice) else which.cpu().numpy()]
+        if measured:
+            part.center, part.spread = part._moments()
         return part
+
+    def _with(self, **changes: object) -> Empirical:
+        """Return the same set with other attributes."""
+        other = copy.copy(self)
+        vars(other).update(changes)
+        return other
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
         step = max(1, _BLOCK // self.d)
@@ -230,11 +216,13 @@ class Empirical:
         total, second = 0.0, 0.0
         for start, stop in self._blocks():
             values, weights = self.rows(start, stop), self.weights[start:stop]
-            _check_values(values, start)
-            mass = float(weights.sum())
+            if not values.isfinite().all():
+                row, column = (int(i) for i in (~values.isfinite()).nonzero()[0])
+                what = f"is not finite: its coordinate {column} (flattened) is {float(values[row, column])}"
+                raise InputError(f"Training point {start + row} {what}; drop such points or repair them.")
+            mass, values = float(weights.sum()), values.double()
             if mass == 0:
                 continue
-            values = values.double()
             center = values[0] + (weights / mass) @ (values - values[0])
             inner = float(weights @ (values - center).square_().sum(-1))
             step = center - mean
@@ -313,12 +301,7 @@ def _type_name(points: Tensor | np.ndarray) -> str:
     return points.dtype.name if isinstance(points, np.ndarray) else str(points.dtype).removeprefix("torch.")
 
 
-def _float_dtype(stored: str) -> torch.dtype:
-    wide = stored in ("float64", "float96", "float128") if "float" in stored else torch.get_default_dtype().itemsize > 4
-    return torch.float64 if wide else torch.float32
-
-
-def _check_scale(scale: tuple[float, float] | None, stored: str) -> tuple[float, float] | None:
+def _check_scale(scale: Scale, stored: str) -> Scale:
     if scale is None:
         return None
     try:
@@ -327,22 +310,9 @@ def _check_scale(scale: tuple[float, float] | None, stored: str) -> tuple[float,
         raise InputError(f"scale must be None or a pair (low, high) of numbers, not {scale!r}.") from None
     good = math.isfinite(low) and math.isfinite(high) and low < high
     require(good, f"scale must be a pair (low, high) with low < high, not ({low:g}, {high:g}).")
-    require(
-        "int" in stored,
-        f"scale=({low:g}, {high:g}) maps the full range of stored integers, but these points are stored as {stored}; "
-        "leave scale out, or rescale the points first.",
-    )
+    what = f"scale=({low:g}, {high:g}) maps the full range of stored integers, but these points are stored as {stored}"
+    require("int" in stored, f"{what}; leave scale out, or rescale the points first.")
     return low, high
-
-
-def _check_values(values: Tensor, start: int) -> None:
-    good = values.isfinite()
-    if not good.all():
-        row, column = (int(i) for i in (~good).nonzero()[0])
-        raise InputError(
-            f"Training point {start + row} is not finite: its coordinate {column} (flattened) is "
-            f"{float(values[row, column])}; drop such points or repair them."
-        )
 
 
 def _row_hashes(rows: Tensor, keys: Tensor) -> Tensor:

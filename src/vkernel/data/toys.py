@@ -14,34 +14,25 @@ def _circle(degrees: np.ndarray) -> np.ndarray:
     return np.stack([np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))], axis=1)
 
 
-def hexagon() -> Empirical:
-    """Six points on the unit circle, at multiples of 60°."""
-    return Empirical(_circle(60.0 * np.arange(6)), name="hexagon")
+def _fixed(name: str, points: np.ndarray, about: str) -> Callable[[], Empirical]:
+    """Return the function of a set without parameters."""
+
+    def make() -> Empirical:
+        return Empirical(points, name=name)
+
+    make.__doc__ = about
+    return make
 
 
-def line() -> Empirical:
-    """Six points at equal distances on the diagonal from (-1, -1) to (1, 1)."""
-    return Empirical(np.repeat(np.linspace(-1, 1, 6)[:, None], 2, axis=1), name="line")
-
-
-def ell() -> Empirical:
-    """Six points in the shape of the letter L."""
-    return Empirical(np.array([[-1, -1, -1, 0, 0.5, 1], [-1, 0, 1, -1, -1, -1.0]]).T, name="L")
-
-
-def random_six() -> Empirical:
-    """The paper's six points without pattern."""
-    return Empirical(np.array([[-1, -0.9, -0.3, 0.1, 0.2, 0.9], [-1, 1, 0.2, -0.1, -0.1, 0.7]]).T, name="random")
-
-
-def triple() -> Empirical:
-    """{-1, 0, 1} in one dimension."""
-    return Empirical(np.array([-1.0, 0.0, 1.0]), name="triple")
-
-
-def pair() -> Empirical:
-    """{-1, 1} in one dimension."""
-    return Empirical(np.array([-1.0, 1.0]), name="pair")
+_L = np.array([[-1, -1, -1, 0, 0.5, 1], [-1, 0, 1, -1, -1, -1.0]]).T
+_RANDOM = np.array([[-1, -0.9, -0.3, 0.1, 0.2, 0.9], [-1, 1, 0.2, -0.1, -0.1, 0.7]]).T
+_LINE = np.repeat(np.linspace(-1, 1, 6)[:, None], 2, axis=1)
+hexagon = _fixed("hexagon", _circle(60.0 * np.arange(6)), "Six points on the unit circle, at multiples of 60°.")
+line = _fixed("line", _LINE, "Six points at equal distances on the diagonal from (-1, -1) to (1, 1).")
+ell = _fixed("L", _L, "Six points in the shape of the letter L.")
+random_six = _fixed("random", _RANDOM, "The paper's six points without pattern.")
+triple = _fixed("triple", np.array([-1.0, 0.0, 1.0]), "{-1, 0, 1} in one dimension.")
+pair = _fixed("pair", np.array([-1.0, 1.0]), "{-1, 1} in one dimension.")
 
 
 def square(rotation: float = 0.0) -> Empirical:
@@ -58,16 +49,8 @@ def digits() -> Empirical:
     return Empirical((load_digits().images[:, None] / 8 - 1).astype(np.float32), name="digits")
 
 
-TOYS: dict[str, Callable[..., Empirical]] = {
-    "hexagon": hexagon,
-    "line": line,
-    "L": ell,
-    "random": random_six,
-    "triple": triple,
-    "pair": pair,
-    "square": square,
-    "digits": digits,
-}
+TOYS: dict[str, Callable[..., Empirical]] = {"hexagon": hexagon, "line": line, "L": ell, "random": random_six}
+TOYS |= {"triple": triple, "pair": pair, "square": square, "digits": digits}
 
 
 def toy(name: str, rotation: float | None = None) -> Empirical:

@@ -2,22 +2,16 @@ r"""Masses and distances of laws, each an :class:`~vkernel.core.estimate.Estimat
 
 A sample is ``(n, *shape)``, or ``(n,)`` for numbers; an ensemble, one sample for each of M members, is ``(M, n,
 *shape)``. The error is over *units*: the members of an ensemble, the points of a sample. Without ``members``, three
-axes mean an ensemble of vectors and fewer mean a sample; functions that know the training set go by its shape.
+axes mean an ensemble of vectors and fewer mean a sample; functions that know the training set go by its shape. All is
+computed in float64, on the device of the (first) sample.
 
 *Masses* (:mod:`~vkernel.metrics.masses`) are linear in the law: the mean of the units' shares, with Student's interval
-for members and Wilson's for the points of one sample.
-
-*Distances* (:mod:`~vkernel.metrics.distances`) are between average laws: members are pooled. The error has one variance
-for each law, from the jackknife over units or from the derivative of the distance in the law. Energy and kernel
-distance are unbiased. Total variation, :math:`\tfrac12 \sum_k |p_k - q_k|` on a grid, Wasserstein's and Fréchet's
-distance of finite samples are biased upwards, since noise is distance too: for equal laws TV is about
-:math:`\sqrt{B/\pi n}`, with n samples on each side and B cells that hold mass. Errors do not contain this bias, and
-mean little where it is the whole distance.
-
-*Samples of images against their training set*: copies (:mod:`~vkernel.metrics.copies`), drift and likeness of laws
-(:mod:`~vkernel.metrics.likeness`), in features (:mod:`~vkernel.metrics.features`), with the chance of a false alarm.
-
-All is computed in float64, on the device of the (first) sample.
+for members and Wilson's for the points of one sample. *Distances* (:mod:`~vkernel.metrics.distances`) are between
+average laws: members are pooled. Energy and kernel distance are unbiased. Total variation, Wasserstein's and Fréchet's
+distance of finite samples are biased upwards, since noise is distance too; errors do not contain this bias (theory,
+§10). *Samples of images against their training set*: copies (:mod:`~vkernel.metrics.copies`), drift and likeness of
+laws (:mod:`~vkernel.metrics.likeness`), in features (:mod:`~vkernel.metrics.features`), with the chance of a false
+alarm.
 """
 
 from vkernel.metrics.copies import Copies, copies

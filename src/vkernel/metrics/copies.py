@@ -1,26 +1,14 @@
-r"""Are samples copies of the training set?
+r"""Are samples copies of the training set? (theory, §10.4)
 
-A sample at distance :math:`d_1` from the nearest training image and :math:`d_2` from the second nearest is called a
-**copy** if :math:`d_1 < d_2/3` (Yoon et al. 2023, Bonnaire et al. 2025); equal training images count as one. Some fresh
-images meet this definition as well. So **reference** images are compared in the same way: test images or, without
-these, training images, each against the others. If samples were as good as fresh images, the number a of copies among n
-samples, given b among m reference images, would follow the hypergeometric law, and
+A sample is a **copy** if it is nearer to one training image than a third of the distance to the second nearest; equal
+training images count as one. **Reference** images are compared in the same way: test images or, without these, training
+images, each against the others, counted as pairs. With a copies among n samples and b among m reference images,
 
-.. math:: \mathrm{chance} = P(A \ge a), \qquad A \sim \mathrm{Hypergeometric}(n + m,\, a + b,\, n)
+.. math:: \mathrm{chance} = P(A \ge a), \qquad A \sim \mathrm{Hypergeometric}(n + m,\, a + b,\, n) ;
 
-(Fisher's exact test, one-sided); the alarm is raised below .01. The excess :math:`a/n - b/m` has Newcombe's interval.
-
-A copy of an image that has a near-duplicate in the training set has :math:`d_1 \approx d_2` and is not found. So
-samples **closer** to the training set than its k-th closest reference image, :math:`k = \lceil m/100 \rceil`, are
-counted too, with the exact chance of as many (:func:`vkernel.core.estimate.fisher_exact`). Images with less detail than
-the data are closer to everything, copies or not: this count is reported, and raises no alarm.
-
-A sample is **authentic** (Alaa et al. 2022) if it is farther from its nearest training image than that image is from
-its own nearest other; more than half of fresh images are.
-
-Test images are independent given the training set, and chances are exact. Training images are each other's neighbours:
-if one is near to another, the other is near to it, and both count as copies or neither. They are counted as m/2 pairs,
-b/2 of them copies, of which the closest has both its images ahead of the next; chances are approximate.
+the alarm is raised below .01. Samples **closer** to the training set than all but 1 % of the reference images are
+counted too, since a copy of an image that has a near-duplicate is not found otherwise; this raises no alarm. A sample
+is **authentic** (Alaa et al. 2022) if it is farther from its nearest training image than that image is from the others.
 """
 
 from __future__ import annotations
@@ -42,6 +30,7 @@ from vkernel.metrics.samples import nearest
 
 CHANCE = 0.01  # below it, an alarm
 CLOSEST = 0.01  # the share of reference images that are called close
+Described = tuple[Tensor, Tensor, Estimate, Estimate[Tensor], Estimate]
 KINDS = ("test images", "training images, each against the others")
 
 
@@ -114,30 +103,6 @@ def copies(
     return Reference(data, test, features, reference, seed).copies(samples, threshold)
 
 
-@dataclass(frozen=True)
-class _Neighbours:
-    """Two distances and indices, and whether each query is authentic; diverged queries have infinite distances."""
-
-    distance: Tensor
-    index: Tensor
-    authentic: Tensor
-
-    @property
-    def diverged(self) -> Tensor:
-        return ~self.distance.isfinite().all(1)
-
-    def count(self, threshold: Tensor) -> Tensor:
-        """Return the number of copies at each threshold."""
-        return ((self.distance[:, :1] < threshold * self.distance[:, 1:]) & ~self.diverged[:, None]).sum(0)
-
-    def described(self, at: Tensor, grid: Tensor) -> tuple[Tensor, Tensor, Estimate, Estimate[Tensor], Estimate]:
-        """Return distances, ratios, and the shares of copies, along the grid too, and of authentic queries."""
-        ratio = (self.distance[:, 0] / self.distance[:, 1]).masked_fill(self.diverged, math.nan)
-        n, counts = len(ratio), (self.count(at)[0], self.count(grid), self.authentic.sum())
-        fraction, curve, authentic = (Estimate[Any].of_share(count, n) for count in counts)
-        return self.distance, ratio, fraction, curve, authentic
-
-
 class Reference:
     """The training set and at most ``images`` reference images, compared once; :meth:`copies` then compares samples.
 
@@ -177,34 +142,46 @@ class Reference:
         good = images.flatten(1).isfinite().all(1)
         if good.any():
             rows[good] = self._rows(images[good])
-        theirs, own, group = self._neighbours(rows), self.own, self.group
-        at, grid = torch.tensor([threshold], dtype=torch.float64), torch.linspace(0, 1, 41, dtype=torch.float64)[1:]
-        described, reference = theirs.described(at, grid), own.described(at, grid)
-        n, units, a, b = len(rows), len(own.distance) // group, int(theirs.count(at)), int(own.count(at))
+        n, units, grid = len(rows), len(self.own[0]) // self.group, torch.linspace(0, 1, 41, dtype=torch.float64)[1:]
+        (distance, index, authentic), (near, _, real) = self._neighbours(rows), self.own
+
+        def described(distance: Tensor, authentic: Tensor) -> tuple[int, Described]:
+            """Return the number of copies; distances, ratios, shares of copies (along the grid too) and authentic."""
+            finite = distance.isfinite().all(1, keepdim=True)
+            ratio = torch.where(finite, distance[:, :1] / distance[:, 1:], math.nan)
+            found, along = (((distance[:, :1] < a * distance[:, 1:]) & finite).sum(0) for a in (threshold, grid))
+            counts = (found[0], along, authentic.sum())
+            fraction, curve, rest = (Estimate[Any].of_share(count, len(ratio)) for count in counts)
+            return int(found), (distance, ratio[:, 0], fraction, curve, rest)
+
+        (a, theirs), (b, reference) = described(distance, authentic), described(near, real)
         k = math.ceil(CLOSEST * units)
-        radius = float(own.distance[:, 0].kthvalue(group * k).values)
-        close = int((theirs.distance[:, 0] < radius).sum())
+        radius = float(near[:, 0].kthvalue(self.group * k).values)
+        close = int((distance[:, 0] < radius).sum())
         return Copies(
-            theirs.index,
+            index,
             grid,
-            KINDS[group - 1],
-            *described,
+            KINDS[self.group - 1],
+            *theirs,
             *reference,
             threshold,
-            difference_of_shares(described[2], reference[2]),
-            fisher_exact(a, n, math.ceil(b / group), units),
+            difference_of_shares(theirs[2], reference[2]),
+            fisher_exact(a, n, math.ceil(b / self.group), units),
             Estimate.of_share(close, n),
             radius,
             fisher_exact(close, n, k - 1, units),
-            int(theirs.diverged.sum()),
+            int((~distance.isfinite().all(1)).sum()),
             self.points.n,
         )
 
     def _rows(self, images: Empirical | Tensor, indices: Tensor | None = None) -> Tensor:
         return self.extract.over(images, indices).double().cpu()
 
-    def _neighbours(self, rows: Tensor, out: Tensor | None = None) -> _Neighbours:
-        """Compare queries ``(q, F)`` with the training set; ``out (q,)`` are points to leave out, or -1."""
+    def _neighbours(self, rows: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return two distances and indices ``(q, 2)`` for queries ``(q, F)``, and whether each is authentic.
+
+        ``out (q,)`` are points to leave out, or -1. Diverged queries have infinite distances.
+        """
         n, points = len(rows), self.points
         distance, index = torch.full((n, 2), math.inf, dtype=torch.float64), torch.full((n, 2), -1)
         authentic, good = torch.ones(n, dtype=torch.bool), rows.isfinite().all(1).nonzero()[:, 0]
@@ -215,7 +192,7 @@ class Reference:
         other = torch.where(whose[:, 0] == out, away[:, 1], away[:, 0])  # a point left out is nobody's neighbour
         distance[good], index[good], authentic[good] = near, self.first[found], near[:, 0] > other
         index[~distance.isfinite().all(1)] = -1  # the square of the distance overflows
-        return _Neighbours(distance, index, authentic)
+        return distance, index, authentic
 
 
 def check_samples(samples: Any, data: Empirical, least: int = 1) -> Tensor:

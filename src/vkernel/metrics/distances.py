@@ -1,41 +1,15 @@
-r"""Distances of two laws: energy, kernel, Wasserstein, Fréchet.
-
-**Energy and kernel distance** compare the mean of a function of two points within and between the laws,
+r"""Distances of two laws (theory, §10.2): energy, kernel, Wasserstein, Fréchet,
 
 .. math:: \mathcal E = 2 E|X-Y| - E|X-X'| - E|Y-Y'|, \qquad
           \mathrm{MMD}^2 = E\,\kappa(X,X') + E\,\kappa(Y,Y') - 2E\,\kappa(X,Y), \quad
-          \kappa(x, y) = \Big(\frac{x \cdot y}{k} + 1\Big)^p
+          \kappa(x, y) = \Big(\frac{x \cdot y}{k} + 1\Big)^p, \\
+          W_p^p = \min_\pi E_\pi |X-Y|^p, \qquad
+          D = |m_a - m_b|^2 + \mathrm{tr}\big(A + B - 2 (A^{1/2} B A^{1/2})^{1/2}\big) .
 
-for points of k features (Bińkowski et al. 2018). MMD² is :math:`\sum_{q=1}^{p} \binom pq k^{-q} |E X^{\otimes q} - E
-Y^{\otimes q}|^2`, zero if and only if the first p moments agree; the 1 sets the scale of features, which should be of
-order one. :math:`X, X'` are taken from different units (two points of one member share its field): the estimates are
-unbiased, and values below zero occur. With :math:`c_g` the mean of the function between unit g and the other law, and
-:math:`a_g` its sum over the other units of its own law, leaving out unit g of G gives, for the energy distance,
-:math:`\theta_{(g)} = 2 (\sum_h c_h - c_g)/(G-1) - (\sum_h a_h - 2 a_g)/((G-1)(G-2)) + \text{const}`, from which the
-jackknife's error follows. Where the laws are equal it is too wide, not too narrow.
-
-**Wasserstein's distance**, :math:`W_p^p = \min_\pi E_\pi |X-Y|^p`, has the error :math:`\mathrm{se}^2(W_p^p) =
-\mathrm{Var}_g(\bar\varphi_g)/G + \mathrm{Var}_h(\bar\psi_h)/H` of Kantorovich's potentials, :math:`\varphi(x) + \psi(y)
-\le |x-y|^p` with equality where mass moves: the derivatives of :math:`W_p^p` in the laws.
-
-**Fréchet's distance** is that of the Gaussians with the laws' means and covariances,
-
-.. math:: D = |m_a - m_b|^2 + \mathrm{tr}\big(A + B - 2 (A^{1/2} B A^{1/2})^{1/2}\big) .
-
-Let :math:`A = F_a F_a^T`, :math:`B = F_b F_b^T` and :math:`F_a^T F_b = U S V^T`. By polar decomposition :math:`F_a =
-A^{1/2} W` with a partial isometry W, so that :math:`F_a^T B F_a = W^T (A^{1/2} B A^{1/2}) W` and the trace of the root
-is :math:`\mathrm{tr}\, S`. The centred samples, one a row, are :math:`X_a = \sqrt{n-1}\, Q_a R_a`, and :math:`F_a =
-R_a^T`: no root of an eigenvalue that rounding made negative is taken. One more sample x moves :math:`m_a` by :math:`x -
-m_a` and A by :math:`(x - m_a)(x - m_a)^T - A`, both over n. Since :math:`\mathrm{d}D = \mathrm{tr}\,(I -
-T)\,\mathrm{d}A + 2 (m_a - m_b) \cdot \mathrm{d}m_a` with the optimal map T [:math:`T F_a = F_b V U^T`], its influence
-is, but for a constant,
-
-.. math:: \varphi_i = 2 (m_a - m_b) \cdot (x_i - m_a) + |x_i - m_a|^2 - (n-1)\, q_i^T U S U^T q_i ,
-
-:math:`q_i` being row i of :math:`Q_a`, and the variance of D is :math:`\mathrm{Var}\,\varphi/n + \mathrm{Var}\,\psi/m`.
-Noise in the covariances is distance: for Gaussian samples of one law :math:`E\,D \approx (k + k(k+1)/4)(1/n + 1/m)`
-times their variance, which is no part of the error. With n no more than a few k the error itself is rough: too wide
-where the laws are close, by a factor of two at n = 4k.
+:math:`\mathcal E` and MMD² take :math:`X, X'` from different units (two points of one member share its field), are
+unbiased, and have the error of the jackknife over units; W and D have that of their derivatives in the laws. D is
+biased upwards: noise in the covariances is distance. With n no more than a few k features its error is too wide where
+the laws are close, by a factor of two at n = 4k.
 """
 
 from __future__ import annotations
@@ -94,9 +68,10 @@ def _within_and_between(first: Samples, second: Samples, f: Pairwise, name: str)
     value, parts = 0.0, []
     for label, own, other in (("a", first, second), ("b", second, first)):
         x, y, g = own.points, other.points, own.units
-        require(g >= 3, f"{name} needs at least 3 {own.unit} of {label} for its error; got {g}.")
-        units = x.reshape(g, -1, x.shape[1])
-        alone = f(units, units).flatten() if len(x) == g else torch.stack([sums(u, u).sum() for u in units])
+        units = f"{'members' if own.members else 'samples'} of {label}"
+        require(g >= 3, f"{name} needs at least 3 {units} for its error; got {g}.")
+        each = x.reshape(g, -1, x.shape[1])
+        alone = f(each, each).flatten() if len(x) == g else torch.stack([sums(u, u).sum() for u in each])
         between = sums(x, y).reshape(g, -1).mean(1) / len(y)
         within = (sums(x, x).reshape(g, -1).sum(1) - alone) * (g / len(x)) ** 2
         left = 2 * (between.sum() - between) / (g - 1) - (within.sum() - 2 * within) / ((g - 1) * (g - 2))
@@ -202,6 +177,7 @@ def frechet_distance(a: Array, b: Array, *, allow_singular: bool = False, **read
             f"A covariance of {k} features has full rank from {k + 1} samples on, but {name} has {n}. Take more, or "
             "fewer features (pca:K); allow_singular=True takes the singular covariance as it is.",
         )
+    # thin factors of the covariances give D, and the influence of each sample on it (10.5)
     means = [sample.points.mean(0) for sample in pair]
     centred = [sample.points - mean for sample, mean in zip(pair, means, strict=True)]
     (q_a, r_a), (q_b, r_b) = (torch.linalg.qr(x / math.sqrt(len(x) - 1)) for x in centred)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -66,26 +66,41 @@ class Extractor:
 
     def over(self, images: Empirical | Tensor, indices: Tensor | None = None) -> Tensor:
         """Return the features of all images, or of those at ``indices``, ``(n, k)``, computed chunk by chunk."""
+        known = isinstance(images, Empirical | Tensor)
+        require(known, f"Images must be a tensor or an Empirical set, not {type(images).__name__}.")
+        which = torch.arange(len(images)) if indices is None else indices
+        size = images.d if isinstance(images, Empirical) else math.prod(images.shape[1:])
+        require(len(which) > 0 and size > 0, "There are no images to take features of.")
         parts: list[Tensor] = []
-        for chunk in _chunks(images, indices):
-            parts.append(self(chunk))
+        for some in which.split(max(1, CALL // size)):
+            chunk = images[some]
+            parts.append(self(chunk if chunk.is_floating_point() else chunk.float()))
             k, first = parts[-1].shape[1], parts[0].shape[1]
             require(k == first, f"{self.name!r} returned {first} features for some images and {k} for others.")
         return torch.cat(parts)
 
     def fit(self, data: Empirical | Tensor, seed: int = 0) -> Extractor:
         """Fit principal components on ``data``; an extractor without any returns itself."""
+        from scipy.linalg import eigh
+
         if self.components is None:
             return self
         data = data if isinstance(data, Empirical) else Empirical(data)
         which = data.choose(min(FITTED, data.n), rng.stream(seed, "images for principal components"))
         features = replace(self, components=None).over(data, which).double().cpu()
-        n, k = features.shape
-        most, center = min(n - 1, k), features.mean(0)
+        (n, k), center = features.shape, features.mean(0)
+        most = min(n - 1, k)
         require(
             self.components <= most, f"{self.name!r} is too many: {n} images with {k} features have {most} at most."
         )
-        return replace(self, center=center, axes=_axes(features - center, self.components))
+        rows = features - center
+        product = (rows.mT @ rows if k <= n else rows @ rows.mT) / (n - 1)  # the smaller of the two
+        last = len(product) - 1
+        values, vectors = eigh(product.numpy(), subset_by_index=[last + 1 - self.components, last])
+        mean, axes = float(values.clip(0).mean()), torch.from_numpy(vectors).flip(1)
+        require(mean > 0, "All images have the same features; there are no principal components.")
+        axes = axes if k <= n else torch.linalg.qr(rows.mT @ axes).Q
+        return replace(self, center=center, axes=axes / math.sqrt(mean))
 
     def reduced(self, components: int) -> Extractor:
         """Return the first principal components of these features, not fitted yet."""
@@ -171,33 +186,3 @@ def _standardised(images: Tensor) -> Tensor:
 
 
 _BUILT_IN: dict[str, Callable[[Tensor], Tensor]] = {"pixels": _pixels, "standardised": _standardised}
-
-
-def _chunks(images: Empirical | Tensor, indices: Tensor | None) -> Iterator[Tensor]:
-    """Images ``(k, *shape)``, as many at a time as one call should take."""
-    if isinstance(images, Empirical):
-        which = torch.arange(images.n) if indices is None else indices
-        require(len(which) > 0, "There are no images to take features of.")
-        yield from (images[some] for some in which.split(max(1, CALL // images.d)))
-        return
-    require(isinstance(images, Tensor), f"Images must be a tensor or an Empirical set, not {type(images).__name__}.")
-    images = images if indices is None else images[indices]
-    require(images.numel() > 0, f"There are no images in a tensor of shape {tuple(images.shape)}.")
-    images = images if images.is_floating_point() else images.float()
-    yield from images.split(max(1, CALL // math.prod(images.shape[1:])))
-
-
-def _axes(rows: Tensor, count: int) -> Tensor:
-    """The first principal axes of centred rows ``(n, k)``, ``(k, count)``, over the root mean variance along them."""
-    from scipy.linalg import eigh
-
-    n, k = rows.shape
-    product = (rows.mT @ rows if k <= n else rows @ rows.mT) / (n - 1)
-    size = len(product)
-    values, vectors = eigh(product.numpy(), subset_by_index=[size - count, size - 1])
-    mean = float(values.clip(0).mean())
-    require(mean > 0, "All images have the same features; there are no principal components.")
-    axes = torch.from_numpy(vectors).flip(1)
-    if k > n:
-        axes = torch.linalg.qr(rows.mT @ axes).Q
-    return axes / math.sqrt(mean)

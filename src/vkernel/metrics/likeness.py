@@ -1,35 +1,16 @@
 r"""Do samples follow the law of the data, and do their brightness and contrast?
 
-**Likeness.** Features of n samples (:mod:`vkernel.metrics.features`) are compared with those of at most 4,096 training
-images by Fréchet's distance (means and covariances) and by the kernel distance (moments up to the third). A finite
-sample has a positive distance from its own law, so each distance comes with its **floor**: that of n real images, test
-images or, without these, training images that were left out of everything else.
+**Likeness** (theory, §10.5). Features of samples are compared with those of training images by Fréchet's and the kernel
+distance, each beside its **floor**, that of as many real images: test images or, without these, training images that
+were left out. Where :math:`k \ge n/2` pixels are reduced to principal components, as many of 64, 32, … 1 as there are
+samples for, four each, and the norm of the rest, the **remainder**, is compared too. 999 random exchanges of samples
+and real images give the chance of distances as large as these, from the largest of these statistics: the kernel
+distance, that of the remainders, and Fréchet's distance to second order, which has the kernel
 
-*Features.* Where :math:`k \ge n/2` pixels are reduced to principal components (fitted on the training images alone), as
-many of 64, 32, … 1 as there are samples for, four each. The norm of the rest, the **remainder**, is compared with that
-of real images, since noise on the pixels shows there. The user's own features are never reduced; Fréchet's distance is
-left out where there are k samples or fewer.
+.. math:: \kappa(w, w') = w \cdot w' + \frac14 \Big(\sum_j \frac{w_j w'_j}{\sqrt{\lambda_j}}\Big)^2
 
-*Test.* If the samples follow the law of the data, they and the real images can be exchanged. 999 random exchanges give
-the law of the statistics :math:`E\,\kappa(X,X') + E\,\kappa(Y,Y') - 2E\,\kappa(X,Y)`: the kernel distance, and
-Fréchet's distance to second order about the training images, whose features have mean c and covariance :math:`\sum_j
-\lambda_j e_j e_j^T`: with :math:`w_j = e_j \cdot (x - c)`,
-
-.. math:: |\delta m|^2 + \sum_{ij} \frac{(\delta A_{ij})^2}{2(\lambda_i + \lambda_j)} \approx \text{(geometric means)}
-          \quad \kappa(w, w') = w \cdot w' + \frac14 \Big(\sum_j \frac{w_j w'_j}{\sqrt{\lambda_j}}\Big)^2 .
-
-[The first is sensitive to strong components and third moments, the second to weak components. :math:`\lambda` is at
-least 1 % of its mean; beyond 2,048 features they are not turned to principal axes.] Principal components have a third,
-the kernel distance of the remainders, standardised by those of training images. :math:`\theta` is the largest of them,
-each less its mean over the exchanges and over its spread, and
-
-.. math:: \mathrm{chance} = \frac{1 + \#\{i: \theta_i \ge \theta_0\}}{1 + 999}
-
-is at most p with a probability of at most p, whatever the law and the number of samples. The alarm is raised where
-chance < .01, or where more than 1 % of the samples diverged: are not finite, or lie a million spreads from the data.
-(Where images have different weights they are drawn by these, with replacement, and the chance is approximate.) With
-enough samples the test finds any fault: the size of the distance matters. Fréchet's distance is biased; its interval is
-for the distance at this n, floor included.
+of centred features w along principal axes of variance :math:`\lambda_j`. The alarm is raised where chance < .01, or
+where more than 1 % of the samples diverged: are not finite, or lie a million spreads from the data.
 
 **Drift** compares per-image means and variances of samples with the data's: :math:`z` is the shift of their average in
 units of the data's spread over images, with Welch's test; ``outside`` is the share of samples outside the data's range

@@ -21,6 +21,7 @@ from vkernel.metrics.samples import CHUNK, Array, Reading, Samples, as_numbers, 
 from vkernel.process import Anisotropic
 from vkernel.score.empirical import EmpiricalScore
 
+Data = Empirical | Array
 Range = tuple[float, float] | Sequence[tuple[float, float]] | Tensor | None
 
 
@@ -156,12 +157,8 @@ def boundary_mass(
     .. math:: \mathrm{tr}\,C > \tfrac1d \mathrm{tr}\,S^{-1} \qquad\text{and}\qquad
               \frac{\mathrm{tr}\,C}{\mathrm{tr}\,C + |s|^2} > \mathrm{threshold}.
 
-    The second alone also holds at a training point, where C is tiny but :math:`|s|^2` is tinier. The first says that
-    the score pushes apart: its Jacobian :math:`C - S^{-1}` has a positive eigenvalue only if tr C exceeds
-    :math:`1/\sigma^2`, and certainly then if two points carry the posterior. At one of two equal points at any distance
-    :math:`\sigma\sqrt u`, :math:`\sigma^2 \mathrm{tr}\,C = u e^{-u/2}/(1+e^{-u/2})^2 < 1`: copies do not count. (The
-    effective number of points in the posterior would mislead where there are duplicates.) Between points at distance
-    :math:`\Delta` the layer is about :math:`\sigma^2/\Delta` wide: thin at eps, wider at a larger ``t``.
+    The first says that the score pushes apart; the second alone also holds at a training point (theory, §10.3). Between
+    points at distance :math:`\Delta` the layer is about :math:`\sigma^2/\Delta` wide: thin at eps, wider at a larger t.
     """
     check_type(score, "score", EmpiricalScore)
     check_share(threshold, "threshold")
@@ -178,13 +175,10 @@ def boundary_mass(
     return sample.share_of(torch.cat(hits))
 
 
-def memorised_fraction(
-    x: Array, data: Empirical | Array, threshold: float = 1 / 3, **reading: Unpack[Reading]
-) -> Estimate:
+def memorised_fraction(x: Array, data: Data, threshold: float = 1 / 3, **reading: Unpack[Reading]) -> Estimate:
     """Estimate the share of samples that are nearer to one training point than ``threshold`` times the second nearest.
 
-    Euclidean distances, and the usual 1/3 (Bonnaire et al. 2025). Equal training points count as one, since a sample
-    that copies a duplicated point is as near to the duplicate.
+    Equal training points count as one, since a sample that copies a duplicated point is as near to the duplicate.
     """
     points = distinct(data)
     require(points.n >= 2, "A ratio of distances needs two distinct training points; these are all equal.")
@@ -245,12 +239,7 @@ class ModeWeights:
 
 
 def mode_weights(
-    x: Array,
-    data: Empirical | Array,
-    radius: float | None = None,
-    *,
-    generator: Generator = 0,
-    **reading: Unpack[Reading],
+    x: Array, data: Data, radius: float | None = None, *, generator: Generator = 0, **reading: Unpack[Reading]
 ) -> ModeWeights:
     """Estimate the share of samples nearest to each training point, and within ``radius`` if given, and its weight.
 

@@ -1,14 +1,7 @@
 r"""Samples and ensembles of samples: reading, the units over which errors are taken, and nearest training points.
 
-:func:`nearest` is exact, at the price of a matrix product. The product finds candidates for each query q, the points
-where :math:`|y|^2 - 2 q \cdot y` is smallest; differences then measure their distances, since a product alone cannot
-tell a distance of 1e-9 from 0. The product is in float32, with
-
-.. math:: \delta \le (d + 4)\, u\, (2 |q| R + R^2), \qquad R = |q| + D, \qquad u = 2^{-23},
-
-the error of its sums for every point as near as the k-th candidate, at distance D (then :math:`|y| \le R`). No other
-point is among the k nearest if the product of the last candidate is beyond :math:`D^2 - |q|^2 + \delta`; the product is
-repeated in float64 for queries where it is not. Products are of coordinates relative to the centre of the data.
+:func:`nearest` is exact (theory, §10.1): a matrix product in float32 finds candidates, differences measure their
+distances, and the product is repeated in float64 for queries where its error bound leaves a doubt.
 """
 
 from __future__ import annotations
@@ -54,11 +47,6 @@ class Samples:
     def units(self) -> int:
         """The number of independent units."""
         return self.x.shape[0 if self.members else 1]
-
-    @property
-    def unit(self) -> str:
-        """The name of the units."""
-        return "members" if self.members else "samples"
 
     def share(self, counts: Tensor, n: Tensor | int | None = None, scale: float = 1.0) -> Estimate[Tensor]:
         """Estimate ``scale`` times the share of what each member counted, ``(M, …)``, of its ``n`` points (all)."""
@@ -112,7 +100,7 @@ def read(
     if good.all():
         return found
     bad = int((~good).sum())
-    what = f"{bad} of the {len(good)} {found.unit} of {name} hold NaN or infinite values"
+    what = f"{bad} of the {len(good)} {'members' if ensemble else 'samples'} of {name} hold NaN or infinite values"
     require(skip_diverged, f"{what}: they diverged; skip_diverged=True leaves them out, with a warning.")
     require(bad < len(good), f"{what}: nothing is left to measure.")
     warnings.warn(f"{what} and are left out.", stacklevel=3)
