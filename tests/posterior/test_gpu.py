@@ -8,6 +8,7 @@ import os
 from dataclasses import replace
 from types import SimpleNamespace
 
+import gpu_steps as steps
 import pytest
 import torch
 from draws import gen
@@ -17,7 +18,7 @@ from torch import Tensor
 import vkernel as vk
 from vkernel.core.errors import InputError
 from vkernel.posterior import Engine, Moments, Queries, gpu
-from vkernel.posterior.gpu import GPUPath, fp16, steps
+from vkernel.posterior.gpu import GPUPath, fp16
 from vkernel.posterior.gpu.fp16 import Logits, accumulation
 
 GPU = torch.cuda.is_available()
@@ -47,9 +48,13 @@ def store(points: Tensor, kind: torch.dtype) -> vk.Empirical:
     return vk.Empirical(levels.to(DEVICE), scale=(-1.0, 1.0))
 
 
+def path(triton: bool) -> type[GPUPath]:
+    return GPUPath if triton else steps.TorchPath
+
+
 def fast(data: vk.Empirical, triton: bool = False, eps: float = 2e-3, memory: int | None = None):
     score = vk.EmpiricalScore(data, vk.EDM(eps=eps), memory)
-    score.engine.gpu = GPUPath(score.engine.dense, triton)
+    score.engine.gpu = path(triton)(score.engine.dense)
     return score
 
 
@@ -60,12 +65,14 @@ def own(data: vk.Empirical, eps: float = 2e-3) -> vk.EmpiricalScore:
 def stages(score: vk.EmpiricalScore, monkeypatch) -> list[str]:
     """Return a list that fills with the stages that are taken."""
     seen: list[str] = []
-    path = score.engine.gpu
-    dense, reference = path._dense, path.dense.moments
+    used = score.engine.gpu
+    dense, reference = used._dense, used.dense.moments
     monkeypatch.setattr(
-        path, "_dense", lambda q, s, full, *a: (seen.append("full" if full else "light"), dense(q, s, full, *a))[1]
+        used,
+        "_dense",
+        lambda q, s, dtype, full, *a: (seen.append("full" if full else "light"), dense(q, s, dtype, full, *a))[1],
     )
-    monkeypatch.setattr(path.dense, "moments", lambda *a: (seen.append("reference"), reference(*a))[1])
+    monkeypatch.setattr(used.dense, "moments", lambda *a: (seen.append("reference"), reference(*a))[1])
     return seen
 
 
@@ -88,7 +95,7 @@ def test_the_bound_holds_and_is_not_idle(kind, triton, flat):
         )
         exact = q.exact_logits(data, f.points.log_w, *every).reshape(16, data.n)
         offset = f.points.log_w[0] - logits.norm.square() / (2 * q.var)
-        error = (logits.values().double() + offset[:, None] - exact).abs().amax(1)
+        error = (steps.values(logits).double() + offset[:, None] - exact).abs().amax(1)
         delta = logits.delta
         assert (error <= delta).all(), (error / delta).max()
         scale = logits.size * h.radius
@@ -96,7 +103,7 @@ def test_the_bound_holds_and_is_not_idle(kind, triton, flat):
         for low in {False, h.low is not None}:  # what the calibration says of the errors that remain
             screened = f.screen(q, False)
             h.refine(screened.logits, low)
-            finer = (screened.logits.values().double() + offset[:, None] - exact).square().mean(1).sqrt()
+            finer = (steps.values(screened.logits).double() + offset[:, None] - exact).square().mean(1).sqrt()
             expected = f.error(screened, low, f.loss(len(q), low)).sqrt()
             assert (finer <= 3 * expected + 2e-7 * exact.abs().amax(1)).all(), (sigma, low)
 
@@ -237,7 +244,7 @@ def test_blocks_of_queries_and_an_empty_batch(triton):
     x = queries(data.rows(0, data.n).double().cpu(), 1.0, 9).to(DEVICE)
     whole = score.denoise(x, 1.0)
     score.engine.points.memory = 8 * 3 * (16 * score.engine.gpu.fp16.rows + 16 * score.engine.gpu.fp16.width)
-    assert len(list(score.engine.gpu._blocks(len(x)))) > 4
+    assert 4 * score.engine.gpu._most() < len(x)
     torch.testing.assert_close(score.denoise(x, 1.0), whole, rtol=1e-5, atol=1e-5)
     assert score.denoise(x[:0], 1.0).shape == (0, 64)
     assert score.posterior(x[:0], 1.0).entropy.shape == (0,)
@@ -261,7 +268,7 @@ def test_where_nothing_is_left_of_the_data(T, triton, flat):
     """alpha is 5e-70, or 1e-277: all points weigh the same, and a query is no farther away than its noise."""
     data, process = store(smooth(3000, 8), torch.uint8), vk.VP(T=T)
     ours, other = (vk.EmpiricalScore(data, process) for _ in range(2))
-    ours.engine.gpu, other.engine.gpu = GPUPath(ours.engine.dense, triton), None
+    ours.engine.gpu, other.engine.gpu = path(triton)(ours.engine.dense), None
     x = torch.randn(5, 64, generator=gen(0), dtype=torch.float64).to(DEVICE)
     torch.testing.assert_close(ours(x, T), other(x, T), rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(ours.denoise(x, T), other.denoise(x, T), rtol=0, atol=1e-5 * data.spread)
@@ -289,8 +296,8 @@ def test_a_measured_floor_above_the_tolerance_leaves_no_light_points(sigma, trit
     """Small sets have a floor that no stage with one residual meets: results must be exact, not NaN."""
     data = vk.Empirical(torch.randn(200, 40, generator=gen(0)).to(DEVICE))
     ours, other = fast(data, triton), own(data)
-    path = ours.engine.gpu
-    path.losses = {key: replace(loss, floor=1e-4) for key, loss in path.losses.items()}
+    used = ours.engine.gpu
+    used.losses = {key: replace(loss, floor=1e-4) for key, loss in used.losses.items()}
     x = sigma * torch.randn(6, 40, generator=gen(1)).to(DEVICE)
     torch.testing.assert_close(ours(x, sigma), other(x, sigma), rtol=1e-5, atol=1e-5 / sigma**2)
 
@@ -340,23 +347,19 @@ def test_kernels_agree_with_torch(weighted):
         threshold = second - 1.0
         threshold[0] = -1e9  # longer than the list
         levels = torch.stack([second - 0.5, threshold])
-        a, b = (k.survey(part, first, levels) for k, part in zip(both, (one, two), strict=True))
+        a, b = (k.survey(part, levels, first) for k, part in zip(both, (one, two), strict=True))
         assert torch.equal(a[0].sum(2), b[0].sum(2))
-        for got, want in zip(a[1:], b[1:], strict=True):
-            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+        assert torch.equal(a[0], triton_steps.survey(one, levels)[0])
+        torch.testing.assert_close(a[1], b[1], rtol=1e-5, atol=1e-5)
         (c1, i1), (c2, i2) = (
             k.select(part, threshold, 64, seen[0][1]) for k, part, seen in zip(both, (one, two), (a, b), strict=True)
         )
         assert torch.equal(c1, c2)
         held = steps.held(c1, 64)
         assert torch.equal(i1[held], i2[held])
-        for part, c, i in ((one, c1, i1), (two, c2, i2)):
-            steps.strike(part, c, i)
-        assert torch.equal(one.raw[:, :n], two.raw[:, :n])
-        struck = torch.zeros(count, n, dtype=torch.bool, device=DEVICE)
         q, k = held.nonzero().unbind(1)
-        struck[q, i1[q, k].long()] = True
-        assert torch.equal(one.raw[:, :n] == -torch.inf, struck)
+        for part in (one, two):
+            part.raw[q, i1[q, k].long()] = -torch.inf
         shift = steps.peaks(two, True)[0]
         (w1, s1), (w2, s2) = triton_steps.weights(one, shift), steps.weights(two, shift)
         torch.testing.assert_close(s1, s2, rtol=1e-5, atol=0)
@@ -378,6 +381,36 @@ def test_split_agrees_with_torch(planes):
     assert torch.equal(a.factors, b.factors)
     for field in ("gain", "slope", "norm", "size", "delta"):
         torch.testing.assert_close(getattr(a, field), getattr(b, field), rtol=1e-6, atol=0)
+
+
+@pytest.mark.skipif(TRITON is False, reason="Triton's kernels need a GPU, or TRITON_INTERPRET=1")
+@pytest.mark.parametrize("kind", STORES)
+def test_candidates_means_and_scores_agree_with_torch(kind):
+    from vkernel.posterior.gpu import triton_steps
+
+    data = store(smooth(300, 9), kind)
+    points = fast(data).engine.gpu.fp16
+    asked = own(data).queries(queries(data.rows(0, 300).double().cpu(), 0.3, 3).to(DEVICE), torch.tensor(0.3))
+    size, cap = len(asked), 20
+    count = torch.tensor([0, 1, 2, 19, 20, 21], dtype=torch.int32)[:size].to(DEVICE)
+    index = torch.stack([torch.randperm(300, generator=gen(q))[:cap].sort().values for q in range(size)]).int()
+    index, made, held = index.to(DEVICE), [], steps.held(count, cap)
+    scale, share = torch.rand(2, size, generator=gen(5), dtype=torch.float64).to(DEVICE)
+    wanted, logits = torch.arange(size, device=DEVICE) % 2 == 0, steps.split(asked, points)
+    parts = points.sums(steps.weights(logits, steps.peaks(logits, False)[0])[0], low=True)
+    for kernels in (triton_steps, steps):
+        logits = kernels.split(asked, points)
+        exact = kernels.exact(asked, points, count, index, logits)
+        log_z, mean = kernels.mean(points, count, index, torch.where(held, exact, -torch.inf))
+        out = kernels.finish(points, parts, scale, share, wanted, mean, mean + 1)
+        scores = [kernels.score(asked, out, dtype) for dtype in (torch.float32, torch.float64)]
+        made.append([exact[held], log_z, mean, out, *scores, steps.values(logits) == -torch.inf])
+    for got, want in zip(*made, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9 if got.dtype == torch.float64 else 1e-6, atol=1e-9)
+    assert int(made[0][-1].sum()) == int(held.sum())  # the candidates were taken out of the logits
+    again = triton_steps.split(asked, points)
+    triton_steps.exact(asked, points, count, index)
+    assert not (steps.values(again) == -torch.inf).any()
 
 
 @pytest.mark.skipif(not GPU, reason="there is no GPU here")

@@ -19,9 +19,8 @@ import vkernel as vk
 from vkernel.posterior import pruned as module
 from vkernel.posterior.dense import Block
 from vkernel.posterior.engine import Engine
-from vkernel.posterior.moments import merge
-from vkernel.posterior.pruned import Candidates, Pruned, sampled_product, short_factors, shorten, tree
-from vkernel.posterior.weights import Queries, SparseWeights
+from vkernel.posterior.pruned import Candidates, Pruned, sampled_product, tree
+from vkernel.posterior.weights import Queries, SparseWeights, merge
 
 FASHION = Path("/usr/share/datasets/fashion-mnist/t10k-images-idx3-ubyte.gz")
 
@@ -207,19 +206,18 @@ def test_opening_groups_leaves_fewer_points():
     block, pruned = Block(engine.points, asked), Pruned(engine.points, price=0)
     assert pruned.ready(0)
     assert len(pruned.tables) == 4
-    components = block.x @ pruned.basis
     bound, left = torch.zeros(30, 4000), []
     least = (exact(engine, asked) - block.offset[:, None]).amax(1) - block.margin
     for k, (left_factor, table) in enumerate(zip(pruned.left_factors(block), pruned.tables, strict=True)):
         bound = bound + left_factor @ table.mT
         left.append(int((bound > least[:, None]).sum()))
         axes = pruned.edges[0] if k == 0 else pruned.steps[k - 1][-1]
-        again = [edge for edge in pruned.edges if edge >= axes]
-        want = short_factors(block, components, again)
-        y = engine.data.rows(0, 4000).double() - engine.points.center
-        b = shorten(y @ pruned.basis, 2 * engine.points.half_square, again)
-        right = torch.cat([b, engine.points.half_square[:, None]], 1)[pruned.order]
-        assert (want.double() @ right.mT - bound).abs().max() < pruned.error(block).max()
+        again = Pruned(engine.points, price=0)
+        again.edges, again.steps = [edge for edge in pruned.edges if edge >= axes], []
+        again.prepare()
+        assert torch.equal(again.order, pruned.order)
+        want = again.left_factors(block)[0].double() @ again.tables[0].double().mT
+        assert (want - bound).abs().max() < pruned.error(block).max()
     assert left == sorted(left, reverse=True)
     assert left[-1] < 0.2 * left[0]
 
@@ -245,7 +243,7 @@ def test_pairs_of_a_product():
     assert torch.equal(found.p.long(), p + 100)
     assert torch.equal(found.ends.diff().long(), mask.sum(1))
     lower = torch.tensor([0.0, 0.0, 0.0, -1e9, -torch.inf])
-    less = found.lowered(lower)
+    less = found.above(found.excess + lower[found.q])
     keep = found.excess + lower[q] > 0
     assert torch.equal(less.q, q[keep])
     assert torch.equal(less.p.long(), p[keep] + 100)

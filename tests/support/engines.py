@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from draws import normal
+from gpu_steps import TorchPath
 from torch import Tensor
 
 import vkernel as vk
@@ -26,9 +27,12 @@ DRAWS, TOP = 200, 5
 
 def score_by(method: str, data: vk.Empirical, process: vk.Process) -> vk.EmpiricalScore:
     """Return the score, computed by one of the methods (``"sharded"`` needs :func:`in_threads`)."""
-    score = vk.EmpiricalScore(data, process, method="dense" if method == "chunks" else method)
+    path = method if method == "pruned" or (method == "gpu" and data.device.type == "cuda") else "dense"
+    score = vk.EmpiricalScore(data, process, method=path)
     if method == "chunks":
         score.engine.points.chunk, score.engine.dense.block = max(7, data.n // 20), 2
+    if method == "gpu" and path == "dense":
+        score.engine.gpu = TorchPath(score.engine.dense)
     if method == "pruned":
         score.engine.pruned.reach = {False: math.inf, True: math.inf}  # try every query
     return score

@@ -34,21 +34,22 @@ Low dimension (d < 32) always takes stage 3: there the products cost less than t
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from vkernel.posterior.moments import Moments
 from vkernel.posterior.weights import (
-    Chunk,
+    NARROW,
+    CentredPoints,
     DenseWeights,
-    Points,
+    Moments,
     Queries,
+    Span,
     SparseWeights,
     Weights,
+    blocks,
     product,
     reduce,
     trimmed,
@@ -56,87 +57,12 @@ from vkernel.posterior.weights import (
 
 # One block of queries × one chunk of points on a CPU: few enough logits (32 MB) to stay near its caches, enough of
 # them that the barriers between threads do not count. On a GPU both follow from the memory alone.
-LOGITS, CHUNK = 1 << 23, 1 << 15
-COORDINATES = 1 << 25  # of one chunk: 128 MB
-NARROW = 32  # below this dimension everything is float64
+LOGITS = 1 << 23
 MARGIN = 16.0  # dropped points hold less than exp(-MARGIN) of the weight outside the heaviest point
 TRIM = 20.0  # those that are dropped one by one hold less than exp(-TRIM) of it
-LIGHT = -1e30  # log of weight zero: products with -inf are nan where a factor is 0, and exp(-1e30) is 0 too
 FAR = 10.0  # a coarse error beyond which float64's, 2^-29 of it, exceeds 1e-8
 TOLERANCE = 1e-5  # of the mean, in units of the data's spread, for what stage 2 leaves in float32
-
-
-class CentredPoints:
-    """The data less their centre, by chunks, within ``memory`` bytes, and what every method needs to know about them.
-
-    ``weighted`` tells whether weights differ. ``log_w`` and ``half_square`` :math:`= |y - c|^2 / 2` are ``(n,)``,
-    float64, ``radius`` is :math:`\\max |y - c|`. ``kept`` holds all columns (:meth:`fill`) if they fit.
-    """
-
-    def __init__(self, data: Points, memory: int, weighted: bool) -> None:
-        self.data, self.memory, self.weighted = data, memory, weighted
-        self.n, self.d, self.device, self.center = data.n, data.d, data.device, data.center
-        self.log_w = data.weights.log().clamp_min(LIGHT)
-        gpu = self.device.type == "cuda"
-        coordinates = memory // 64 if gpu else min(COORDINATES, memory // 96)
-        self.chunk = max(1, min(self.n, coordinates // self.d, 1 << 16 if gpu else CHUNK))
-        self.width = self.d + 1 + weighted
-        self.half_square = torch.empty(self.n, dtype=torch.float64, device=self.device)
-        keep = self.d >= NARROW and data.in_memory and 4 * self.n * self.width <= memory // 2
-        self.kept = torch.empty(self.n, self.width, dtype=torch.float32, device=self.device) if keep else None
-        for span in self.spans():
-            y = span.float64.centred
-            self.half_square[span.part] = y.square().sum(-1) / 2
-            if self.kept is not None:
-                self.fill(self.kept[span.part], y, span.part)
-        self.radius = float((2 * self.half_square.max()).sqrt()) if self.n else 0.0
-
-    def spans(self) -> Iterator[Span]:
-        """All points, as many at a time as fit into the memory."""
-        return (Span(self, start, min(start + self.chunk, self.n)) for start in range(0, self.n, self.chunk))
-
-    def fill(self, out: Tensor, y: Tensor, part: slice) -> Tensor:
-        """Fill ``out`` with ``[y - c, |y - c|²/2, log w]``: the right factor of the coarse product."""
-        out[:, : self.d] = y
-        out[:, self.d] = self.half_square[part]
-        if self.weighted:
-            out[:, self.d + 1] = self.log_w[part]
-        return out
-
-
-class Span:
-    """The points ``start`` to ``stop``, read at most once in each precision."""
-
-    def __init__(self, points: CentredPoints, start: int, stop: int) -> None:
-        self.points, self.start, self.stop, self.part = points, start, stop, slice(start, stop)
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    def _chunk(self, y: Tensor) -> Chunk:
-        return Chunk(self.start, y, self.points.half_square[self.part], self.points.data, self.points.center)
-
-    @functools.cached_property
-    def float64(self) -> Chunk:
-        """The centred points in float64."""
-        return self._chunk(self.points.data.rows(self.start, self.stop).double() - self.points.center)
-
-    @functools.cached_property
-    def float32(self) -> Chunk:
-        """The centred points in float32."""
-        return self._chunk(self.columns[:, : self.points.d])
-
-    @functools.cached_property
-    def columns(self) -> Tensor:
-        """The right factor of the coarse product, float32."""
-        if self.points.kept is not None:
-            return self.points.kept[self.part]
-        y, center = self.points.data.rows(self.start, self.stop), self.points.center
-        # In float32 the centre is two numbers: one alone is off by more than the spread of data with a large offset.
-        high = center.to(y.dtype)
-        y = (y - high).sub_((center - high).to(y.dtype))
-        out = torch.empty(len(y), self.points.width, dtype=torch.float32, device=y.device)
-        return self.points.fill(out, y, self.part)
+SPARE = 16  # points proposed beyond the nearest ones
 
 
 class Block:
@@ -169,20 +95,21 @@ class Block:
         if self.points.d < NARROW:
             yield from self._exact(self.float64(torch.arange(len(self.x), device=self.x.device), span))
             return
-        size, logit = len(span), product(self.left, span.columns.mT)
-        self.top = torch.cat([self.top, logit.topk(min(2, size), dim=1).values], 1).topk(2, dim=1).values
+        logit = product(self.left, span.columns.mT)
+        self.top = torch.cat([self.top, logit.topk(min(2, logit.shape[1]), dim=1).values], 1).topk(2, dim=1).values
         first, second = self.top.double().unbind(1)
         # A single point has no second: then nothing can be dropped, and nothing need be.
         reference = torch.where(second.isfinite(), second, first) if self.covariance else first
         mask = logit > (reference - self.window - 2 * self.delta).float()[:, None]
-        count, cap = mask.sum(1, dtype=torch.int32), max(8, size // 128)
+        count, cap = mask.sum(1, dtype=torch.int32), max(8, logit.shape[1] // 128)
         finite = first.isfinite() & self.delta.isfinite()
         sparse = (count <= cap) & finite
         self.sparse &= sparse
-        if bool((sparse & (count > 0)).any()):
-            weights = self._sparse(logit, mask & sparse[:, None], reference - self.delta, span)
-            if len(weights.i):
-                yield weights
+        if bool((sparse & (count > 0)).any()):  # the points of the mask, less the lightest
+            q, i = (mask & sparse[:, None]).nonzero().unbind(1)
+            share = math.log(logit.shape[1] / self.points.n)
+            keep = trimmed(logit[q, i].double() + self.delta[q], q, reference - self.delta - TRIM + share)
+            yield from self._pairs(q[keep], i[keep] + span.part.start)
         if bool(sparse.all()):
             return
         # Which weights, bounded by exp(logit - first), matter enough to need their exact logit?
@@ -204,32 +131,29 @@ class Block:
         """The logits of pairs (query, point) in float64, by differences."""
         return self.queries.exact_logits(self.points.data, self.points.log_w, q, i)
 
-    def _sparse(self, logit: Tensor, mask: Tensor, reference: Tensor, span: Span) -> SparseWeights:
-        """The points of ``mask``, less the lightest, where ``reference`` is L."""
-        q, i = mask.nonzero().unbind(1)
-        share = math.log(logit.shape[1] / self.points.n)
-        keep = trimmed(logit[q, i].double() + self.delta[q], q, reference - TRIM + share)
-        q, i = q[keep], i[keep] + span.start
-        return SparseWeights(self.points.data, q, i, self.exact_logits(q, i))
+    def _pairs(self, q: Tensor, i: Tensor) -> Iterator[Weights]:
+        if len(q):
+            yield SparseWeights(self.points.data, q, i, self.exact_logits(q, i))
 
     def _float32(self, logit: Tensor, heavy: Tensor, rows: Tensor, span: Span) -> DenseWeights:
         # Measured from the largest logit, float32 holds the logits that matter to 1e-7 and better.
-        shift = self.top[:, 0]
+        shift, start = self.top[:, 0], span.part.start
         offset = self.offset + shift.double()
         logit -= shift[:, None]
         q, i = heavy.logical_and_(rows[:, None]).nonzero().unbind(1)
-        logit[q, i] = (self.exact_logits(q, i + span.start) - offset[q]).float()
+        logit[q, i] = (self.exact_logits(q, i + start) - offset[q]).float()
         index = rows.nonzero().squeeze(-1)
-        return DenseWeights(span.float32, index, logit if len(index) == len(logit) else logit[index], offset[index])
+        keep = slice(None) if len(index) == len(rows) else index  # all of them are not copied
+        return DenseWeights(self.points, start, span.columns[:, : self.points.d], index, logit[keep], offset[keep])
 
     def float64(self, rows: Tensor, span: Span) -> DenseWeights:
         """The weights of some of the queries over some of the points, with products in float64."""
         alpha, var = self.queries.alpha[rows], self.queries.var[rows]
-        logit = (self.x[rows] * (alpha / var)[:, None]) @ span.float64.centred.mT
-        logit -= (alpha.square() / var)[:, None] * span.float64.half_square
+        logit = (self.x[rows] * (alpha / var)[:, None]) @ span.float64.mT
+        logit -= (alpha.square() / var)[:, None] * self.points.half_square[span.part]
         if self.points.weighted:
             logit += self.points.log_w[span.part]
-        return DenseWeights(span.float64, rows, logit, self.offset[rows])
+        return DenseWeights(self.points, span.part.start, span.float64, rows, logit, self.offset[rows])
 
     def _exact(self, weights: DenseWeights) -> Iterator[Weights]:
         """The weights as they are, but queries too far away even for float64 as pairs, by differences."""
@@ -240,11 +164,9 @@ class Block:
         logit, rows = weights.logit[far], weights.rows[far]
         two = logit.topk(min(2, logit.shape[1]), dim=1).values
         q, i = (logit > (two[:, -1] - self.margin - 2.0**-28 * self.delta[rows])[:, None]).nonzero().unbind(1)
-        if len(q):
-            q, i = rows[q], i + weights.chunk.start
-            yield SparseWeights(self.points.data, q, i, self.exact_logits(q, i))
+        yield from self._pairs(rows[q], i + weights.start)
         if not bool(far.all()):
-            yield DenseWeights(weights.chunk, weights.rows[~far], weights.logit[~far], weights.offset[~far])
+            yield weights.some(~far)
 
 
 class Dense:
@@ -275,43 +197,32 @@ class Dense:
         return reduce(self.weights(queries, covariance=False), queries)
 
     def nearest(self, queries: Queries, k: int) -> tuple[Tensor, Tensor]:
-        """The ``k ≤ n`` heaviest points of every query: float64 logits, descending, and indices, both ``(B, k)``.
-
-        The coarse products propose ``k + 16`` points, which are then evaluated exactly. A query whose last proposal
-        is not clearly below its k-th answer, by the rounding of the coarse product, is evaluated again in float64.
-        """
-        found = [self._nearest(queries[s : s + self.block], k) for s in range(0, len(queries), self.block)]
+        """The ``k ≤ n`` heaviest points of every query: float64 logits, descending, and indices, both ``(B, k)``."""
+        found = [self._nearest(queries[part], k, self.points.d < NARROW) for part in blocks(len(queries), self.block)]
         logits, indices = zip(*found, strict=True) if found else ([queries.x.new_empty(0, k)],) * 2
         return torch.cat(logits), torch.cat(indices).long()
 
-    def _nearest(self, queries: Queries, k: int) -> tuple[Tensor, Tensor]:
-        block, wide = Block(self.points, queries), self.points.d < NARROW
-        coarse, index = self._propose(block, min(k + 16, self.points.n), wide)
-        logit, index = self._evaluate(block, index, k)
-        if not wide and k + 16 < self.points.n:
-            missed = ~(coarse[:, -1] + 2 * block.delta < logit[:, -1] - block.offset)
-            if bool(missed.any()):
-                again = Block(self.points, queries[missed])
-                logit[missed], index[missed] = self._evaluate(again, self._propose(again, k, wide=True)[1], k)
-        return logit, index
+    def _nearest(self, queries: Queries, k: int, wide: bool) -> tuple[Tensor, Tensor]:
+        """The same for one block: products, in float32 or ``wide`` in float64, propose points to be evaluated exactly.
 
-    def _propose(self, block: Block, k: int, wide: bool) -> tuple[Tensor, Tensor]:
-        """The ``k`` largest logits without offset, by float32 products or ``wide`` ones, and their points."""
-        every = torch.arange(len(block.x), device=block.x.device)
-        best, index = block.x.new_empty((len(every), 0)), every.new_empty((len(every), 0))
+        Queries whose last proposal is not below the k-th result, by the rounding of the coarse product, are repeated.
+        """
+        block, n = Block(self.points, queries), self.points.n
+        most, every = min(k + SPARE, n), torch.arange(len(queries), device=queries.x.device)
+        best, index = queries.x.new_empty((len(every), 0)), every.new_empty((len(every), 0))
         for span in self.points.spans():
             logit = block.float64(every, span).logit if wide else product(block.left, span.columns.mT)
-            value, place = logit.topk(min(k, logit.shape[1]), dim=1)
-            best, index = torch.cat([best, value.double()], 1), torch.cat([index, span.start + place], 1)
-            best, keep = best.topk(min(k, best.shape[1]), dim=1)
+            value, place = logit.topk(min(most, logit.shape[1]), dim=1)
+            best, index = torch.cat([best, value.double()], 1), torch.cat([index, span.part.start + place], 1)
+            best, keep = best.topk(min(most, best.shape[1]), dim=1)
             index = index.gather(1, keep)
-        return best, index
-
-    def _evaluate(self, block: Block, index: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The ``k`` heaviest of the proposed points, by exact logits."""
-        q = torch.arange(len(index), device=index.device).repeat_interleave(index.shape[1])
-        logit, order = block.exact_logits(q, index.flatten()).reshape(index.shape).topk(k, dim=1)
-        return logit, index.gather(1, order)
+        exact = block.exact_logits(every.repeat_interleave(most), index.flatten()).reshape(index.shape)
+        logit, order = exact.topk(k, dim=1)
+        index = index.gather(1, order)
+        missed = ~(best[:, -1] + 2 * block.delta < logit[:, -1] - block.offset)
+        if not wide and most < n and bool(missed.any()):
+            logit[missed], index[missed] = self._nearest(queries[missed], k, wide=True)
+        return logit, index
 
 
 def rounding(d: int, device: torch.device) -> float:

@@ -5,34 +5,28 @@
   queries for which few points held all the weight;
 * ``gpu`` (:mod:`~vkernel.posterior.gpu`) screens the points by fp16 products, where a GPU has room for them.
 
-A method yields the weights of the queries that it can serve and returns the others, which the reference path serves.
-Weights over parts of the data have moments, and these merge.
+A method yields the weights of the queries that it can serve and returns the numbers of the others, which the reference
+path serves. Weights over parts of the data have moments, and these merge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+import importlib.util
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from vkernel.core.checks import check_choice
-from vkernel.posterior.dense import CentredPoints, Dense
+from vkernel.core.errors import require
+from vkernel.posterior.dense import Dense
 from vkernel.posterior.gpu import GPUPath, trusted_path
-from vkernel.posterior.moments import Moments
 from vkernel.posterior.pruned import Pruned
-from vkernel.posterior.weights import Points, Queries, Weights, reduce
+from vkernel.posterior.weights import CentredPoints, Moments, Points, Queries, Weights, reduce
 
 Choice = Literal["auto", "dense", "pruned", "gpu"]
-
-
-class Method(Protocol):
-    """A way to compute posterior weights that serves some queries faster than the reference path does."""
-
-    def weights(self, queries: Queries, covariance: bool) -> Generator[Weights, None, Tensor]:
-        """Yield the weights of queries that are served; return the numbers of those that are not, ascending."""
 
 
 class Alone:
@@ -66,7 +60,7 @@ class Engine:
     ``data`` is what this process holds: all of it, or the part of ``whole`` that begins at its point ``first``, and
     then ``ranks`` are the processes that hold the rest. ``weights`` are over this part; ``moments`` and ``nearest``
     are of the whole set. ``method`` is ``"auto"``, or the name of the one method to use beside the reference path:
-    ``"dense"`` (none), ``"pruned"`` (prepared at once) or ``"gpu"`` (on a CPU it is slow, and serves for tests).
+    ``"dense"`` (none), ``"pruned"`` (prepared at once) or ``"gpu"`` (untested on the data).
     """
 
     def __init__(
@@ -79,6 +73,8 @@ class Engine:
         method: Choice = "auto",
     ) -> None:
         check_choice(method, "method", get_args(Choice))
+        ready = method != "gpu" or (data.device.type == "cuda" and importlib.util.find_spec("triton"))
+        require(ready, 'method="gpu" needs data on a GPU, and Triton; "auto" uses it where it can.')
         self.data, self.whole, self.first = data, data if whole is None else whole, first
         self.ranks = Alone() if ranks is None else ranks
         quarters = 3 if data.device.type == "cuda" else 1
@@ -96,13 +92,6 @@ class Engine:
             self.pruned = Pruned(self.points, price=0)
 
     @property
-    def method(self) -> Method | None:
-        """The method that is tried now; ``None`` for the reference path alone."""
-        if self.gpu is not None and self.gpu.usable:
-            return self.gpu
-        return self.pruned if self.pruned is not None and self.pruned.ready(self.dense.sparse) else None
-
-    @property
     def direct(self) -> GPUPath | None:
         """The GPU path where it holds all the data and can be used now: it may then be called by itself."""
         return self.gpu if self.gpu is not None and self.gpu.usable and type(self.ranks) is Alone else None
@@ -113,10 +102,14 @@ class Engine:
         With ``covariance`` what is dropped is bounded relative to the weight *outside* the heaviest point, as
         covariances need; otherwise relative to all weight, which is enough for means, and cheaper.
         """
-        if self.data.n:
-            method = self.method
-            rest = None if method is None else (yield from method.weights(queries, covariance))
-            yield from self.dense.weights(queries, covariance, rest)
+        rest = None
+        if self.data.n == 0:
+            return
+        if self.gpu is not None and self.gpu.usable:
+            rest = yield from self.gpu.weights(queries, covariance)
+        elif self.pruned is not None and self.pruned.ready(self.dense.sparse):
+            rest = yield from self.pruned.weights(queries, covariance)
+        yield from self.dense.weights(queries, covariance, rest)
 
     def moments(self, queries: Queries, want: frozenset[str] = frozenset(), vector: Tensor | None = None) -> Moments:
         """The moments of the posterior of every query; ``want`` ⊂ {"trace", "diag", "weights"}."""
@@ -132,16 +125,14 @@ class Engine:
         if held:
             table[:, :held], index = self.dense.nearest(queries, held)
             table[:, k : k + held] = (self.first + index).double()
-        logits, indices = self.ranks.fold(table, _heaviest).chunk(2, 1)
+
+        def heaviest(a: Tensor, b: Tensor) -> Tensor:  # of equals those of a
+            logit, index = (torch.cat(pair, 1) for pair in zip(a.chunk(2, 1), b.chunk(2, 1), strict=True))
+            logit, order = logit.sort(dim=1, descending=True, stable=True)
+            return torch.cat([logit[:, :k], index.gather(1, order)[:, :k]], 1)
+
+        logits, indices = self.ranks.fold(table, heaviest).chunk(2, 1)
         return logits.contiguous(), indices.long()
-
-
-def _heaviest(a: Tensor, b: Tensor) -> Tensor:
-    """Of two tables of logits and indices, ``(B, 2k)``, the k heaviest points; of equals those of ``a``."""
-    logit, index = (torch.cat(pair, 1) for pair in zip(a.chunk(2, 1), b.chunk(2, 1), strict=True))
-    logit, order = logit.sort(dim=1, descending=True, stable=True)
-    k = a.shape[1] // 2
-    return torch.cat([logit[:, :k], index.gather(1, order)[:, :k]], 1)
 
 
 def free_memory(device: torch.device) -> int:

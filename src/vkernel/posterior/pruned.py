@@ -20,11 +20,9 @@ In terms of distances: :math:`|x - \alpha y|^2 \ge |P (x - \alpha y)|^2 + \sum_g
 \ll d`, of the form of the dense one, bounds all logits from above. The axes are principal components of a sample; the
 :math:`Q_g` hold the next ones, in groups that widen geometrically, and the last holds what no component was computed
 for. Noise lies almost entirely where data have almost no variance: with a single residual norm it would count as data
-there, with several it does not.
-
-**Opening groups.** To split a subspace :math:`Q_g` into axes is to replace :math:`|Q_g \tilde x| |Q_g \tilde y|` by
-:math:`Q_g \tilde x \cdot Q_g \tilde y`: a product of the length of the axes and of one more, negative, for the norms,
-which is added to a bound. So bounds are tightened for the points that are left, and for no others, step by step.
+there, with several it does not. To *open* a group is to replace :math:`|Q_g \tilde x| |Q_g \tilde y|` by :math:`Q_g
+\tilde x \cdot Q_g \tilde y`: a product of the length of the axes and of one more, negative, for the norms, which is
+added to a bound. So bounds are tightened for the points that are left, and for no others, step by step.
 
 **Its rounding.** :math:`|a| = |\tilde x|` and :math:`|b| = |\tilde y|`, components are computed in float64, and in
 any order of summation the error of a float32 product of length :math:`m` is at most :math:`m u` times the product
@@ -45,14 +43,13 @@ of their logits is at most that of all points: call it :math:`L`. Points whose b
 hold together less than :math:`e^{-16}` of the weight (of the weight that is not at the top) and are dropped: by short
 bounds among all points, then after each step among those that are left, then by their coarse logits, of which the
 lightest are dropped as in the first stage of the reference path (:mod:`~vkernel.posterior.dense`). The few others, the
-candidates, are evaluated in float64. Points are stored in the order of a k-d tree, so that most leaves are skipped
-by the largest bound in them.
+candidates, are evaluated in float64. Points are stored in the order of a k-d tree, so that most leaves are skipped by
+the largest bound in them.
 
 **When.** Queries whose bounds leave too many points go to the dense path, and those at a noise level :math:`\sigma /
 \alpha` at which that would happen to typical ones (noisy training points, and places midway between two) are not
 even tried. The preparation costs as much as a thousand dense queries, and happens once as many have been answered of
-which a few points held all the weight: the total is at most about twice the cheaper of never and always. The two
-paths differ by rounding alone.
+which a few points held all the weight: the total is at most about twice the cheaper of never and always.
 """
 
 from __future__ import annotations
@@ -67,8 +64,8 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.posterior.dense import TRIM, Block, CentredPoints, unit_roundoff
-from vkernel.posterior.weights import Queries, SparseWeights, Weights, padded, trimmed
+from vkernel.posterior.dense import TRIM, Block, unit_roundoff
+from vkernel.posterior.weights import CentredPoints, Queries, SparseWeights, Weights, padded, trimmed
 
 FEWEST, NARROWEST = 4096, 128  # points and dimensions below which a dense query costs too little to save on
 AXES = (64, 8), (128, 4), (256, 3), (384, 2)  # of the bounds, shortest first: at most 1/8, 1/4, … of all dimensions
@@ -84,30 +81,6 @@ STRAGGLERS = 16  # so few dense queries cost as much as many, for all points are
 TYPICAL = 16  # queries of each kind that are tried at a noise level
 VAST = 1e8  # an error of bounds that makes them useless; far below it, float32 does not overflow
 LIGHT = -1e29  # a logit that is no point's with weight
-
-
-def norms(components: Tensor, edges: list[int]) -> list[Tensor]:
-    """The norms of the groups of components between edges."""
-    return [components[:, i:j].norm(dim=1, keepdim=True) for i, j in pairwise(edges)]
-
-
-def shorten(components: Tensor, square: Tensor, edges: list[int]) -> Tensor:
-    """Axes before ``edges[0]``, the norms of the groups between edges, and the norm of what is beyond all axes."""
-    rest = (square - components.square().sum(1)).clamp_min(0.0) + SLACK * square
-    return torch.cat([components[:, : edges[0]], *norms(components, edges), rest.sqrt()[:, None]], 1)
-
-
-def opened(components: Tensor, edges: list[int], sign: float = 1.0) -> Tensor:
-    """The axes between the first edge and the last, and ``sign`` times the norms of the groups between edges."""
-    return torch.cat([components[:, edges[0] : edges[-1]], *(sign * a for a in norms(components, edges))], 1)
-
-
-def short_factors(block: Block, components: Tensor, edges: list[int]) -> Tensor:
-    """The left factors of a short product, whose right factors are ``[b, |y|²/2, log w]`` with ``b`` shortened."""
-    alpha, var = block.queries.alpha[:, None], block.queries.var[:, None]
-    a = shorten(components, block.x.square().sum(-1), edges) * (alpha / var)
-    ends = [-alpha.square() / var, torch.ones_like(var)][: 1 + block.points.weighted]
-    return torch.cat([a, *ends], 1).float()
 
 
 def tree(coordinates: Tensor) -> Tensor:
@@ -174,14 +147,6 @@ class Candidates:
         keep = (excess > 0).nonzero().squeeze(1)
         ends = torch.searchsorted(keep, self.ends, out_int32=True)
         return Candidates(ends, self.p.index_select(0, keep), excess.index_select(0, keep))
-
-    def refined(self, left: Tensor, right: Tensor) -> Candidates:
-        """The candidates left when ``left[q] · right[p]`` is added to the excess."""
-        return self.above(sampled_product(left, right, self.ends, self.p, self.excess))
-
-    def lowered(self, by: Tensor) -> Candidates:
-        """The candidates left when ``by (B,)`` is added to the excess of each query."""
-        return self.above(self.excess + by[self.q])
 
     def best(self) -> tuple[Tensor, Tensor]:
         """The queries and places of the candidates with the largest excess, at most ``BEST`` of each query."""
@@ -251,17 +216,17 @@ class Pruned:
         self.basis = self._principal()
         split = torch.empty(n, min(SPLIT, self.axes), dtype=torch.float64, device=self.device)
         for span in points.spans():
-            split[span.part] = span.float64.centred @ self.basis[:, :SPLIT]
+            split[span.part] = span.float64 @ self.basis[:, :SPLIT]
         self.order = tree(split)
         place = torch.empty_like(self.order)
         place[self.order] = torch.arange(n, device=self.device)
         tables = [torch.empty(n, width, device=self.device, dtype=torch.float32) for width in self._widths()[:count]]
         for span in points.spans():
-            components, half, here = span.float64.centred @ self.basis, points.half_square[span.part], place[span.part]
-            ends = [half[:, None], points.log_w[span.part, None]][: 1 + points.weighted]
-            tables[0][here] = torch.cat([shorten(components, 2 * half, self.edges), *ends], 1).float()
-            for edges, table in zip(self.steps, tables[1:], strict=False):
-                table[here] = opened(components, edges).float()
+            half, here = points.half_square[span.part], place[span.part]
+            ends = half[:, None], points.log_w[span.part, None]
+            factors = self.factors(span.float64 @ self.basis, 2 * half, ends, 1.0)
+            for table, factor in zip(tables, factors, strict=False):
+                table[here] = factor
         self.tables = tables
 
     def _principal(self) -> Tensor:
@@ -312,11 +277,34 @@ class Pruned:
             low, high = (middle, high) if served(middle) else (low, middle)
         return low
 
+    def factors(self, components: Tensor, square: Tensor, ends: tuple[Tensor, Tensor], sign: float) -> list[Tensor]:
+        """The factors of the short product and of each step, from the components and squared norms of vectors.
+
+        A short factor consists of axes, the norms of the groups, the norm of what is beyond all axes, and ``ends``, of
+        which the last is for weights; the factor of a step of the axes it opens, and ``sign`` times their norms.
+        """
+
+        def norms(edges: list[int]) -> list[Tensor]:
+            return [components[:, i:j].norm(dim=1, keepdim=True) for i, j in pairwise(edges)]
+
+        rest = (square - components.square().sum(1)).clamp_min(0.0) + SLACK * square
+        out = [
+            [
+                components[:, : self.edges[0]],
+                *norms(self.edges),
+                rest.sqrt()[:, None],
+                *ends[: 1 + self.points.weighted],
+            ]
+        ]
+        out += [[components[:, e[0] : e[-1]], *(sign * a for a in norms(e))] for e in self.steps]
+        return [torch.cat(columns, 1).float() for columns in out]
+
     def left_factors(self, block: Block) -> list[Tensor]:
         """The left factors of the products with the tables; norms that a step replaces are negative."""
-        components, scale = block.x @ self.basis, (block.queries.alpha / block.queries.var)[:, None]
-        steps = [(opened(components, edges, -1.0) * scale).float() for edges in self.steps[: len(self.tables) - 1]]
-        return [short_factors(block, components, self.edges), *steps]
+        alpha, var = block.queries.alpha[:, None], block.queries.var[:, None]
+        x = block.x * (alpha / var)
+        ends = -alpha.square() / var, torch.ones_like(var)
+        return self.factors(x @ self.basis, x.square().sum(-1), ends, -1.0)[: len(self.tables)]
 
     def error(self, block: Block) -> Tensor:
         r""":math:`\delta`, ``(B,)``: of the bounds before and after any of the steps."""
@@ -348,9 +336,10 @@ class Pruned:
             least = reference(top, here) - block.window
             found = Candidates.among(bounds, peaks, (least - error).float(), start, admit)
             for left, table in zip(lefts[1:], self.tables[1:], strict=True):
-                found = found.refined(left, table)
+                found = found.above(sampled_product(left, table, found.ends, found.p, found.excess))
             here = torch.maximum(here, self._two_largest(block, *found.best()))
-            found = found.lowered((least - (reference(top, here) - block.window)).float())
+            lower = (least - (reference(top, here) - block.window)).float()
+            found = found.above(found.excess + lower[found.q])
             top = torch.cat([top, here], 1).topk(2, dim=1).values
             pairs.append(found.q * n + self.order[found.p])
         self.spare.append(buffer)

@@ -18,8 +18,7 @@ from vkernel.core.covariance import Covariance, fits
 from vkernel.core.errors import require
 from vkernel.core.rng import Generator
 from vkernel.posterior.engine import Engine
-from vkernel.posterior.moments import Moments
-from vkernel.posterior.weights import Queries, Weights, reduce
+from vkernel.posterior.weights import Moments, Queries, Weights, reduce
 
 SUMMARY = frozenset({"trace", "weights"})
 
@@ -175,10 +174,7 @@ class Posterior:
         """Sum over points of r (y - m), with ``keys`` of sqrt(r) z (y - m), times (y - m)·v for each vector."""
         out, first = torch.zeros_like(self.queries.x), self.first
         for weights in self._weights():
-            k = weights.normalised(first.log_z)
-            if keys is not None:
-                k = k.sqrt() * weights.normals(keys, self.engine.first)
-            out.index_add_(0, weights.rows, weights.combine(first.mean, k, vectors))
+            out.index_add_(0, weights.rows, weights.combine(first, vectors, keys, self.engine.first))
         return self.engine.ranks.fold(out, torch.add)
 
     def third(self, v: Tensor, u: Tensor) -> Tensor:

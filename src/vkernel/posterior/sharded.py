@@ -36,14 +36,13 @@ from vkernel.core import rng
 from vkernel.core.errors import InputError, require
 from vkernel.data.empirical import Array, Empirical, Indices
 from vkernel.posterior.engine import Alone
-from vkernel.posterior.moments import Moments, merge
+from vkernel.posterior.weights import Moments, blocks, merge
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
-TABLE = 1 << 24  # numbers of all ranks that are joined at once: 128 MB
-HASHED = 1 << 22  # numbers hashed at once
+TABLE, HASHED = 1 << 24, 1 << 22  # numbers of all ranks that are joined at once (128 MB), and that are hashed at once
 
 
 def shard(
@@ -56,17 +55,13 @@ def shard(
 ) -> Sharded:
     """Return the training set spread over the processes of ``mesh``, as ``vk.EmpiricalScore`` takes it.
 
-    All processes call this together, and then everything that uses the result, with the same arguments.
-
-    ``data``
-        a ``vk.Empirical``, or a tensor, array or memory map ``(n, *shape)`` with ``weights`` and
-        ``scale`` as there. With ``whole=True`` every process describes the whole set and keeps its own rows; of a
-        memory map it reads those alone (and three more, to check that all have the same file). With ``whole=False``
-        every process brings its own part, at least one point, in the order of the ranks; ``weights`` are then on one
-        common scale.
-    ``mesh``
-        a one-dimensional ``DeviceMesh``, whose device the data move to; a ``ProcessGroup``; or ``None`` for the default
-        group. Messages travel by NCCL where that is the group's backend, else by the CPU.
+    All processes call this together, and then everything that uses the result, with the same arguments. ``data`` is a
+    ``vk.Empirical``, or a tensor, array or memory map ``(n, *shape)`` with ``weights`` and ``scale`` as there. With
+    ``whole=True`` every process describes the whole set and keeps its own rows; of a memory map it reads those alone
+    (and three more, to check that all have the same file). With ``whole=False`` every process brings its own part, at
+    least one point, in the order of the ranks; ``weights`` are then on one common scale. ``mesh`` is a one-dimensional
+    ``DeviceMesh``, whose device the data move to, a ``ProcessGroup``, or ``None`` for the default group. Messages
+    travel by NCCL where that is the group's backend, else by the CPU.
     """
     ranks, device = _ranks(mesh)
     facts: dict[str, object] = {}
@@ -181,9 +176,9 @@ class Ranks(Alone):
 
     def same(self, what: str, *tensors: Tensor) -> None:
         """Refuse, on all ranks, tensors that are not equal on all; they are compared by a 64-bit hash."""
+        wanted = torch.is_grad_enabled() and any(a.requires_grad for a in tensors)
         require(
-            not (torch.is_grad_enabled() and any(a.requires_grad for a in tensors)),
-            "Over many processes, products with a covariance have no derivative in the vector; detach it.",
+            not wanted, "Over many processes, products with a covariance have no derivative in the vector; detach it."
         )
         hashes = self.gather(torch.stack([_hash(a).to(self.device) for a in tensors]))
         odd = [r for r, other in enumerate(hashes) if not torch.equal(other, hashes[0])]
@@ -202,10 +197,8 @@ class Ranks(Alone):
         return sum(self.gather(share())[: self.rank], 0.0)
 
     def fold(self, table: Tensor, join: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        if not len(table):
-            return table
         out = torch.empty_like(table)
-        for rows in torch.arange(len(table), device=table.device).split(max(1, TABLE // (self.size * table.shape[1]))):
+        for rows in blocks(len(table), TABLE // (self.size * table.shape[1])):
             out[rows] = self.common(functools.reduce(join, self.gather(table[rows])))
         return out
 
@@ -229,10 +222,9 @@ def _hash(a: Tensor) -> Tensor:
     """64 bits for the shape and the values; -0.0 equals 0.0."""
     values = (a.detach().double() + 0.0).flatten().view(torch.int64)
     total = torch.tensor(hash(tuple(a.shape)), device=a.device)
-    for start in range(0, len(values), HASHED):
-        block = values[start : start + HASHED]
-        place = torch.arange(start, start + len(block), device=a.device)
-        total = total + rng.hashed(rng.hashed(block, block.new_zeros(())), place).sum()
+    for part in blocks(len(values), HASHED):
+        place = torch.arange(part.start, part.stop, device=a.device)
+        total = total + rng.hashed(rng.hashed(values[part], values.new_zeros(())), place).sum()
     return total
 
 
@@ -252,17 +244,15 @@ def _ranks(mesh: DeviceMesh | dist.ProcessGroup | None) -> tuple[Ranks, torch.de
     def device(kind: str) -> torch.device:
         return torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
-    kind, group = None, mesh.get_group() if isinstance(mesh, DeviceMesh) and mesh.ndim == 1 else mesh
+    kind, group = None, mesh
     if isinstance(mesh, DeviceMesh):
-        require(
-            mesh.ndim == 1, f"shard() needs a one-dimensional mesh, such as mesh['data']; got {mesh.ndim} dimensions."
-        )
+        wanted = f"shard() needs a one-dimensional mesh, such as mesh['data']; got {mesh.ndim} dimensions."
+        require(mesh.ndim == 1, wanted)
         require(mesh.get_coordinate() is not None, "This process is no part of the mesh that was given to shard().")
-        kind = mesh.device_type
+        kind, group = mesh.device_type, mesh.get_group()
     if group is not None and not isinstance(group, dist.ProcessGroup):
-        raise InputError(
-            f"mesh must be a DeviceMesh, a ProcessGroup of which this process is part, or None; not {mesh!r}."
-        )
+        known = "a DeviceMesh, a ProcessGroup of which this process is part, or None"
+        raise InputError(f"mesh must be {known}; not {mesh!r}.")
     nccl = "nccl" in str(dist.get_backend(group))
     messages = device("cuda" if nccl else "cpu")
     return Ranks(group, messages), (device(kind) if kind else messages if nccl else None)
@@ -273,10 +263,8 @@ def _own_part(
 ) -> tuple[Empirical, dict[str, object]]:
     """This rank's points, with weights on the common scale, and what must be equal on all ranks."""
     require(not isinstance(data, Sharded), "The set is sharded already.")
-    require(
-        scale is None or not isinstance(data, Empirical),
-        "An Empirical has its own scale; give scale with bare points alone.",
-    )
+    bare = not isinstance(data, Empirical)
+    require(scale is None or bare, "An Empirical has its own scale; give scale with bare points alone.")
     if not isinstance(data, Empirical | Tensor | np.ndarray):
         data = Empirical(data, scale=scale)
     given = data if isinstance(data, Empirical) else None

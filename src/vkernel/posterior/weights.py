@@ -1,10 +1,26 @@
-r"""Posterior weights over one part of the data, in two forms with the same reductions (docs/theory.md, §2.5).
+r"""Points, queries, posterior weights over one part of the data, and their moments (docs/theory.md, §2.4 and §2.5).
 
-* :class:`SparseWeights`: pairs (query, point) with exact float64 logits, where few points carry weight; all other
-  points lie below a threshold whose total share is bounded.
-* :class:`DenseWeights`: a block of logits, queries × points, where many points carry weight.
+**Moments form a monoid.** For one part :math:`A` of the training set, with logits :math:`l_i = \log w_i - |x - \alpha
+y_i|^2 / 2\sigma^2`,
 
-Every moment is taken about a *pivot*, the heaviest point :math:`y_*` of the part: with :math:`\Delta_i = y_i - y_*`,
+.. math::
+
+   z = \sum_{i \in A} e^{l_i}, \qquad r_i = e^{l_i} / z, \qquad m = \sum r_i y_i, \qquad
+   c_2 = \sum r_i\, (y_i - m) \otimes (y_i - m)
+
+and two parts with shares :math:`p_a + p_b = 1`, :math:`p_a = z_a / (z_a + z_b)`, merge by
+
+.. math::
+
+   m = p_a m_a + p_b m_b, \qquad c_2 = p_a c_a + p_b c_b + p_a p_b\, \delta \otimes \delta, \qquad \delta = m_a - m_b
+
+(Chan, Golub and LeVeque 1979): only centred moments are added, so that nothing cancels. Of :math:`c_2` one keeps a
+contraction: its trace, its diagonal, or its product with a vector. One chunk, one device and many machines are the
+same merge; the neutral element is the empty part, :math:`\log z = -\infty`.
+
+**Weights** have two forms: :class:`SparseWeights`, pairs (query, point) with exact float64 logits, where few points
+carry weight and the total share of all others is bounded; :class:`DenseWeights`, a block of logits, queries × points.
+Their moments are taken about a *pivot*, the heaviest point :math:`y_*` of the part: with :math:`\Delta_i = y_i - y_*`,
 :math:`e_i = e^{l_i - l_*}` and :math:`S = 1 + \sum_{i \ne *} e_i`,
 
 .. math::
@@ -21,17 +37,29 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.posterior.moments import Moments
 
+WIDE = torch.float64
 TIGHT = 0.02  # |y - y*|² / (|y|² + |y*|²), below which float32 would lose more than 1e-5 of a second moment
 PAIRS = 1 << 17, 1 << 21  # coordinates (pairs × d) gathered at once, in the caches of a CPU (1 MB), and on a GPU
+CHUNK, COORDINATES = 1 << 15, 1 << 25  # points, and coordinates (128 MB), of a chunk on a CPU
+NARROW = 32  # below this dimension everything is float64
+LIGHT = -1e30  # log of weight zero: products with -inf are nan where a factor is 0, and exp(-1e30) is 0 too
+
+
+def blocks(count: int, step: int) -> Iterator[slice]:
+    """Slices of ``range(count)``, of at most ``step`` each."""
+    step = max(1, step)
+    return (slice(start, min(start + step, count)) for start in range(0, count, step))
+
+
+# --- points and queries -----------------------------------------------------------------------------------------------
 
 
 class Points(Protocol):
@@ -50,6 +78,67 @@ class Points(Protocol):
     def take(self, indices: Tensor) -> Tensor: ...
 
 
+class CentredPoints:
+    """The data less their centre, by chunks, within ``memory`` bytes, and what every method needs to know about them.
+
+    ``weighted`` tells whether weights differ. ``log_w`` and ``half_square`` :math:`= |y - c|^2 / 2` are ``(n,)``,
+    float64, ``radius`` is :math:`\\max |y - c|`. ``kept`` holds all columns (:meth:`fill`) if they fit.
+    """
+
+    def __init__(self, data: Points, memory: int, weighted: bool) -> None:
+        self.data, self.memory, self.weighted = data, memory, weighted
+        self.n, self.d, self.device, self.center = data.n, data.d, data.device, data.center
+        self.log_w = data.weights.log().clamp_min(LIGHT)
+        gpu = self.device.type == "cuda"
+        coordinates = memory // 64 if gpu else min(COORDINATES, memory // 96)
+        self.chunk = max(1, min(self.n, coordinates // self.d, 1 << 16 if gpu else CHUNK))
+        self.width = self.d + 1 + weighted
+        self.half_square = torch.empty(self.n, dtype=WIDE, device=self.device)
+        keep = self.d >= NARROW and data.in_memory and 4 * self.n * self.width <= memory // 2
+        self.kept = torch.empty(self.n, self.width, dtype=torch.float32, device=self.device) if keep else None
+        for span in self.spans():
+            self.half_square[span.part] = span.float64.square().sum(-1) / 2
+            if self.kept is not None:
+                self.fill(self.kept[span.part], span.float64, span.part)
+        self.radius = float((2 * self.half_square.max()).sqrt()) if self.n else 0.0
+
+    def spans(self) -> Iterator[Span]:
+        """All points, as many at a time as fit into the memory."""
+        return (Span(self, part) for part in blocks(self.n, self.chunk))
+
+    def fill(self, out: Tensor, y: Tensor, part: slice) -> Tensor:
+        """Fill ``out`` with ``[y - c, |y - c|²/2, log w]``: the right factor of the coarse product."""
+        out[:, : self.d] = y
+        out[:, self.d] = self.half_square[part]
+        if self.weighted:
+            out[:, self.d + 1] = self.log_w[part]
+        return out
+
+
+class Span:
+    """The points of ``part``, read at most once in each precision."""
+
+    def __init__(self, points: CentredPoints, part: slice) -> None:
+        self.points, self.part = points, part
+
+    @functools.cached_property
+    def float64(self) -> Tensor:
+        """The centred points in float64, ``(k, d)``."""
+        return self.points.data.rows(self.part.start, self.part.stop).double() - self.points.center
+
+    @functools.cached_property
+    def columns(self) -> Tensor:
+        """The right factor of the coarse product, float32; without the last columns, the centred points."""
+        if self.points.kept is not None:
+            return self.points.kept[self.part]
+        y, center = self.points.data.rows(self.part.start, self.part.stop), self.points.center
+        # In float32 the centre is two numbers: one alone is off by more than the spread of data with a large offset.
+        high = center.to(y.dtype)
+        y = (y - high).sub_((center - high).to(y.dtype))
+        out = torch.empty(len(y), self.points.width, dtype=torch.float32, device=y.device)
+        return self.points.fill(out, y, self.part)
+
+
 @dataclass
 class Queries:
     """Queries ``x (B, d)`` with ``alpha (B,)`` and ``var = sigma² (B,)``, all float64 on the data's device."""
@@ -66,18 +155,279 @@ class Queries:
 
     def exact_logits(self, data: Points, log_w: Tensor, q: Tensor, i: Tensor) -> Tensor:
         r""":math:`\log w_i - |x_q - \alpha_q y_i|^2 / 2 \sigma_q^2` for pairs (q, i), float64, by differences."""
-        out = torch.empty(len(q), dtype=torch.float64, device=self.x.device)
-        for s in _blocks(len(q), data):
-            y = data.take(i[s]).double()
-            gap = self.x[q[s]].addcmul_(self.alpha[q[s], None], y, value=-1)
+        out = torch.empty(len(q), dtype=WIDE, device=self.x.device)
+        for s in blocks(len(q), _pairs(data)):
+            gap = self.x[q[s]].addcmul_(self.alpha[q[s], None], data.take(i[s]).double(), value=-1)
             out[s] = log_w[i[s]] - gap.square_().sum(-1) / (2 * self.var[q[s]])
         return out
 
 
-def _blocks(count: int, data: Points) -> Iterator[slice]:
-    """Slices of ``range(count)``: so many points have about ``PAIRS`` coordinates."""
-    step = max(1, PAIRS[data.device.type != "cpu"] // max(data.d, 1))
-    return (slice(start, min(start + step, count)) for start in range(0, count, step))
+def _pairs(data: Points) -> int:
+    """The number of points that have about ``PAIRS`` coordinates."""
+    return PAIRS[data.device.type != "cpu"] // max(data.d, 1)
+
+
+# --- moments ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Moments:
+    """Moments of ``B`` queries over one part of the data; float64. ``None`` marks what was not requested.
+
+    ``log_z (B,)``, ``mean (B, d)``, ``trace (B,)``, ``diag (B, d)``, ``product (B, d)`` (the covariance times
+    ``vector (B, d)``), ``square (B,)`` :math:`= \\sum r_i^2`, ``entropy (B,)`` :math:`= -\\sum r_i \\log r_i`.
+    """
+
+    log_z: Tensor
+    mean: Tensor
+    trace: Tensor | None = None
+    diag: Tensor | None = None
+    product: Tensor | None = None
+    vector: Tensor | None = None
+    square: Tensor | None = None
+    entropy: Tensor | None = None
+
+    @classmethod
+    def empty(cls, x: Tensor, want: frozenset[str] = frozenset(), vector: Tensor | None = None) -> Moments:
+        """The neutral element, no points at all, for queries ``x (B, d)``; ``want`` ⊂ {"trace", "diag", "weights"}."""
+        flat, names = x[:, 0], ["trace"] * ("trace" in want) + ["square", "entropy"] * ("weights" in want)
+        wide = ["diag"] * ("diag" in want) + ["product"] * (vector is not None)
+        zeros = {name: torch.zeros_like(x if name in wide else flat) for name in names + wide}
+        return cls(torch.full_like(flat, -torch.inf), torch.zeros_like(x), vector=vector, **zeros)
+
+    def present(self) -> dict[str, Tensor]:
+        """The fields that were requested, by name."""
+        return {name: a for name, a in vars(self).items() if a is not None}
+
+    def take(self, rows: Tensor | slice) -> Moments:
+        """The moments of some of the queries."""
+        return Moments(**{name: a[rows] for name, a in self.present().items()})
+
+    def put(self, rows: Tensor, other: Moments) -> None:
+        """Overwrite the moments of the queries ``rows``."""
+        given = other.present()
+        for name, a in self.present().items():
+            if name != "vector":
+                a[rows] = given[name]
+
+    def absorb(self, rows: Tensor, part: Moments) -> None:
+        """Merge ``part``, the moments of the queries ``rows`` over other points, in place."""
+        self.put(rows, merge(self.take(rows), part))
+
+
+def about_pivot(sums: Moments, light: Tensor, pivot: Tensor) -> Moments:
+    r"""The moments from the logit of the pivot, ``sums.log_z``, and sums over all other points, by their place.
+
+    ``light`` is :math:`\sum e_i`; the others are of :math:`e_i \Delta_i` (mean), :math:`e_i |\Delta_i|^2` (trace),
+    :math:`e_i \Delta_i^2` (diag), :math:`e_i \Delta_i (\Delta_i \cdot v)` (product), :math:`e_i^2` (square) and
+    :math:`-e_i \log e_i` (entropy).
+    """
+    total = 1.0 + light
+    wide, a = total[:, None], sums.mean / total[:, None]
+    out = Moments(sums.log_z + total.log(), pivot + a, vector=sums.vector)
+    if sums.trace is not None:
+        out.trace = (sums.trace / total - a.square().sum(-1)).clamp_min(0.0)
+    if sums.diag is not None:
+        out.diag = (sums.diag / wide - a.square()).clamp_min(0.0)
+    if sums.product is not None and sums.vector is not None:
+        out.product = sums.product / wide - a * (a * sums.vector).sum(-1, keepdim=True)
+    if sums.square is not None and sums.entropy is not None:
+        out.square, out.entropy = (1.0 + sums.square) / total.square(), total.log() + sums.entropy / total
+    return out
+
+
+def merge(a: Moments, b: Moments) -> Moments:
+    """The moments of the union of two disjoint parts of the data."""
+    # Two empty parts have the shares exp(-inf + inf) = nan: nothing is shared, so zero is right.
+    # From the difference, not from log z: far from the data its last digit is worth more than a share.
+    pa, pb = (torch.sigmoid(z).nan_to_num(0.0) for z in (a.log_z - b.log_z, b.log_z - a.log_z))
+    wide_a, wide_b, delta = pa[:, None], pb[:, None], a.mean - b.mean
+    out = Moments(torch.logaddexp(a.log_z, b.log_z), wide_a * a.mean + wide_b * b.mean, vector=a.vector)
+    if a.trace is not None and b.trace is not None:
+        out.trace = pa * a.trace + pb * b.trace + pa * pb * delta.square().sum(-1)
+    if a.diag is not None and b.diag is not None:
+        out.diag = wide_a * a.diag + wide_b * b.diag + wide_a * wide_b * delta.square()
+    if a.product is not None and b.product is not None and a.vector is not None:
+        along = (delta * a.vector).sum(-1, keepdim=True)
+        out.product = wide_a * a.product + wide_b * b.product + wide_a * wide_b * along * delta
+    if a.square is not None and b.square is not None:
+        out.square = pa.square() * a.square + pb.square() * b.square
+    if a.entropy is not None and b.entropy is not None:
+        out.entropy = pa * a.entropy + pb * b.entropy + torch.special.entr(pa) + torch.special.entr(pb)
+    return out
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+class SparseWeights:
+    """Pairs (query ``q``, point ``i``) with float64 ``logit``; ``q`` is ascending, ``rows`` are the queries in it."""
+
+    def __init__(self, data: Points, q: Tensor, i: Tensor, logit: Tensor) -> None:
+        self.data, self.i, self.logit = data, i, logit
+        self.rows, self.segment = torch.unique_consecutive(q, return_inverse=True)
+        top = torch.full((len(self.rows),), -torch.inf, dtype=WIDE, device=q.device)
+        self.top = top.scatter_reduce_(0, self.segment, logit, "amax")
+
+    @property
+    def nbytes(self) -> int:
+        return 32 * len(self.i) + 16 * len(self.rows) * self.data.d
+
+    def _gaps(self, e: Tensor, pivot: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        r"""By blocks, the queries of pairs with weight, their :math:`e_i` and :math:`\Delta_i`."""
+        live = e.nonzero().squeeze(-1)
+        for s in blocks(len(live), _pairs(self.data)):
+            k = live[s]
+            seg = self.segment[k]
+            yield seg, e[k], pivot[seg].neg_().add_(self.data.take(self.i[k]))
+
+    @functools.cached_property
+    def _about_pivot(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        r""":math:`e_i`, :math:`y_*`, :math:`\sum e_i \Delta_i` and :math:`\sum e_i |\Delta_i|^2`: means and traces."""
+        e, place = (self.logit - self.top[self.segment]).exp(), torch.arange(len(self.i), device=self.i.device)
+        place = torch.where(self.logit == self.top[self.segment], place, len(self.i))  # the first of the heaviest
+        heaviest = torch.full_like(self.rows, len(self.i)).scatter_reduce_(0, self.segment, place, "amin")
+        e[heaviest] = 0.0
+        pivot = self.data.take(self.i[heaviest]).double()
+        first, spread = torch.zeros_like(pivot), torch.zeros_like(self.top)
+        for seg, w, delta in self._gaps(e, pivot):
+            spread.index_add_(0, seg, w * torch.linalg.vector_norm(delta, dim=1).square_())
+            first.index_add_(0, seg, delta.mul_(w[:, None]))
+        return e, pivot, first, spread
+
+    def moments(self, want: frozenset[str], vector: Tensor | None) -> Moments:
+        """The moments of the queries ``rows``; ``vector (B, d)`` is indexed by them."""
+        e, pivot, first, spread = self._about_pivot
+        sums = Moments.empty(pivot, want, None if vector is None else vector[self.rows])
+        sums.log_z, sums.mean, sums.trace = self.top, first, spread if "trace" in want else None
+        for seg, w, delta in self._gaps(e, pivot) if sums.vector is not None or sums.diag is not None else ():
+            if sums.diag is not None:
+                sums.diag.index_add_(0, seg, w[:, None] * delta.square())
+            if sums.vector is not None and sums.product is not None:
+                sums.product.index_add_(0, seg, (w * (delta * sums.vector[seg]).sum(-1))[:, None] * delta)
+        if sums.square is not None and sums.entropy is not None:
+            sums.square.index_add_(0, self.segment, e.square())
+            sums.entropy.index_add_(0, self.segment, torch.special.entr(e))
+        return about_pivot(sums, torch.zeros_like(self.top).index_add_(0, self.segment, e), pivot)
+
+    def combine(
+        self, about: Moments, vectors: tuple[Tensor, ...] = (), keys: Tensor | None = None, start: int = 0
+    ) -> Tensor:
+        r""":math:`\sum_i k_i (y_i - m) \prod_v (y_i - m) \cdot v` for the queries ``rows``, ``(rows, d)``.
+
+        m and log z are those of ``about``; :math:`k_i` is the weight :math:`r_i`, or with ``keys (B,)`` of the queries
+        :math:`\sqrt{r_i}` times the normal of the pair (query, point), where ``start`` is the data's first point.
+        """
+        k = (self.logit - about.log_z[self.rows][self.segment]).exp()
+        if keys is not None:
+            k = k.sqrt() * rng.normals(keys[self.rows][self.segment], start + self.i)
+        out = torch.zeros((len(self.rows), self.data.d), dtype=WIDE, device=k.device)
+        mean, vectors = about.mean[self.rows], tuple(v[self.rows] for v in vectors)
+        for s in blocks(len(self.i), _pairs(self.data)):
+            seg = self.segment[s]
+            gap = self.data.take(self.i[s]).double() - mean[seg]
+            factor = math.prod(((gap * v[seg]).sum(-1) for v in vectors), start=k[s])
+            out.index_add_(0, seg, factor[:, None] * gap)
+        return out
+
+    def table(self) -> tuple[Tensor, Tensor]:
+        """Logits and indices as ``(rows, most pairs)``, padded with -inf and 0: small, for sorting and sums."""
+        logit, first = padded(self.logit, self.segment, len(self.rows))
+        index = torch.zeros(logit.shape, dtype=torch.long, device=self.i.device)
+        index[self.segment, torch.arange(len(self.i), device=self.i.device) - first[self.segment]] = self.i
+        return logit, index
+
+
+class DenseWeights:
+    """Logits ``logit + offset (rows,)`` of the queries ``rows`` over the points from ``start`` on.
+
+    ``centred (k, d)`` are these points less the centre, in the working precision, which is that of ``logit``.
+    """
+
+    def __init__(
+        self, points: CentredPoints, start: int, centred: Tensor, rows: Tensor, logit: Tensor, offset: Tensor
+    ) -> None:
+        self.points, self.start, self.centred = points, start, centred
+        self.rows, self.logit, self.offset = rows, logit, offset
+
+    @property
+    def nbytes(self) -> int:
+        return self.logit.nbytes + (0 if self.points.data.in_memory else self.centred.nbytes)
+
+    @property
+    def part(self) -> slice:
+        """The points."""
+        return slice(self.start, self.start + len(self.centred))
+
+    def some(self, keep: Tensor | slice, widened: bool = False) -> DenseWeights:
+        """The weights of some of the rows; ``widened`` with sums in float64."""
+        centred = Span(self.points, self.part).float64 if widened else self.centred  # not the rounded ones
+        logit = self.logit[keep].to(centred.dtype)
+        return DenseWeights(self.points, self.start, centred, self.rows[keep], logit, self.offset[keep])
+
+    def moments(self, want: frozenset[str], vector: Tensor | None) -> Moments:
+        """The moments of the queries ``rows``; ``vector (B, d)`` is indexed by them."""
+        if "diag" in want and self.logit.dtype != WIDE:
+            return self.some(slice(None), widened=True).moments(want, vector)
+        y, tight = self.centred, None
+        top, heaviest = self.logit.max(dim=1)
+        e = _exp(self.logit - top[:, None])
+        e.scatter_(1, heaviest[:, None], 0.0)
+        light, pivot, raw = e.sum(1).to(WIDE), y[heaviest].to(WIDE), product(e, y).to(WIDE)
+        sums = Moments(top.to(WIDE) + self.offset, raw - light[:, None] * pivot)
+        if "trace" in want or vector is not None:
+            square = 2 * product(e, self.points.half_square[self.part].to(e.dtype)).to(WIDE)
+            size = light * pivot.square().sum(-1)
+            spread = square - 2 * (pivot * raw).sum(-1) + size
+            sums.trace = spread if "trace" in want else None
+            if e.dtype != WIDE:  # a tight cluster far from the centre: float32 sums would cancel
+                tight = spread < TIGHT * (square + size)
+        if "diag" in want:
+            sums.diag = product(e, y.square()) - 2 * pivot * raw + light[:, None] * pivot.square()
+        if vector is not None:
+            v = sums.vector = vector[self.rows]
+            along = product(v.to(y.dtype), y.mT)
+            along -= (v * pivot).sum(-1, keepdim=True)
+            along *= e
+            sums.product = product(along, y).to(WIDE) - along.sum(1, keepdim=True).to(WIDE) * pivot
+        if "weights" in want:
+            sums.square, sums.entropy = e.square().sum(1).to(WIDE), torch.special.entr(e).sum(1).to(WIDE)
+        out = about_pivot(sums, light, self.points.data.take(self.start + heaviest).double())
+        if tight is not None and bool(tight.any()):
+            out.put(tight, self.some(tight, widened=True).moments(want, vector))
+        return out
+
+    def combine(
+        self, about: Moments, vectors: tuple[Tensor, ...] = (), keys: Tensor | None = None, start: int = 0
+    ) -> Tensor:
+        """The sums of :meth:`SparseWeights.combine`."""
+        y, shift = self.centred, (about.log_z[self.rows] - self.offset).to(self.logit.dtype)
+        k = _exp(self.logit - shift[:, None])
+        if keys is not None:
+            index = torch.arange(start + self.part.start, start + self.part.stop, device=k.device)
+            k = (k.sqrt() * rng.normals(keys[self.rows, None], index)).to(y.dtype)
+        centre = about.mean[self.rows] - self.points.center
+        for v in (v[self.rows] for v in vectors):
+            k = k * (product(v.to(y.dtype), y.mT) - (v * centre).sum(-1, keepdim=True).to(y.dtype))
+        return product(k, y).double() - k.sum(1, keepdim=True).double() * centre
+
+    def table(self) -> tuple[Tensor, Tensor]:
+        """Logits and indices of all pairs, both ``(rows, points)``."""
+        index = torch.arange(self.part.start, self.part.stop, device=self.logit.device).expand(self.logit.shape)
+        return self.logit.double() + self.offset[:, None], index
+
+
+Weights = SparseWeights | DenseWeights
+
+
+def reduce(
+    parts: Iterable[Weights], queries: Queries, want: frozenset[str] = frozenset(), vector: Tensor | None = None
+) -> Moments:
+    """Merge the moments of all parts; ``want`` ⊂ {"trace", "diag", "weights"}, ``vector (B, d)`` for a product."""
+    out = Moments.empty(queries.x, want, vector)
+    for part in parts:
+        out.absorb(part.rows, part.moments(want, vector))
+    return out
 
 
 def padded(value: Tensor, q: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -104,207 +454,6 @@ def trimmed(upper: Tensor, q: Tensor, budget: Tensor) -> Tensor:
     k = (table.exp().cumsum(1) <= 1.0).sum(1, keepdim=True)
     least = torch.nn.functional.pad(table, (0, 1), value=torch.inf).gather(1, k).squeeze(1)
     return upper >= least[q]
-
-
-class SparseWeights:
-    """Pairs (query ``q``, point ``i``) with float64 ``logit``; ``q`` is ascending, ``rows`` are the queries in it."""
-
-    def __init__(self, data: Points, q: Tensor, i: Tensor, logit: Tensor) -> None:
-        self.data, self.i, self.logit = data, i, logit
-        self.rows, self.segment = torch.unique_consecutive(q, return_inverse=True)
-        top = torch.full((len(self.rows),), -torch.inf, dtype=torch.float64, device=q.device)
-        self.top = top.scatter_reduce_(0, self.segment, logit, "amax")
-
-    @property
-    def nbytes(self) -> int:
-        return 32 * len(self.i) + 16 * len(self.rows) * self.data.d
-
-    def _sum(self, values: Tensor) -> Tensor:
-        """The sums over the pairs of each query."""
-        out = torch.zeros((len(self.rows), *values.shape[1:]), dtype=torch.float64, device=values.device)
-        return out.index_add_(0, self.segment, values)
-
-    def _gaps(self, e: Tensor, pivot: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        r"""By blocks, the queries of pairs with weight, their :math:`e_i` and :math:`\Delta_i`."""
-        live = e.nonzero().squeeze(-1)
-        for s in _blocks(len(live), self.data):
-            k = live[s]
-            seg = self.segment[k]
-            yield seg, e[k], pivot[seg].neg_().add_(self.data.take(self.i[k]))
-
-    @functools.cached_property
-    def _about_pivot(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        r""":math:`e_i`, :math:`y_*`, :math:`\sum e_i \Delta_i` and :math:`\sum e_i |\Delta_i|^2`: means and traces."""
-        e, place = (self.logit - self.top[self.segment]).exp(), torch.arange(len(self.i), device=self.i.device)
-        place = torch.where(self.logit == self.top[self.segment], place, len(self.i))  # the first of the heaviest
-        heaviest = torch.full_like(self.rows, len(self.i)).scatter_reduce_(0, self.segment, place, "amin")
-        e[heaviest] = 0.0
-        pivot = self.data.take(self.i[heaviest]).double()
-        first, spread = torch.zeros_like(pivot), torch.zeros_like(self.top)
-        for seg, w, delta in self._gaps(e, pivot):
-            spread.index_add_(0, seg, w * torch.linalg.vector_norm(delta, dim=1).square_())
-            first.index_add_(0, seg, delta.mul_(w[:, None]))
-        return e, pivot, first, spread
-
-    def moments(self, want: frozenset[str], vector: Tensor | None) -> Moments:
-        """The moments of the queries ``rows``; ``vector (B, d)`` is indexed by them."""
-        e, pivot, first, spread = self._about_pivot
-        total = 1.0 + self._sum(e)
-        v = None if vector is None else vector[self.rows]
-        product, diag = (torch.zeros_like(pivot) if wanted else None for wanted in (v is not None, "diag" in want))
-        for seg, w, delta in self._gaps(e, pivot) if v is not None or diag is not None else ():
-            if diag is not None:
-                diag.index_add_(0, seg, w[:, None] * delta.square())
-            if v is not None and product is not None:
-                product.index_add_(0, seg, (w * (delta * v[seg]).sum(-1))[:, None] * delta)
-        a = first / total[:, None]
-        out = Moments(self.top + total.log(), pivot + a, vector=v)
-        if "trace" in want:
-            out.trace = (spread / total - a.square().sum(-1)).clamp_min(0.0)
-        if diag is not None:
-            out.diag = (diag / total[:, None] - a.square()).clamp_min(0.0)
-        if v is not None and product is not None:
-            out.product = product / total[:, None] - a * (a * v).sum(-1, keepdim=True)
-        if "weights" in want:
-            out.square = (1.0 + self._sum(e.square())) / total.square()
-            out.entropy = total.log() + self._sum(torch.special.entr(e)) / total
-        return out
-
-    def normalised(self, log_z: Tensor) -> Tensor:
-        """The weights :math:`r_i`, one for each pair."""
-        return (self.logit - log_z[self.rows][self.segment]).exp()
-
-    def combine(self, mean: Tensor, coefficient: Tensor, vectors: tuple[Tensor, ...]) -> Tensor:
-        r""":math:`\sum_i k_i (y_i - m) \prod_v (y_i - m) \cdot v` for one coefficient per pair, ``(rows, d)``."""
-        out = torch.zeros((len(self.rows), self.data.d), dtype=torch.float64, device=mean.device)
-        mean, vectors = mean[self.rows], tuple(v[self.rows] for v in vectors)
-        for s in _blocks(len(self.i), self.data):
-            seg = self.segment[s]
-            gap = self.data.take(self.i[s]).double() - mean[seg]
-            k = coefficient[s]
-            for v in vectors:
-                k = k * (gap * v[seg]).sum(-1)
-            out.index_add_(0, seg, k[:, None] * gap)
-        return out
-
-    def normals(self, keys: Tensor, first: int = 0) -> Tensor:
-        """The normals that belong to the pairs (query, point), where ``first`` is the data's first point."""
-        return rng.normals(keys[self.rows][self.segment], first + self.i)
-
-    def table(self) -> tuple[Tensor, Tensor]:
-        """Logits and indices as ``(rows, most pairs)``, padded with -inf and 0: small, for sorting and sums."""
-        logit, first = padded(self.logit, self.segment, len(self.rows))
-        index = torch.zeros(logit.shape, dtype=torch.long, device=self.i.device)
-        index[self.segment, torch.arange(len(self.i), device=self.i.device) - first[self.segment]] = self.i
-        return logit, index
-
-
-@dataclass
-class Chunk:
-    """Points of the data from ``start`` on, centred; the points of a :class:`DenseWeights`."""
-
-    start: int
-    centred: Tensor  # (k, d) y - center, in the working precision
-    half_square: Tensor  # (k,) |y - center|² / 2, float64
-    data: Points
-    center: Tensor  # (d,) float64
-
-
-class DenseWeights:
-    """Logits ``logit + offset`` of the queries ``rows`` over all points of a chunk, in the chunk's precision."""
-
-    def __init__(self, chunk: Chunk, rows: Tensor, logit: Tensor, offset: Tensor) -> None:
-        self.chunk, self.rows, self.logit, self.offset = chunk, rows, logit, offset
-
-    @property
-    def nbytes(self) -> int:
-        return self.logit.nbytes + (0 if self.chunk.data.in_memory else self.chunk.centred.nbytes)
-
-    def moments(self, want: frozenset[str], vector: Tensor | None) -> Moments:
-        """The moments of the queries ``rows``; ``vector (B, d)`` is indexed by them."""
-        if "diag" in want and self.logit.dtype != torch.float64:
-            return self._widened(slice(None)).moments(want, vector)
-        y, wide = self.chunk.centred, torch.float64
-        top, heaviest = self.logit.max(dim=1)
-        e = _exp(self.logit - top[:, None])
-        e.scatter_(1, heaviest[:, None], 0.0)
-        light = e.sum(1).to(wide)
-        total = 1.0 + light
-        pivot, centred = self.chunk.data.take(self.chunk.start + heaviest).double(), y[heaviest].to(wide)
-        raw = product(e, y).to(wide)
-        a = (raw - light[:, None] * centred) / total[:, None]
-        out = Moments(top.to(wide) + total.log() + self.offset, pivot + a)
-        tight = None
-        if "trace" in want or vector is not None:
-            square = 2 * product(e, self.chunk.half_square.to(e.dtype)).to(wide)
-            size = light * centred.square().sum(-1)
-            spread = square - 2 * (centred * raw).sum(-1) + size
-            if "trace" in want:
-                out.trace = (spread / total - a.square().sum(-1)).clamp_min(0.0)
-            if e.dtype != wide:  # a tight cluster far from the centre: float32 sums would cancel
-                tight = spread < TIGHT * (square + size)
-        if "diag" in want:
-            square = product(e, y.square()).to(wide)
-            spread = square - 2 * centred * raw + light[:, None] * centred.square()
-            out.diag = (spread / total[:, None] - a.square()).clamp_min(0.0)
-        if vector is not None:
-            v = out.vector = vector[self.rows]
-            along = product(v.to(y.dtype), y.mT)
-            along -= (v * centred).sum(-1, keepdim=True)
-            along *= e
-            spread = product(along, y).to(wide) - along.sum(1, keepdim=True).to(wide) * centred
-            out.product = spread / total[:, None] - a * (a * v).sum(-1, keepdim=True)
-        if "weights" in want:
-            out.square = (1.0 + e.square().sum(1).to(wide)) / total.square()
-            out.entropy = total.log() + torch.special.entr(e).sum(1).to(wide) / total
-        if tight is not None and bool(tight.any()):
-            out.put(tight, self._widened(tight).moments(want, vector))
-        return out
-
-    def _widened(self, keep: slice | Tensor) -> DenseWeights:
-        """The same weights for some of the rows, with sums in float64."""
-        stop = self.chunk.start + len(self.chunk.centred)
-        exact = self.chunk.data.rows(self.chunk.start, stop).double() - self.chunk.center  # not the rounded ones
-        chunk = replace(self.chunk, centred=exact)
-        return DenseWeights(chunk, self.rows[keep], self.logit[keep].double(), self.offset[keep])
-
-    def normalised(self, log_z: Tensor) -> Tensor:
-        """The weights :math:`r_i`, ``(rows, points)``."""
-        shift = (log_z[self.rows] - self.offset).to(self.logit.dtype)
-        return _exp(self.logit - shift[:, None])
-
-    def combine(self, mean: Tensor, coefficient: Tensor, vectors: tuple[Tensor, ...]) -> Tensor:
-        r""":math:`\sum_i k_i (y_i - m) \prod_v (y_i - m) \cdot v` for coefficients ``(rows, points)``."""
-        y = self.chunk.centred
-        centre = mean[self.rows] - self.chunk.center
-        k = coefficient.to(y.dtype)
-        for v in (v[self.rows] for v in vectors):
-            k = k * (product(v.to(y.dtype), y.mT) - (v * centre).sum(-1, keepdim=True).to(y.dtype))
-        return product(k, y).double() - k.sum(1, keepdim=True).double() * centre
-
-    def normals(self, keys: Tensor, first: int = 0) -> Tensor:
-        """The normals that belong to the pairs (query, point), where ``first`` is the data's first point."""
-        first += self.chunk.start
-        return rng.normals(keys[self.rows, None], torch.arange(first, first + self.logit.shape[1], device=keys.device))
-
-    def table(self) -> tuple[Tensor, Tensor]:
-        """Logits and indices of all pairs, both ``(rows, points)``."""
-        start, device = self.chunk.start, self.logit.device
-        index = torch.arange(start, start + self.logit.shape[1], device=device).expand(self.logit.shape)
-        return self.logit.double() + self.offset[:, None], index
-
-
-Weights = SparseWeights | DenseWeights
-
-
-def reduce(
-    parts: Iterable[Weights], queries: Queries, want: frozenset[str] = frozenset(), vector: Tensor | None = None
-) -> Moments:
-    """Merge the moments of all parts; ``want`` ⊂ {"trace", "diag", "weights"}, ``vector (B, d)`` for a product."""
-    out = Moments.empty(queries.x, want, vector)
-    for part in parts:
-        out.absorb(part.rows, part.moments(want, vector))
-    return out
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ first stage that is accurate for it:
    weights, as sums of two fp16 numbers, are multiplied by the points in slices of 8,192. With errors of single logits
    of size :math:`\eta`, of single shares of size :math:`\nu` and of single points of size :math:`R` (relative to their
    spread), together :math:`\epsilon^2 = \eta^2 + \nu^2 + R^2`, all independent, and a floor :math:`f` that nothing
-   averages out (:mod:`~vkernel.posterior.gpu.calibration`), the error of the mean is :math:`\sqrt{\epsilon^2 /
+   averages out (:func:`~vkernel.posterior.gpu.fp16.calibrate`), the error of the mean is :math:`\sqrt{\epsilon^2 /
    n_\mathrm{eff} + f^2}`: this stage is taken where that is below ``TOLERANCE``.
 3. **full**: otherwise both residuals of the data are used. If that is accurate for all queries, stage 2 is taken with
    them; else points heavier than :math:`(\mathrm{tol}^2 - f^2) / \epsilon^2` are taken out and evaluated in float64,
@@ -26,8 +26,8 @@ first stage that is accurate for it:
 Stage 1 is proven; 2 and 3 rest on an estimate, which is measured on these data when the engine is made. Where at most
 half of a batch is left for a stage, those queries continue as a batch of their own.
 
-A hundred small kernels take a GPU less time than a CPU needs to start them. So the steps for batches of one size are
-recorded as CUDA graphs (:class:`Recordings`).
+The steps are Triton kernels (:mod:`~vkernel.posterior.gpu.triton_steps`). A hundred small kernels take a GPU less time
+than a CPU needs to start them, so those for batches of one size are recorded as CUDA graphs (:class:`Recordings`).
 """
 
 from __future__ import annotations
@@ -47,13 +47,10 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.posterior.dense import CentredPoints, Dense
+from vkernel.posterior.dense import Dense
 from vkernel.posterior.gpu import fp16
-from vkernel.posterior.gpu import steps as torch_steps
-from vkernel.posterior.gpu.calibration import Loss, calibrate
-from vkernel.posterior.gpu.fp16 import FULL, TINY, WIDE, FP16Points, Logits
-from vkernel.posterior.moments import Moments, merge
-from vkernel.posterior.weights import Queries, SparseWeights, Weights
+from vkernel.posterior.gpu.fp16 import FULL, TINY, WIDE, FP16Points, Logits, Loss, calibrate
+from vkernel.posterior.weights import CentredPoints, Moments, Queries, SparseWeights, Weights, blocks
 
 __all__ = ["GPUPath", "trusted_path"]
 
@@ -89,7 +86,7 @@ class Screened:
 
 @dataclass
 class Sparse:
-    """The moments of stage 1, and which queries go on to which stage, ``(B,)``.
+    """The moments and scores of stage 1, and which queries go on to which stage, ``(B,)``.
 
     ``numbers`` counts the queries that are invalid, those of each later stage, and those of the third that have heavy
     points even with both residuals of the data.
@@ -97,14 +94,11 @@ class Sparse:
 
     seen: Screened
     moments: Moments
+    score: Tensor
     light: Tensor
     full: Tensor
     reference: Tensor
     numbers: Tensor
-
-    def joined(self) -> Sparse:
-        """The same with the queries of stage 3 in stage 2."""
-        return replace(self, light=self.light | self.full)
 
 
 class Recording:
@@ -164,29 +158,24 @@ class Recordings:
 
 
 class GPUPath:
-    """The points of the reference path in fp16, and the stages above; ``triton`` kernels by default on a GPU."""
+    """The points of the reference path in fp16, and the stages above."""
 
-    def __init__(self, dense: Dense, triton: bool | None = None) -> None:
+    graphs = True  # steps can be recorded
+
+    def __init__(self, dense: Dense) -> None:
         self.dense, self.points = dense, dense.points
-        on_gpu = self.points.device.type == "cuda"
-        self.triton = on_gpu and importlib.util.find_spec("triton") is not None if triton is None else triton
         self.fp16 = FP16Points(self.points)
-        self.recorded = self.triton and on_gpu and self.fp16.values is not None
         self.recordings = Recordings()
-        self.spread = max(float((2 * self.fp16.half[: self.points.n].to(WIDE).mean()).sqrt()), TINY)
         self.losses: dict[tuple[bool, bool], Loss] = {}
         if self.fp16.complete:
-            most = max(1, self.points.memory // 8 // self._bytes_per_query())
-            self.losses = calibrate(self.fp16, self.steps, self.spread, most, self._light_means)
+            self.losses = calibrate(self.fp16, self._most(), self.steps.split, self._light_means)
 
     @property
     def steps(self) -> ModuleType:
-        """The steps, in Triton or in torch; not held, since engines are copied and pickled."""
-        if self.triton:
-            from vkernel.posterior.gpu import triton_steps
+        """The kernels; not held, since engines are copied and pickled, and not imported where there is no Triton."""
+        from vkernel.posterior.gpu import triton_steps
 
-            return triton_steps
-        return torch_steps
+        return triton_steps
 
     @property
     def usable(self) -> bool:
@@ -195,9 +184,9 @@ class GPUPath:
 
     def cap(self, queries: int) -> int:
         """The number of candidates beyond which the dense stages are cheaper than reading the candidates twice."""
-        n, d, values = self.points.n, self.fp16.width, self.fp16.values
+        n, d = self.points.n, self.fp16.width
         dense = max(4 * n * d, 8 * queries * n * d / BALANCE)
-        each = 8 if values is None else max(4, values.itemsize)  # of bytes, looking them up takes longer than reading
+        each = max(4, self.fp16.values.itemsize)  # of bytes, looking them up takes longer than reading
         return int(2 ** math.floor(math.log2(min(max(dense / (2 * queries * d * each) / 2, 64), MOST))))
 
     def _bytes_per_query(self) -> int:
@@ -205,10 +194,9 @@ class GPUPath:
         h = self.fp16
         return 16 * h.rows + (8 if h.low is None else 12) * h.slices * h.width + 32 * h.width
 
-    def _blocks(self, count: int) -> Iterator[slice]:
-        """Blocks of queries that fit into an eighth of the memory."""
-        step = max(1, self.points.memory // 8 // self._bytes_per_query())
-        return (slice(s, min(s + step, count)) for s in range(0, count, step))
+    def _most(self) -> int:
+        """The number of queries that fit into an eighth of the memory."""
+        return max(1, self.points.memory // 8 // self._bytes_per_query())
 
     # --- whole batches ------------------------------------------------------------------------------------------------
 
@@ -217,13 +205,13 @@ class GPUPath:
     def score(self, x: Tensor, alpha: Tensor | float, var: Tensor | float) -> Tensor | None:
         r""":math:`(\alpha m - x) / \sigma^2` for ``x (B, d)``, like x; ``None`` if a query is NaN or too far away."""
         out = torch.empty_like(x)
-        for rows in self._blocks(len(x)):
+        for rows in blocks(len(x), self._most()):
             levels = [a if isinstance(a, float) else a[rows] for a in (alpha, var)]
             with self._placed(x[rows], levels[0], levels[1]) as (queries, take):
-                moments, invalid = self._stages(queries, take)
+                _, score, invalid = self._stages(queries, x.dtype, take)
                 if invalid:
                     return None
-                out[rows] = moments.mean.mul(queries.alpha[:, None]).sub_(queries.x).div_(queries.var[:, None])
+                out[rows] = score
         return out
 
     @torch.inference_mode(False)  # what is kept between calls must serve calls in any mode
@@ -231,51 +219,52 @@ class GPUPath:
     def moments(self, queries: Queries) -> Moments:
         """log z and the mean of every query."""
         out = Moments.empty(queries.x)
-        for rows in self._blocks(len(queries)):
+        for rows in blocks(len(queries), self._most()):
             with self._placed(queries.x[rows], queries.alpha[rows], queries.var[rows]) as (block, take):
-                moments, _ = self._stages(block, take)
+                moments, _, _ = self._stages(block, WIDE, take)
                 out.log_z[rows], out.mean[rows] = moments.log_z, moments.mean
         return out
 
     @contextlib.contextmanager
     def _placed(self, x: Tensor, alpha: Tensor | float, var: Tensor | float) -> Iterator[tuple[Queries, Take]]:
         """Queries and how to take a step with them: directly, or from the recordings of this size of batch."""
-        if self.recorded and self._bytes_per_query() * len(x) <= self.points.memory // 12:
+        if self.graphs and x.is_cuda and self._bytes_per_query() * len(x) <= self.points.memory // 12:
             with self.recordings.at(x, alpha, var) as recording:
                 yield recording.queries, recording.take
         else:
             wide = [x.new_full((len(x),), a, dtype=WIDE) if isinstance(a, float) else a for a in (alpha, var)]
             yield Queries(x.to(WIDE), *wide), lambda name, step: step()
 
-    def _stages(self, queries: Queries, take: Take) -> tuple[Moments, bool]:
-        """The moments of all queries, and whether some query is NaN or too far away."""
-        sparse: Sparse = take("sparse", lambda: self.sparse(queries))
+    def _stages(self, queries: Queries, dtype: torch.dtype, take: Take) -> tuple[Moments, Tensor, bool]:
+        """The moments and scores of all queries, and whether some query is NaN or too far away."""
+        sparse: Sparse = take("sparse", lambda: self.sparse(queries, dtype))
         invalid, light, full, others, heavy = sparse.numbers.tolist()
-        out, size = sparse.moments, len(queries)
+        out, score, reference, size = sparse.moments, sparse.score, sparse.reference, len(queries)
         if invalid or light + full + others == 0:
-            return out, bool(invalid)
-        reference, apart = sparse.reference, torch.zeros_like(sparse.reference)
+            return out, score, bool(invalid)
+        apart = torch.zeros_like(reference)
         if size > fp16.SMALL and light + full <= size // 2:
             apart = sparse.light | sparse.full
         elif full:
             low = self.fp16.low is not None  # both residuals leave the fewest heavy points, often none
             if low and not heavy:
-                out, _ = take("light, low", lambda: self._dense(queries, sparse.joined(), False, True))
+                out, score, _ = take("light, low", lambda: self._dense(queries, sparse, dtype, False, True))
             else:
-                out, reference = take("full", lambda: self._dense(queries, sparse, True, low))
+                out, score, reference = take("full", lambda: self._dense(queries, sparse, dtype, True, low))
         elif light:
-            out, _ = take("light", lambda: self._dense(queries, sparse, False, False))
+            out, score, _ = take("light", lambda: self._dense(queries, sparse, dtype, False, False))
         for mask, evaluate in ((reference, self.dense.moments), (apart, self._apart)):
             rows = mask.nonzero().squeeze(-1)
             if len(rows):
                 out.put(rows, evaluate(queries[rows]))
-        return out, False
+                score = self.steps.score(queries, out.mean, dtype)
+        return out, score, False
 
     def _apart(self, queries: Queries) -> Moments:
         """The moments of some queries as a batch of their own, filled up to one of few sizes."""
         count = len(queries)
         filled = torch.arange(max(FEWEST, 1 << (count - 1).bit_length()), device=queries.x.device) % count
-        return self.moments(queries[filled]).take(torch.arange(count, device=queries.x.device))
+        return self.moments(queries[filled]).take(slice(count))
 
     # --- stage 1 ------------------------------------------------------------------------------------------------------
 
@@ -288,7 +277,7 @@ class GPUPath:
         reference = torch.where(second.isfinite(), second, first) if covariance else first
         base = reference - 2 * logits.delta - MARGIN
         thresholds = torch.stack([base - NARROWER, base - math.log(self.points.n)]).float()
-        counts, below, total, square = steps.survey(logits, first, thresholds)
+        counts, (below, total, square) = steps.survey(logits, thresholds, first)
         certified = below.to(WIDE).log() <= base - first - 1e-3  # which is more than float32 sums lose
         usual = self.cap(size)
         cap = max(usual, min(LONG, MOST))
@@ -299,32 +288,32 @@ class GPUPath:
         short = (count <= torch.where(fits, cap, usual)) & (logits.delta < FAR)
         return Screened(logits, torch.where(short, count, cap + 1), index, first, total, total.square() / square)
 
-    def sparse(self, queries: Queries) -> Sparse:
+    def sparse(self, queries: Queries, dtype: torch.dtype = WIDE) -> Sparse:
         """Stage 1 for all queries."""
         seen, steps = self.screen(queries, False), self.steps
         exact = steps.exact(queries, self.fp16, seen.count, seen.index)
         moments = Moments(*steps.mean(self.fp16, seen.count, seen.index, exact))
         long = seen.count > seen.index.shape[1]
         many = long & (seen.logits.delta < CLOSE) if self.fp16.complete else torch.zeros_like(long)
-        light, averaged = (
-            many & (self.error(seen, low, loss) <= self.allowed(seen, loss) * seen.ess)
-            for low, loss in ((low, self.loss(len(queries), low)) for low in (False, True))
-        )
+        light = many & self._averages_out(seen, False)
+        averaged = light if self.fp16.low is None else many & self._averages_out(seen, True)
         full, invalid = many ^ light, ~(seen.logits.norm < OUTSIDE * queries.var.sqrt())
         numbers = torch.stack([invalid, light, full, long ^ many, full & ~averaged]).sum(1)
-        return Sparse(seen, moments, light, full, long ^ many, numbers)
+        score = steps.score(queries, moments.mean, dtype)
+        return Sparse(seen, moments, score, light, full, long ^ many, numbers)
 
     def weights(self, queries: Queries, covariance: bool) -> Generator[Weights, None, Tensor]:
         """Yield all weights of the queries that have few candidates; return the numbers of the others."""
         rest = [torch.zeros(0, dtype=torch.long, device=queries.x.device)]
-        for block in self._blocks(len(queries)):
+        for block in blocks(len(queries), self._most()):
             seen = self.screen(queries[block], covariance)
-            count, index = seen.count, seen.index
-            q, k = torch_steps.held(count, index.shape[1]).nonzero().unbind(1)
+            index, long = seen.index, seen.count > seen.index.shape[1]
+            held = torch.arange(index.shape[1], device=index.device) < seen.count.masked_fill(long, 0)[:, None]
+            q, k = held.nonzero().unbind(1)
             if len(q):
-                exact = self.steps.exact(queries[block], self.fp16, count, index)
+                exact = self.steps.exact(queries[block], self.fp16, seen.count, index)
                 yield SparseWeights(self.points.data, q + block.start, index[q, k].long(), exact[q, k])
-            rest.append((count > index.shape[1]).nonzero().squeeze(-1) + block.start)
+            rest.append(long.nonzero().squeeze(-1) + block.start)
         return torch.cat(rest)
 
     # --- stages 2 and 3 -----------------------------------------------------------------------------------------------
@@ -350,50 +339,55 @@ class GPUPath:
         y, size, slope = self.fp16.radius, seen.logits.size, seen.logits.slope
         eta = loss.noise * y * size + loss.pattern * y * torch.minimum(size, 2 * y * slope) + 2.0**-25 * y * y * slope
         residual = self.fp16.last if low else self.fp16.residual
-        return eta.square() + (loss.share**2 + (residual / self.spread) ** 2)
+        return eta.square() + (loss.share**2 + (residual / self.fp16.spread) ** 2)
+
+    def _averages_out(self, seen: Screened, low: bool) -> Tensor:
+        """Which means stage 2 would make accurately enough."""
+        loss = self.loss(len(seen.count), low)
+        return self.error(seen, low, loss) <= self.allowed(seen, loss) * seen.ess
 
     def _light_means(self, queries: Queries, low: bool, loss: Loss) -> tuple[Tensor, Tensor]:
         """Means by stage 2 for all queries, whether they would take it or not, and their expected squared errors."""
         sparse = self.sparse(queries)
-        every = torch.ones_like(sparse.light)
-        moments, _ = self._dense(queries, replace(sparse, light=every), False, low, loss)
+        sparse = replace(sparse, light=torch.ones_like(sparse.light))
+        moments, _, _ = self._dense(queries, sparse, WIDE, False, low, loss)
         return moments.mean, self.error(sparse.seen, low, loss) / sparse.seen.ess
 
     def _dense(
-        self, queries: Queries, sparse: Sparse, full: bool, low: bool, loss: Loss | None = None
-    ) -> tuple[Moments, Tensor]:
+        self, queries: Queries, sparse: Sparse, dtype: torch.dtype, full: bool, low: bool, loss: Loss | None = None
+    ) -> tuple[Moments, Tensor, Tensor]:
         """Stage 2 or 3 for all, since most of its cost is shared; and which queries need the reference path."""
         seen, steps, points = sparse.seen, self.steps, self.fp16
         loss = self.loss(len(queries), low) if loss is None else loss
         points.refine(seen.logits, low)
         logits = replace(seen.logits, gain=seen.logits.gain * (1 + loss.logits))
         shift = seen.first + logits.delta.float()  # no weight is larger than this
-        heavy, wanted, reference = None, sparse.light, sparse.reference
+        wanted, reference = sparse.light | sparse.full, sparse.reference
+        heavy = Moments(torch.full_like(sparse.moments.log_z, -torch.inf), sparse.moments.mean)
         if full:
-            wanted = sparse.light | sparse.full
             share = self.allowed(seen, loss) / self.error(seen, low, loss)
             least = seen.first + (seen.total * share.clamp_max(1.0)).log()
             least = torch.where(sparse.full, least, torch.inf).float()
             cap = min(MOST, max(HEAVY, self.cap(len(queries))))
-            counts = steps.survey(logits, seen.first, least.expand(2, -1))[0][0]
-            count, index = steps.select(logits, least, cap, counts)
-            heavy = Moments(*steps.mean(points, count, index, steps.exact(queries, points, count, index)))
-            steps.strike(logits, count, index)
+            count, index = steps.select(logits, least, cap, steps.survey(logits, least.expand(2, -1))[0][0])
+            exact = steps.exact(queries, points, count, index, logits)
+            heavy = Moments(*steps.mean(points, count, index, exact))
             shift, reference = torch.minimum(shift, least), reference | (wanted & (count > cap))
         weights, total = steps.weights(logits, shift)
         log_z = shift - logits.norm.square() / (2 * queries.var) + (total / FULL).log()
         if not self.points.weighted:
             log_z += self.points.log_w[0]
         scale = points.unit * (1 + loss.means) / total.clamp_min(TINY)
-        out = Moments(log_z, points.center + scale[:, None] * points.sums(weights, low))
-        out = out if heavy is None else merge(heavy, out)
-        mean = torch.where(wanted[:, None], out.mean, sparse.moments.mean)
-        return Moments(torch.where(wanted, out.log_z, sparse.moments.log_z), mean), reference
+        parts, share = points.sums(weights, low), torch.sigmoid(log_z - heavy.log_z)
+        mean = steps.finish(points, parts, scale, share, wanted, heavy.mean, sparse.moments.mean)
+        log_z = torch.where(wanted, torch.logaddexp(heavy.log_z, log_z), sparse.moments.log_z)
+        return Moments(log_z, mean), steps.score(queries, mean, dtype), reference
 
 
 def suitable(points: CentredPoints) -> bool:
-    """Whether the points lie on a GPU with room for them in fp16, and torch (2.8 or later) sums fp16 products there."""
-    room = 2 * (points.n + 8192) * (points.d + 64) <= points.memory // 2
+    """Whether the points lie on a GPU with room for them in fp16, and torch (2.8 or later) and Triton serve it."""
+    copy = 8 * points.n * points.d if fp16.in_place(points.data) is None else 0
+    room = 2 * (points.n + 8192) * (points.d + 64) + copy <= points.memory // 2
     if points.device.type != "cuda" or points.n == 0 or points.d < NARROW or not points.data.in_memory or not room:
         return False
     try:
@@ -401,7 +395,7 @@ def suitable(points: CentredPoints) -> bool:
         fp16.add_product(fp16.product(square, square), square, square)
     except (TypeError, RuntimeError):
         return False
-    return True
+    return importlib.util.find_spec("triton") is not None
 
 
 def trusted_path(dense: Dense) -> GPUPath | None:
@@ -429,7 +423,7 @@ def _difference(path: GPUPath, dense: Dense) -> float:
     points = dense.points
     radius = max(points.radius, 1e-9 * float(points.center.norm()), 1e-30)  # all points may be one
     some = torch.linspace(0, points.n - 1, 4, device=points.device).long()
-    y, one = points.data.take(some).double(), torch.ones(4, dtype=torch.float64, device=points.device)
+    y, one = points.data.take(some).double(), torch.ones(4, dtype=WIDE, device=points.device)
     noise = rng.normals(some[:, None], torch.arange(points.d, device=points.device))
     off = 0.0
     for sigma in (0.1 * radius / math.sqrt(points.d), 3 * radius / math.sqrt(points.d)):

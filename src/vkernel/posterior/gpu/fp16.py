@@ -1,4 +1,4 @@
-r"""The data in fp16, and the products with them (docs/theory.md, §2.5).
+r"""The data in fp16, the products with them, and the errors of tensor cores (docs/theory.md, §2.5).
 
 Tensor cores multiply fp16 numbers sixteen times faster than float32 ones. So the data are kept as
 
@@ -18,19 +18,38 @@ float32 around it. Where products are bound by reading the data (small batches),
 the first term shrinks to :math:`|x' - x'_H - x'_L|\, Y`.
 
 Where all points carry weight the residuals matter too: :math:`x'_L H^T` is always added, and :math:`x'_H L^T` where
-``low`` is set, which is the most accurate.
+``low`` is set, which is the most accurate. There the bound is far too large, and the errors themselves are measured on
+the data (:func:`calibrate`). Tensor cores truncate every partial sum instead of rounding it, so that long sums come out
+too small, by a share that is much the same for all sums of one length, with an error like noise beside it (Fasi,
+Higham, Mikaitis and Pranesh 2021): with computed sums :math:`\hat s` and exact ones :math:`s` in float64,
+
+.. math::
+
+   \hat s = (1 - \lambda)\, s + \text{rest}, \qquad \lambda = -\frac{\sum (\hat s - s)\, s}{\sum s^2}, \qquad
+   \eta = \mathrm{rms}(\text{rest}) ,
+
+:math:`\lambda` is divided out, and :math:`\eta` is the error of a logit. It is larger for queries that look like data,
+whose products have a common sign over long stretches, than for noise: a query is treated as noise plus something no
+larger than twice the data. From :math:`\eta` and the number of points that count follows the error of a mean, if errors
+are independent. Where rounding has a pattern they are not; so means are compared with exact ones too, and the error
+that does not follow from :math:`\eta` is a floor that no number of points averages out. Sums over points lose the more
+of a heavy point the earlier it comes: its share is wrong by :math:`\nu`, measured on sums in which one point, anywhere,
+outweighs every other a million times.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from vkernel.core import rng
 from vkernel.data import Empirical
-from vkernel.posterior.dense import CentredPoints
+from vkernel.posterior.dense import Block
+from vkernel.posterior.weights import CentredPoints, Points, Queries, reduce
 
 WIDE = torch.float64
 FULL = 2.0**14  # fp16 numbers reach 2^16: vectors are scaled to this norm, weights to at most this
@@ -38,6 +57,8 @@ TINY = 1e-200  # a norm that may be divided by
 EXACT = 2.0**-20  # a residual of the data, relative to their radius, that needs no second number
 SMALL = 96  # batches up to this size wait for the data to be read, not for the tensor cores
 SLICE = 8192  # points that one accumulator sums over
+POINTS, MEANS = 2048, 16  # points whose logits, and queries whose means, are compared in the calibration
+SIZES = 64, 256  # queries of the batches of the calibration, a small and a large one
 
 
 @dataclass
@@ -61,29 +82,28 @@ class Logits:
     delta: Tensor
     raw: Tensor
 
-    def values(self) -> Tensor:
-        """The logits themselves, ``(B, n)``."""
-        n, half, log_w = self.points.n, self.points.half, self.points.log_w
-        raw = self.raw[:, :n]
-        out = raw * self.gain[:, None] - self.slope[:, None] * half[:n]
-        return (out if log_w is None else out + log_w[:n]).masked_fill(raw == -torch.inf, -torch.inf)
-
 
 class FP16Points:
     """``high`` and ``low (N, D)``, fp16, with rows and columns padded by zeros; ``half`` and ``log_w (N,)`` float32.
 
     ``low`` is None where ``high`` is exact, or where it does not fit; only in the latter case ``complete`` is False.
     ``radius`` is Y, ``residual`` is R, and ``last`` the residual of both numbers. ``values (n, d)`` are the points as
-    they are stored, of 8-bit integers the numbers in ``table (256,)``, from ``first``; ``None`` where kernels cannot
-    read them in place.
+    they are stored, of 8-bit integers the numbers in ``table (256,)``, from ``first``.
     """
 
     def __init__(self, points: CentredPoints) -> None:
         self.points, self.n, self.d = points, points.n, points.d
-        self.values: Tensor | None = None
-        self.table: Tensor | None = None
-        self.center, self.unit, self.first = points.center, 1.0, 0
-        self._find_storage()
+        self.center, self.table, self.first = points.center, None, 0
+        stored = in_place(points.data)
+        self.values = points.data.rows(0, self.n).contiguous() if stored is None else stored
+        self.unit = 2.0 ** math.ceil(math.log2(points.radius) - 14) if points.radius > 0 else 1.0
+        if isinstance(points.data, Empirical) and self.values.dtype in (torch.uint8, torch.int8):
+            info = torch.iinfo(self.values.dtype)
+            every = torch.arange(info.min, info.max + 1, device=points.device).to(self.values.dtype)
+            self.table, self.first = points.data.values(every), info.min
+            base, last = float(self.table[0]), float(self.table[-1])
+            self.unit = (last - base) / 255
+            self.center = base + ((self.center - base) / self.unit).round() * self.unit
         self.slices = max(1, math.ceil(self.n / SLICE))
         self.slice = 64 * math.ceil((self.n + 1) / self.slices / 64)  # one row at least is no point
         self.rows, self.width = self.slices * self.slice, 64 * math.ceil(self.d / 64)
@@ -96,27 +116,11 @@ class FP16Points:
         if not self.complete and 2 * self.nbytes <= points.memory // 2:
             self.low, _, self.last = self._rounded(self.high)
             self.complete = True
+        self.spread = max(float((2 * self.half[: self.n].to(WIDE).mean()).sqrt()), TINY)
 
     @property
     def nbytes(self) -> int:
         return self.high.nbytes * (1 if self.low is None else 2)
-
-    def _find_storage(self) -> None:
-        """The stored points, if a kernel can read them, and the unit u; of 8-bit integers c and u on their grid."""
-        data, radius = self.points.data, self.points.radius
-        stored = data.storage if isinstance(data, Empirical) else None
-        if isinstance(data, Empirical) and stored is not None and stored.stride(1) == 1:
-            if stored.dtype in (torch.uint8, torch.int8):
-                info = torch.iinfo(stored.dtype)
-                every = torch.arange(info.min, info.max + 1, device=stored.device).to(stored.dtype)
-                self.values, self.table, self.first = stored, data.values(every), info.min
-                base = float(self.table[0])
-                self.unit = (float(self.table[-1]) - base) / 255
-                self.center = base + ((self.center - base) / self.unit).round() * self.unit
-                return
-            if stored.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-                self.values = stored
-        self.unit = 2.0 ** math.ceil(math.log2(radius) - 14) if radius > 0 else 1.0
 
     def _rounded(self, high: Tensor | None) -> tuple[Tensor, float, float]:
         """H, or beside a given H, L; the largest norm of a point, and of what remains of one."""
@@ -165,24 +169,30 @@ class FP16Points:
         if low and self.low is not None:
             add_product(logits.raw, logits.factors[0], self.low.mT)
 
-    def sums(self, weights: Tensor, low: bool) -> Tensor:
-        """Sums of the points, in units of u, with ``weights (2, B, N)``: float64, ``(B, d)``."""
+    def sums(self, weights: Tensor, low: bool) -> list[Tensor]:
+        """Sums of the points, in units of u, with ``weights (2, B, N)``: parts ``(·, B, D)``, yet to be added."""
+        pairs = [(weights, self.high), (weights[0], self.low if low else None)]
+        return [
+            product(
+                w.reshape(-1, self.slices, self.slice).transpose(0, 1), y.view(self.slices, self.slice, self.width)
+            ).reshape(-1, weights.shape[1], self.width)
+            for w, y in pairs
+            if y is not None
+        ]
 
-        def over(w: Tensor, y: Tensor) -> Tensor:
-            slices = w.reshape(-1, self.slices, self.slice).transpose(0, 1)
-            parts = product(slices, y.view(self.slices, self.slice, self.width))
-            return parts.reshape(-1, weights.shape[1], self.width)[..., : self.d].sum(0, dtype=WIDE)
 
-        total = over(weights, self.high)
-        return total + over(weights[0], self.low) if low and self.low is not None else total
+def in_place(data: Points) -> Tensor | None:
+    """The stored points ``(n, d)``, if kernels can read them as they are."""
+    stored = data.storage if isinstance(data, Empirical) else None
+    kinds = torch.uint8, torch.int8, torch.float16, torch.bfloat16, torch.float32, torch.float64
+    return stored if stored is not None and stored.is_contiguous() and stored.dtype in kinds else None
 
 
 def accumulation(d: int, device: torch.device) -> float:
     r"""A bound on the relative error, :math:`|error| \le \epsilon_d \sum_k |a_k b_k|`, of a product of length ``d``.
 
     A tensor core adds ``terms`` products to its sum at once, cut off ``bits`` bits below the last bit of the largest,
-    and truncates the result to float32: 16 and 2 on Hopper and later, 8 and 1 before (Fasi, Higham, Mikaitis and
-    Pranesh 2021). A CPU's float32 sums are better than either.
+    and truncates the result to float32: 16 and 2 on Hopper and later, 8 and 1 before. A CPU's sums are better.
     """
     new = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
     terms, bits = (16, 2) if new else (8, 1)
@@ -204,3 +214,94 @@ def add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
             torch.addmm(out, a, b, out_dtype=torch.float32, out=out)
         else:
             out.addmm_(a.float(), b.float())
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The errors of one kind of product.
+
+    Of ``logits`` λ; η in units of |x'| Y, for ``noise`` and for what has the ``pattern`` of data; ν of a ``share``; of
+    ``means`` λ, and a ``floor`` that does not follow from η and ν, in units of the data's ``spread``.
+    """
+
+    logits: float = 0.0
+    noise: float = 0.0
+    pattern: float = 0.0
+    share: float = 0.0
+    means: float = 0.0
+    floor: float = 0.0
+
+
+def calibrate(
+    points: FP16Points,
+    most: int,
+    split: Callable[[Queries, FP16Points], Logits],
+    means: Callable[[Queries, bool, Loss], tuple[Tensor, Tensor]],
+) -> dict[tuple[bool, bool], Loss]:
+    """The losses by (small batch, ``low``), from batches of at most ``most`` queries.
+
+    ``split`` makes logits of queries; ``means`` maps queries, ``low`` and a loss to posterior means and the squares of
+    their expected errors. Half of the queries are noise about the centre, half lie midway between two points, at a
+    level where all points count.
+    """
+    losses = {}
+    for size in (max(1, min(SIZES[0], SMALL, most)), min(SIZES[1], most)):
+        data, stream = points.points.data, rng.stream(0, "what tensor cores lose")
+        i = torch.randint(0, data.n, (2, size), generator=stream, device=stream.device).to(data.device)
+        sigma, one = max(points.radius, 1e-100) / 2, torch.ones(size, dtype=WIDE, device=data.device)
+        x = points.center + sigma * rng.randn((size, data.d), stream, data.device, WIDE)
+        x[1::2] = ((data.take(i[0]).to(WIDE) + data.take(i[1]).to(WIDE)) / 2)[1::2]
+        queries = Queries(x, one, sigma**2 * one)
+        some = queries[: min(MEANS, size)]
+        block, every = Block(points.points, some, False), torch.arange(len(some), device=data.device)
+        exact = reduce((block.float64(every, span) for span in points.points.spans()), some).mean - points.center
+        for low in {False, points.low is not None}:
+            logits = split(queries, points)
+            points.refine(logits, low)
+            loss = replace(_loss_of_logits(logits, queries), share=_loss_of_share(points, size, low))
+            got = means(queries, low, loss)[0][: len(some)] - points.center
+            loss = replace(loss, means=_fit(got, exact)[0])
+            got, expected = (a[: len(some)] for a in means(queries, low, loss))
+            error = (got - points.center - exact).norm(dim=1) / points.spread
+            floor = (error.square() - expected).clamp_min(0.0).max().sqrt()
+            losses[size <= SMALL, low] = replace(loss, floor=float(floor))
+    return losses
+
+
+def _loss_of_logits(logits: Logits, queries: Queries) -> Loss:
+    """λ and η of the logits of some points."""
+    points, data = logits.points, logits.points.points.data
+    some = torch.linspace(0, data.n - 1, min(POINTS, data.n), dtype=torch.float64, device=data.device).long()
+    y = (data.take(some).to(WIDE) - points.center) / points.unit
+    size = logits.size.clamp_min(TINY)[:, None]  # sums are compared in units of |x'|
+    gap = (queries.alpha / queries.var)[:, None] * (queries.x - queries.alpha[:, None] * points.center) / size
+    got = logits.gain.to(WIDE)[:, None] / points.unit / size * logits.raw[:, some].to(WIDE)
+    lost, rest = _fit(got, gap @ y.mT)
+    unit = points.unit / max(points.radius, TINY)
+    return Loss(lost, *(float(a.square().mean().sqrt()) * unit if len(a) else 0.0 for a in (rest[::2], rest[1::2])))
+
+
+def _loss_of_share(points: FP16Points, size: int, low: bool) -> float:
+    """ν, from sums that one point dominates."""
+    n, stream, device = points.n, rng.stream(0, "heavy points"), points.points.device
+    light = 2e-6 * torch.rand(n, generator=stream, device=stream.device).to(device)
+    heavy = torch.randint(0, n, (size, 1), generator=stream, device=stream.device).to(device)
+    e = torch.nn.functional.pad(FULL * light.expand(size, n).scatter(1, heavy, 1.0), (0, points.rows - n))
+    high, some = e.half(), min(MEANS, size)
+    parts = points.sums(torch.stack([high, (e - high.float()).half()]), low)
+    got = torch.cat(parts)[:, :some].sum(0, dtype=WIDE)
+    exact = torch.zeros_like(got)
+    for start in range(0, points.rows, points.slice):
+        here = slice(start, start + points.slice)
+        for y in (points.high, points.low if low else None):
+            if y is not None:
+                exact += e[:some, here].to(WIDE) @ y[here].to(WIDE)
+    error = (got - exact).norm(dim=1) / exact.norm(dim=1).clamp_min(TINY)
+    return float(error.square().mean().sqrt())
+
+
+def _fit(got: Tensor, exact: Tensor) -> tuple[float, Tensor]:
+    """λ, and the rest."""
+    error, square = got - exact, exact.square().sum()
+    lost = -(error * exact).sum() / square if bool(square > 0) else square
+    return float(lost), error + lost * exact

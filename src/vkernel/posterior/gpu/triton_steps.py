@@ -1,8 +1,10 @@
-"""The steps of :mod:`~vkernel.posterior.gpu.steps` as Triton kernels, each of which reads its block once.
+"""The steps of the GPU path as Triton kernels, each of which reads its block once.
 
-Blocks of logits are cut into tiles of ROWS queries × COLS points. A tile leaves one number for each of its queries (its
-largest logit, a count, a sum), and the few numbers of a query are then reduced by torch: no atomics, so that equal
-inputs give equal outputs, bit for bit.
+A block of :class:`~vkernel.posterior.gpu.fp16.Logits` is never stored as such. It is cut into tiles of ROWS queries ×
+COLS points; a tile leaves one number for each of its queries (its largest logit, a count, a sum), and the few numbers
+of a query are then reduced by torch: no atomics, so that equal inputs give equal outputs, bit for bit. The candidates
+of queries are tables ``index (B, cap)``, ascending, of which the first ``count (B,)`` entries of a row hold; a row with
+``count > cap`` has no candidates.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,import-not-found,import-untyped,untyped-decorator"
@@ -17,19 +19,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vkernel.posterior.gpu import steps
-from vkernel.posterior.gpu.fp16 import FULL, TINY, WIDE, FP16Points, Logits
-from vkernel.posterior.gpu.steps import LEAST, LIGHTEST
+from vkernel.posterior.gpu import fp16
+from vkernel.posterior.gpu.fp16 import WIDE, FP16Points, Logits
 from vkernel.posterior.weights import Queries
 
-ROWS, COLS = 4, 2048
-SLOTS, COORDINATES = 2, 512  # candidates and coordinates that are read at once
-PROGRAMS = 32768  # enough to fill a card, and to share the many candidates of a few queries
+ROWS, PROGRAMS = 4, 32768  # the latter are enough to fill a card, and to share the many candidates of a few queries
+COLS = tl.constexpr(2048)
+SLOTS, SLICES, LOT = tl.constexpr(2), tl.constexpr(8), tl.constexpr(128)  # of candidates, sums and logits at once
+SOME, MANY, MOST = tl.constexpr(256), tl.constexpr(512), tl.constexpr(1024)  # coordinates that are read at once
+FULL, TINY = tl.constexpr(fp16.FULL), tl.constexpr(fp16.TINY)
+NONE = tl.constexpr(-1e38)  # where there is no largest logit, one that may be subtracted
+LIGHTEST = tl.constexpr(-40.0)  # weights below exp(LIGHTEST) of the heaviest are not added to a mean in float64
 
 
 @triton.jit
-def _tile(raw, gain, slope, half, log_w, n, queries, columns, WEIGHTED: tl.constexpr, ROWS: tl.constexpr,
-          COLS: tl.constexpr):  # fmt: skip
+def _tile(raw, gain, slope, half, log_w, n, queries, columns, WEIGHTED: tl.constexpr, ROWS: tl.constexpr):
     """One tile of logits, -inf outside; its rows and columns."""
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)
@@ -49,8 +53,8 @@ def _tile(raw, gain, slope, half, log_w, n, queries, columns, WEIGHTED: tl.const
 
 @triton.jit
 def _peaks(raw, gain, slope, half, log_w, n, queries, columns, first, second, tiles, SECOND: tl.constexpr,
-           WEIGHTED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    logit, row, col = _tile(raw, gain, slope, half, log_w, n, queries, columns, WEIGHTED, ROWS, COLS)
+           WEIGHTED: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
+    logit, row, col = _tile(raw, gain, slope, half, log_w, n, queries, columns, WEIGHTED, ROWS)
     to = row * tiles + tl.program_id(0)
     top = tl.max(logit, 1)
     tl.store(first + to, top, mask=row < queries)
@@ -62,10 +66,8 @@ def _peaks(raw, gain, slope, half, log_w, n, queries, columns, first, second, ti
 
 @triton.jit
 def _survey(raw, gain, slope, half, log_w, n, queries, columns, first, thresholds, counts, sums, tiles,
-            LEAST: tl.constexpr, WEIGHTED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    logit, row, col = _tile(raw, gain, slope, half, log_w, n, queries, columns, WEIGHTED, ROWS, COLS)
-    top = tl.load(first + row, mask=row < queries, other=0.0)
-    e = tl.exp(logit - tl.maximum(top, LEAST)[:, None])
+            SUMS: tl.constexpr, WEIGHTED: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
+    logit, row, col = _tile(raw, gain, slope, half, log_w, n, queries, columns, WEIGHTED, ROWS)
     narrow = tl.load(thresholds + row, mask=row < queries, other=float("inf"))
     wide = tl.load(thresholds + queries + row, mask=row < queries, other=float("inf"))
     inside = (col < n)[None, :]
@@ -74,19 +76,22 @@ def _survey(raw, gain, slope, half, log_w, n, queries, columns, first, threshold
     to, last = row * tiles + tl.program_id(0), queries * tiles
     tl.store(counts + to, both % 65536, mask=row < queries)
     tl.store(counts + last + to, both // 65536, mask=row < queries)
-    tl.store(sums + to, tl.sum(tl.where(near, 0.0, e), 1), mask=row < queries)
-    tl.store(sums + last + to, tl.sum(e, 1), mask=row < queries)
-    tl.store(sums + 2 * last + to, tl.sum(e * e, 1), mask=row < queries)
+    if SUMS:
+        top = tl.load(first + row, mask=row < queries, other=0.0)
+        e = tl.exp(logit - tl.maximum(top, NONE)[:, None])
+        tl.store(sums + to, tl.sum(tl.where(near, 0.0, e), 1), mask=row < queries)
+        tl.store(sums + last + to, tl.sum(e, 1), mask=row < queries)
+        tl.store(sums + 2 * last + to, tl.sum(e * e, 1), mask=row < queries)
 
 
 @triton.jit
 def _select(raw, gain, slope, half, log_w, n, queries, columns, threshold, counts, starts, totals, index, tiles, cap,
-            WEIGHTED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
+            WEIGHTED: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     fits = (row < queries) & (tl.load(totals + row, mask=row < queries, other=0) <= cap)
     here = tl.load(counts + row * tiles + tl.program_id(0), mask=fits, other=0)
     if tl.max(here, 0) > 0:  # most tiles hold nothing, and are not read again
-        logit, row, col = _tile(raw, gain, slope, half, log_w, n, queries, columns, WEIGHTED, ROWS, COLS)
+        logit, row, col = _tile(raw, gain, slope, half, log_w, n, queries, columns, WEIGHTED, ROWS)
         least = tl.load(threshold + row, mask=row < queries, other=float("inf"))
         chosen = (logit >= least[:, None]) & (col < n)[None, :] & fits[:, None]
         start = tl.load(starts + row * tiles + tl.program_id(0), mask=fits, other=0)
@@ -96,9 +101,9 @@ def _select(raw, gain, slope, half, log_w, n, queries, columns, threshold, count
 
 
 @triton.jit
-def _weights(raw, gain, slope, half, log_w, n, queries, columns, shift, out, total, tiles, FULL: tl.constexpr,
-             WEIGHTED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    logit, row, col = _tile(raw, gain, slope, half, log_w, n, queries, columns, WEIGHTED, ROWS, COLS)
+def _weights(raw, gain, slope, half, log_w, n, queries, columns, shift, out, total, tiles, WEIGHTED: tl.constexpr,
+             ROWS: tl.constexpr):  # fmt: skip
+    logit, row, col = _tile(raw, gain, slope, half, log_w, n, queries, columns, WEIGHTED, ROWS)
     e = FULL * tl.exp(logit - tl.load(shift + row, mask=row < queries, other=0.0)[:, None])
     high = e.to(tl.float16)
     low = (e - high.to(tl.float32)).to(tl.float16)
@@ -111,20 +116,20 @@ def _weights(raw, gain, slope, half, log_w, n, queries, columns, shift, out, tot
 
 @triton.jit
 def _split(x, alphas, variances, center, factors, gains, slopes, norms, deltas, d, width, queries, unit, a, b, c, e,
-           PLANES: tl.constexpr, FULL: tl.constexpr, TINY: tl.constexpr, COORDINATES: tl.constexpr):  # fmt: skip
+           PLANES: tl.constexpr):  # fmt: skip
     q = tl.program_id(0).to(tl.int64)
     alpha = tl.load(alphas + q)
     var = tl.load(variances + q)
-    square = tl.zeros((COORDINATES,), tl.float64)
-    for k in range(0, d, COORDINATES):
-        col = k + tl.arange(0, COORDINATES)
+    square = tl.zeros((MOST,), tl.float64)
+    for k in range(0, d, MOST):
+        col = k + tl.arange(0, MOST)
         gap = tl.load(x + q * d + col, mask=col < d, other=0.0) - alpha * tl.load(center + col, mask=col < d, other=0.0)
         square += gap * gap
     norm = tl.sqrt(tl.sum(square, 0))
     scale = tl.maximum(norm, TINY) / FULL
-    rest = tl.zeros((COORDINATES,), tl.float64)
-    for k in range(0, width, COORDINATES):
-        col = k + tl.arange(0, COORDINATES)
+    rest = tl.zeros((MOST,), tl.float64)
+    for k in range(0, width, MOST):
+        col = k + tl.arange(0, MOST)
         gap = tl.load(x + q * d + col, mask=col < d, other=0.0) - alpha * tl.load(center + col, mask=col < d, other=0.0)
         scaled = gap / scale
         high = scaled.to(tl.float16)
@@ -154,8 +159,8 @@ def _values(values, table, first, place, good, TABLE: tl.constexpr):
 
 
 @triton.jit
-def _exact(x, alpha, var, log_w, values, table, first, stride, d, counts, index, out, cap, TABLE: tl.constexpr,
-           SLOTS: tl.constexpr, COORDINATES: tl.constexpr):  # fmt: skip
+def _exact(values, table, first, d, counts, index, cap, x, alpha, var, log_w, out, raw, columns,
+           TAKE: tl.constexpr, TABLE: tl.constexpr):  # fmt: skip
     q = tl.program_id(0).to(tl.int64)
     count = tl.load(counts + q)
     count = tl.where(count <= cap, count, 0)
@@ -165,151 +170,204 @@ def _exact(x, alpha, var, log_w, values, table, first, stride, d, counts, index,
         slot = s + tl.arange(0, SLOTS)
         held = slot < count
         i = tl.load(index + q * cap + slot, mask=held, other=0).to(tl.int64)
-        square = tl.zeros((SLOTS, COORDINATES), tl.float64)
-        for k in range(0, d, COORDINATES):
-            col = k + tl.arange(0, COORDINATES)
+        square = tl.zeros((SLOTS, MANY), tl.float64)
+        for k in range(0, d, MANY):
+            col = k + tl.arange(0, MANY)
             good = held[:, None] & (col < d)[None, :]
-            y = _values(values, table, first, i[:, None] * stride + col[None, :], good, TABLE)
+            y = _values(values, table, first, i[:, None] * d + col[None, :], good, TABLE)
             gap = tl.load(x + q * d + col, mask=col < d, other=0.0)[None, :] - a * y
             square += tl.where(good, gap * gap, 0.0)
         logit = tl.load(log_w + i, mask=held, other=0.0) - tl.sum(square, 1) / twice
         tl.store(out + q * cap + slot, logit, mask=held)
+        if TAKE:
+            tl.store(raw + q * columns + i, tl.full((SLOTS,), -float("inf"), tl.float32), mask=held)
 
 
 @triton.jit
-def _mean(values, table, first, stride, d, counts, index, logit, log_z, out, cap, TABLE: tl.constexpr,
-          LOT: tl.constexpr, SLOTS: tl.constexpr, COORDINATES: tl.constexpr, LIGHTEST: tl.constexpr,
-          NONE: tl.constexpr):  # fmt: skip
+def _mean(values, table, first, d, counts, index, cap, logit, log_z, out, TABLE: tl.constexpr):
     q = tl.program_id(0).to(tl.int64)
     count = tl.load(counts + q)
     count = tl.where(count <= cap, count, 0)
-    col = tl.program_id(1) * COORDINATES + tl.arange(0, COORDINATES)
+    col = tl.program_id(1) * MANY + tl.arange(0, MANY)
     if count == 0:
-        tl.store(out + q * d + col, tl.zeros((COORDINATES,), tl.float64), mask=col < d)
+        tl.store(out + q * d + col, tl.zeros((MANY,), tl.float64), mask=col < d)
         tl.store(log_z + q, -float("inf"))
     else:
-        top = tl.max(tl.load(logit + q * cap + tl.arange(0, SLOTS), mask=tl.arange(0, SLOTS) < count, other=NONE), 0)
+        top = tl.load(logit + q * cap)
         total = top - top
         for s in range(0, count, LOT):
             slot = s + tl.arange(0, LOT)
-            lot = tl.load(logit + q * cap + slot, mask=slot < count, other=NONE)
+            lot = tl.load(logit + q * cap + slot, mask=slot < count, other=-1e300)
             new = tl.maximum(top, tl.max(lot, 0))
             total = total * tl.exp(top - new) + tl.sum(tl.exp(lot - new), 0)
             top = new
-        sums = tl.zeros((SLOTS, COORDINATES), tl.float64)
+        sums = tl.zeros((SLOTS, MANY), tl.float64)
         for s in range(0, count, SLOTS):
             slot = s + tl.arange(0, SLOTS)
             some = tl.load(logit + q * cap + slot, mask=slot < count, other=-float("inf")) - top
-            if tl.max(some, 0) > -LIGHTEST:
-                heavy = some > -LIGHTEST
+            if tl.max(some, 0) > LIGHTEST:
+                heavy = some > LIGHTEST
                 i = tl.load(index + q * cap + slot, mask=heavy, other=0).to(tl.int64)
                 good = heavy[:, None] & (col < d)[None, :]
-                y = _values(values, table, first, i[:, None] * stride + col[None, :], good, TABLE)
+                y = _values(values, table, first, i[:, None] * d + col[None, :], good, TABLE)
                 sums += tl.where(good, tl.exp(some)[:, None] * y, 0.0)
         tl.store(out + q * d + col, tl.sum(sums, 0) / total, mask=col < d)
         tl.store(log_z + q, top + tl.log(total))
 
 
-def _on(a: Tensor) -> Any:
-    """Kernels start on the current device: make it that of ``a``."""
-    return torch.cuda.device(a.device) if a.is_cuda else contextlib.nullcontext()
+@triton.jit
+def _total(parts, slices, q, queries, col, d, width):
+    """The parts of one query, added up to ``(SLICES, SOME)``."""
+    sums = tl.zeros((SLICES, SOME), tl.float64)
+    for s in range(0, slices, SLICES):
+        k = s + tl.arange(0, SLICES)
+        good = (k < slices)[:, None] & (col < d)[None, :]
+        place = (k.to(tl.int64) * queries + q)[:, None] * width + col[None, :]
+        sums += tl.load(parts + place, mask=good, other=0.0).to(tl.float64)
+    return sums
 
 
-def _block(logits: Logits, columns: int | None = None) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, Any]]:
-    """Grid, first arguments and constants of a kernel over all tiles of points, or of so many columns."""
-    queries, points = len(logits.raw), logits.points
-    grid = triton.cdiv(columns or points.n, COLS), triton.cdiv(queries, ROWS)
+@triton.jit
+def _finish(parts, others, slices, more, center, scale, share, wanted, heavy, sparse, out, queries, d, width):
+    q = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * SOME + tl.arange(0, SOME)
+    if tl.load(wanted + q):
+        sums = _total(parts, slices, q, queries, col, d, width) + _total(others, more, q, queries, col, d, width)
+        mean = tl.load(center + col, mask=col < d, other=0.0) + tl.load(scale + q) * tl.sum(sums, 0)
+        p = tl.load(share + q)
+        mean = (1 - p) * tl.load(heavy + q * d + col, mask=col < d, other=0.0) + p * mean
+        tl.store(out + q * d + col, mean, mask=col < d)
+    else:
+        tl.store(out + q * d + col, tl.load(sparse + q * d + col, mask=col < d, other=0.0), mask=col < d)
+
+
+@triton.jit
+def _score(x, alpha, var, mean, out, d):
+    q = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * MOST + tl.arange(0, MOST)
+    m = tl.load(mean + q * d + col, mask=col < d, other=0.0)
+    s = (tl.load(alpha + q) * m - tl.load(x + q * d + col, mask=col < d, other=0.0)) / tl.load(var + q)
+    tl.store(out + q * d + col, s.to(out.dtype.element_ty), mask=col < d)
+
+
+def _run(kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4, **constants: Any) -> None:
+    """Start a kernel on the device of its tensors; those that are views are copied."""
+    device = arguments[0].device
+    given = (a.contiguous() if isinstance(a, Tensor) else a for a in arguments)
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        kernel[grid](*given, num_warps=num_warps, **constants)
+
+
+def _over_tiles(kernel: Any, logits: Logits, grid: tuple[int, int], *arguments: Any, **constants: Any) -> None:
+    """Start a kernel over a grid of tiles."""
+    points = logits.points
     log_w = points.half if points.log_w is None else points.log_w
-    first = (logits.raw, logits.gain, logits.slope, points.half, log_w, points.n, queries, points.rows)
-    return grid, first, {"WEIGHTED": points.log_w is not None, "ROWS": ROWS, "COLS": COLS, "num_warps": 8}
+    block = (logits.raw, logits.gain, logits.slope, points.half, log_w, points.n, len(logits.raw), points.rows)
+    constants = {"WEIGHTED": points.log_w is not None, "ROWS": ROWS, "num_warps": 8} | constants
+    _run(kernel, grid, *block, *arguments, **constants)
+
+
+def _grid(logits: Logits, columns: int) -> tuple[int, int]:
+    return triton.cdiv(columns, COLS.value), triton.cdiv(len(logits.raw), ROWS)
 
 
 def split(queries: Queries, points: FP16Points) -> Logits:
-    x, count = queries.x.contiguous(), len(queries)
-    factors = torch.empty((2, count, points.width), dtype=torch.float16, device=x.device)
-    (norm, delta), (gain, slope) = x.new_empty((2, count)), x.new_empty((2, count), dtype=torch.float32)
-    planes, *bound = points.bound(count)
-    with _on(x):
-        _split[(count,)](
-            x, queries.alpha.contiguous(), queries.var.contiguous(), points.center, factors, gain, slope, norm, delta,
-            x.shape[1], points.width, count, points.unit, *bound, PLANES=planes, FULL=FULL, TINY=TINY, COORDINATES=1024,
-            num_warps=4,
-        )  # fmt: skip
-    size = queries.alpha / queries.var * norm
-    return Logits(points, factors, gain, slope, norm, size, delta, points.multiply(factors))
+    """Queries as two fp16 numbers for each coordinate, their product with the points, and a bound on its error."""
+    x, alpha, var = queries.x, queries.alpha, queries.var
+    factors = torch.empty((2, len(x), points.width), dtype=torch.float16, device=x.device)
+    norm, delta, gain, slope = (
+        torch.empty(len(x), dtype=t, device=x.device) for t in (WIDE, WIDE, *2 * [torch.float32])
+    )
+    planes, *bound = points.bound(len(x))
+    out, sizes = (factors, gain, slope, norm, delta), (points.d, points.width, len(x))
+    _run(_split, (len(x),), x, alpha, var, points.center, *out, *sizes, points.unit, *bound, PLANES=planes)
+    return Logits(points, factors, gain, slope, norm, alpha / var * norm, delta, points.multiply(factors))
 
 
 def peaks(logits: Logits, second: bool) -> tuple[Tensor, Tensor]:
-    grid, first, constants = _block(logits)
+    """The largest and, where it is wanted, the second largest logit of every query (-inf: there is none)."""
+    grid = _grid(logits, logits.points.n)
     found = logits.raw.new_full((2, len(logits.raw), grid[0]), -torch.inf)
-    with _on(found):
-        _peaks[grid](*first, found[0], found[1], grid[0], SECOND=second, **constants)
+    _over_tiles(_peaks, logits, grid, found[0], found[1], grid[0], SECOND=second)
     if not second:
         return found[0].amax(1), found[1, :, 0]
     two = found.movedim(0, 1).flatten(1).topk(2, dim=1).values
     return two[:, 0], two[:, 1]
 
 
-def survey(logits: Logits, first: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    grid, arguments, constants = _block(logits)
-    counts = torch.empty((2, len(first), grid[0]), dtype=torch.int32, device=first.device)
-    sums = first.new_empty((3, len(first), grid[0]))
-    with _on(first):
-        _survey[grid](
-            *arguments, first.contiguous(), thresholds.contiguous(), counts, sums, grid[0], LEAST=LEAST, **constants
-        )
-    below, total, square = sums.sum(2).unbind()
-    return counts, below, total, square
+def survey(logits: Logits, thresholds: Tensor, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The numbers of points at or above each of ``thresholds (2, B)``: ``(2, B, ·)``, by parts of the data.
+
+    With ``first (B,)``, the largest logit, also three sums of weights relative to the largest one, ``(3, B)``: of the
+    points below the first threshold, of all, and of the squares of all.
+    """
+    grid, size = _grid(logits, logits.points.n), len(logits.raw)
+    counts = torch.empty((2, size, grid[0]), dtype=torch.int32, device=logits.raw.device)
+    sums = logits.raw.new_empty((3 if first is not None else 0, size, grid[0]))
+    top = logits.gain if first is None else first
+    _over_tiles(_survey, logits, grid, top, thresholds, counts, sums, grid[0], SUMS=first is not None)
+    return counts, sums.sum(2)
 
 
 def select(logits: Logits, threshold: Tensor, cap: int, counts: Tensor) -> tuple[Tensor, Tensor]:
-    grid, first, constants = _block(logits)
+    """``count`` and ``index`` of the points whose logit is at least ``threshold (B,)``; ``counts`` are a survey's."""
     index = torch.empty((len(threshold), cap), dtype=torch.int32, device=threshold.device)
-    through = counts.cumsum(1, dtype=torch.int32)
+    through, tiles = counts.cumsum(1, dtype=torch.int32), counts.shape[1]
     total = through[:, -1].contiguous()
-    constants |= {"ROWS": 1, "num_warps": 4}  # few tiles hold anything, and fewer hold something of four queries
-    with _on(index):
-        _select[(grid[0], len(threshold))](
-            *first, threshold.contiguous(), counts.contiguous(), through - counts, total, index, grid[0], cap,
-            **constants,
-        )  # fmt: skip
+    table = (threshold, counts, through - counts, total, index)
+    # One query at a time: few tiles hold anything, and fewer hold something of four queries.
+    _over_tiles(_select, logits, (tiles, len(threshold)), *table, tiles, cap, ROWS=1, num_warps=4)
     return total, index
 
 
 def weights(logits: Logits, shift: Tensor) -> tuple[Tensor, Tensor]:
-    grid, first, constants = _block(logits, logits.points.rows)
+    r"""The weights :math:`2^{14} e^{l - \mathrm{shift}}` as sums of two fp16 numbers, ``(2, B, N)``, and their sums."""
+    grid = _grid(logits, logits.points.rows)
     out = torch.empty((2, *logits.raw.shape), dtype=torch.float16, device=shift.device)
     total = logits.raw.new_empty((len(logits.raw), grid[0]))
-    with _on(out):
-        _weights[grid](*first, shift.contiguous(), out, total, grid[0], FULL=FULL, **constants)
+    _over_tiles(_weights, logits, grid, shift, out, total, grid[0])
     return out, total.to(WIDE).sum(1)
 
 
-def exact(queries: Queries, points: FP16Points, count: Tensor, index: Tensor) -> Tensor:
-    if points.values is None:
-        return steps.exact(queries, points, count, index)
-    x, cap = queries.x.contiguous(), index.shape[1]
-    out = torch.empty(index.shape, dtype=WIDE, device=x.device)
-    grid = len(x), max(1, min(triton.cdiv(cap, SLOTS), PROGRAMS // len(x)))
-    table = x if points.table is None else points.table
-    with _on(x):
-        _exact[grid](
-            x, queries.alpha.contiguous(), queries.var.contiguous(), points.points.log_w, points.values, table,
-            points.first, points.values.stride(0), points.d, count, index, out, cap, TABLE=points.table is not None,
-            SLOTS=SLOTS, COORDINATES=COORDINATES, num_warps=4,
-        )  # fmt: skip
+def _over_candidates(
+    kernel: Any, programs: int, points: FP16Points, count: Tensor, index: Tensor, *arguments: Any, **constants: Any
+) -> None:
+    """Start a kernel over queries and so many programs for each."""
+    table = points.center if points.table is None else points.table
+    read = (points.values, table, points.first, points.d, count, index, index.shape[1])
+    _run(kernel, (len(count), programs), *read, *arguments, TABLE=points.table is not None, **constants)
+
+
+def exact(queries: Queries, points: FP16Points, count: Tensor, index: Tensor, logits: Logits | None = None) -> Tensor:
+    """Logits of the candidates in float64, by differences, ``(B, cap)``; given ``logits`` lose the candidates."""
+    out = torch.empty(index.shape, dtype=WIDE, device=index.device)
+    raw, programs = out if logits is None else logits.raw, PROGRAMS // len(count)
+    given = (queries.x, queries.alpha, queries.var, points.points.log_w, out, raw, raw.shape[1])
+    programs = max(1, min(triton.cdiv(index.shape[1], SLOTS.value), programs))
+    _over_candidates(_exact, programs, points, count, index, *given, TAKE=logits is not None)
     return out
 
 
 def mean(points: FP16Points, count: Tensor, index: Tensor, logit: Tensor) -> tuple[Tensor, Tensor]:
-    if points.values is None:
-        return steps.mean(points, count, index, logit)
+    """``log z (B,)`` and the mean ``(B, d)`` over the candidates; -inf and 0 where there are none."""
     out, log_z = logit.new_empty((len(count), points.d)), logit.new_empty(len(count))
-    table = logit if points.table is None else points.table
-    with _on(out):
-        _mean[(len(count), triton.cdiv(points.d, COORDINATES))](
-            points.values, table, points.first, points.values.stride(0), points.d, count, index, logit, log_z, out,
-            index.shape[1], TABLE=points.table is not None, LOT=128, SLOTS=SLOTS, COORDINATES=COORDINATES,
-            LIGHTEST=LIGHTEST, NONE=-1e300, num_warps=4,
-        )  # fmt: skip
+    _over_candidates(_mean, triton.cdiv(points.d, MANY.value), points, count, index, logit, log_z, out)
     return log_z, out
+
+
+def finish(
+    points: FP16Points, parts: list[Tensor], scale: Tensor, share: Tensor, wanted: Tensor, heavy: Tensor, sparse: Tensor
+) -> Tensor:
+    r"""Means ``(B, d)``: where ``wanted``, :math:`(1 - p)\, heavy + p\, (c + scale \sum parts)`, else ``sparse``."""
+    out, (count, d) = torch.empty_like(sparse), sparse.shape
+    sizes = len(parts[0]), sum(len(part) for part in parts[1:])
+    means = (points.center, scale, share, wanted, heavy, sparse, out)
+    _run(_finish, (count, triton.cdiv(d, SOME.value)), parts[0], parts[-1], *sizes, *means, count, d, points.width)
+    return out
+
+
+def score(queries: Queries, mean: Tensor, dtype: torch.dtype) -> Tensor:
+    r""":math:`(\alpha m - x) / \sigma^2`, ``(B, d)``."""
+    out, (count, d) = torch.empty_like(mean, dtype=dtype), mean.shape
+    _run(_score, (count, triton.cdiv(d, MOST.value)), queries.x, queries.alpha, queries.var, mean, out, d)
+    return out
