@@ -1,28 +1,24 @@
-r"""The base class of V-kernels, and the two kinds that users define (docs/theory.md, §5).
+r"""V-kernels that belong to no model: naive, measured, and the two kinds that users define (docs/theory.md, §5, §8.4).
 
 A V-kernel is the covariance :math:`\mathrm{Cov}_\theta[\hat s(x,t), \hat s(x',t')]` of the learned score over training
 randomness, together with the mean score; :math:`V = D\,\mathrm{Cov}\,D'`. Its ``error`` is the relative standard error
-of the predicted variance :math:`\mathrm{tr}\,\mathrm{Cov}`:
-
-=========================  =========================================================================================
-Naive, FiniteRank,         0: the closed form is exact
-Function, SGD
-Linear, Lazy               from the spread over the ``sets`` of inputs; 0 where inputs are held fixed, or to leading
-                           order in 1/P. Expectations over ``quadrature`` draws are taken as exact
-Measured                   :math:`\sqrt{2/(M-1)}`, M counting groups where members have groups
-=========================  =========================================================================================
+of the predicted variance :math:`\mathrm{tr}\,\mathrm{Cov}`. It is 0 for closed forms (Naive, FiniteRank, Function, SGD,
+Linear to leading order), follows from the spread over ``sets`` of inputs for Linear and Lazy, and is
+:math:`\sqrt{2/(M-1)}` for Measured, M counting groups where members have groups.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.checks import check_whole
+from vkernel.core.checks import check_whole, is_number
 from vkernel.core.covariance import Covariance, Cross, Factored, Matrix, Transformed
 from vkernel.core.errors import InputError, require
 from vkernel.core.rng import Generator
@@ -30,7 +26,9 @@ from vkernel.process import Anisotropic, Process
 from vkernel.sample.scores import Groups, Scores
 from vkernel.sample.sde import Field, VKernel
 from vkernel.score.base import Score, Time, wide_time
+from vkernel.score.empirical import EmpiricalScore
 
+ENOUGH = 20  # units below which the relative error sqrt(2 / (units - 1)) is too large for a prediction
 JITTER = 1e-10  # of the largest variance so far, added to the diagonal of a conditioned field's covariance
 
 
@@ -48,13 +46,12 @@ class Kernel(VKernel):
 
     @property
     def mean(self) -> Score:
-        """The mean score that belongs to the kernel."""
         if self._mean is None:
             raise InputError(f"This {type(self).__name__} kernel was made without a mean score: give mean=…")
         return self._mean
 
     def __call__(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
-        r"""Return :math:`V = D\, \mathrm{Cov}\, D'`, paired over the broadcast batch."""
+        """Return V = D Cov D', paired over the broadcast batch."""
         here, there = (self.process.base.D(wide_time(u, x.device)) for u in (t, t if t2 is None else t2))
         gamma = self.process.gamma if isinstance(self.process, Anisotropic) else None
         return Transformed(self.cov(x, t, x2, t2), (here * there).sqrt(), gamma)
@@ -77,6 +74,65 @@ class Kernel(VKernel):
         self.valid, self.why = valid, why if valid else f"{why}. {advice}"
         if not valid:
             warnings.warn(f"{type(self).__name__} kernel: {self.why}", ValidityWarning, stacklevel=3)
+
+
+class Naive(Kernel):
+    r"""The naive score estimator: :math:`V = \kappa\, D\, C\, D\, \delta(t - t')`, with κ in the unit of t (5.9)."""
+
+    white = True
+
+    def __init__(self, score: EmpiricalScore, kappa: float) -> None:
+        require(isinstance(score, EmpiricalScore), "The naive kernel needs an EmpiricalScore, from which C follows.")
+        require(is_number(kappa) and kappa >= 0, f"kappa must be a number ≥ 0, in the unit of t; got {kappa!r}.")
+        self.score, self.kappa, self.process, self._mean = score, float(kappa), score.process, score
+
+    def cov(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
+        require(x2 is None and t2 is None, "A white kernel has no covariance between two times: give x and t alone.")
+        return Transformed(self.score.covariance(x, t), torch.tensor(math.sqrt(self.kappa), dtype=torch.float64))
+
+    def mean_and_noise(self, x: Tensor, t: Time, generator: Generator = None) -> tuple[Tensor, Tensor]:
+        r"""Return the score and a Gaussian draw of covariance :math:`\kappa C`, from one posterior."""
+        s, cov = self.score.with_covariance(x, t)
+        return s, math.sqrt(self.kappa) * cov.draw(generator)
+
+    def draw(self, members: int, generator: Generator = None) -> Field:
+        raise InputError("A white kernel is fresh noise at every step, not a field: use sample.effective_sde.")
+
+
+class Measured(Kernel):
+    r"""The covariance over the finite members of ``scores`` (an Ensemble, Checkpoints), for events of any shape.
+
+    The field :math:`\delta\hat s = \sum_m z_m\,(\hat s_m - s_{avg})/\sqrt{M-1}`, z standard normal, is Gaussian with
+    exactly this covariance; its samples differ from those of the members by the effect of the cumulants beyond the
+    second. With groups, factors of the covariance replace the deviations.
+    """
+
+    def __init__(self, scores: Scores) -> None:
+        require(isinstance(scores, Scores), f"A measured kernel needs an Ensemble or Checkpoints, not {scores!r}.")
+        self.members = len(scores) - len(scores.diverged)
+        require(self.members >= 2, f"A covariance over members needs two finite ones. {scores.report}")
+        self.scores, self.process = scores.finite, scores.process
+        self._mean, self.device = scores.mean_score, scores.device
+        units = self.scores.groups.units
+        self.relative_error = math.sqrt(2 / (units - 1))
+        why = f"measured over {self.members} members: variances are known to {100 * self.relative_error:.0f} %"
+        self._assess(units >= ENOUGH, why, f"Train at least {ENOUGH} members.")
+
+    def cov(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
+        return self.scores.cov(x, t, x2, t2)
+
+    def factors(self, x: Tensor, t: Time) -> Tensor:
+        return self.scores.deviations(x, t)
+
+    def error(self, x: Tensor, t: Time) -> Tensor:
+        return torch.full(self.mean.split(x)[0], self.relative_error, dtype=torch.float64, device=x.device)
+
+    def draw(self, members: int, generator: Generator = None) -> Field:
+        check_whole(members, "the number of members of a field")
+        # factors are linear in the scores: those of the identity turn normals into weights of the members
+        factors = self.scores.groups.factors(torch.eye(self.members, dtype=torch.float64, device=self.device))
+        z = rng.randn((members, len(factors)), rng.as_generator(generator), self.device, torch.float64)
+        return self.scores.combine(z @ factors)
 
 
 class FiniteRank(Kernel):
@@ -137,15 +193,14 @@ class Function(Kernel):
 
     def cov(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
         there = x if x2 is None else x2
-        matrix = self._matrix(x, times(t, x), there, times(t if t2 is None else t2, there))
-        shape = tuple(x.shape[-1:])
-        return Matrix(matrix, shape) if x2 is None else Cross(matrix, shape)
+        matrix = self._matrix(x, times_of(t, x), there, times_of(t if t2 is None else t2, there))
+        return (Matrix if x2 is None else Cross)(matrix, tuple(x.shape[-1:]))
 
     def _matrix(self, x: Tensor, t: Tensor, x2: Tensor, t2: Tensor) -> Tensor:
         k, d = self.function(x, t, x2, t2), x.shape[-1]
         good = isinstance(k, Tensor) and bool(k.isfinite().all())
         require(good, "The kernel function must return a tensor of finite numbers.")
-        batch = torch.broadcast_shapes(x.shape[:-1], x2.shape[:-1])
+        batch = np.broadcast_shapes(x.shape[:-1], x2.shape[:-1])
         if k.shape == batch:
             return k[..., None, None] * torch.eye(d, dtype=k.dtype, device=k.device)
         good = k.shape == (*batch, d, d)
@@ -178,7 +233,7 @@ class _Conditioned:
         good = x.ndim >= 2 and x.shape[0] == self.members
         require(good, f"A field of {self.members} members takes x ({self.members}, *batch, d); got {tuple(x.shape)}.")
         new = x.detach().double().reshape(self.members, -1, x.shape[-1])
-        when = times(t, x).double().reshape(self.members, -1)
+        when = times_of(t, x).double().reshape(self.members, -1)
         rest = self.kernel.pairs(new, when, new, when).double()
         require(torch.allclose(rest, rest.mT), "The kernel is not symmetric under exchange of its arguments.")
         self.scale = max(self.scale, float(rest.diagonal(dim1=-2, dim2=-1).amax()))
@@ -192,15 +247,16 @@ class _Conditioned:
             cross = torch.linalg.solve_triangular(old, k.mT, upper=False).mT
             root = _cholesky(rest - cross @ cross.mT, self.scale)
             value = cross @ z[..., None] + root @ fresh[..., None]
-            top = torch.cat([old, old.new_zeros(*old.shape[:-1], root.shape[-1])], -1)
+            top, bottom = torch.nn.functional.pad(old, (0, root.shape[-1])), torch.cat([cross, root], -1)
             points, old_times, z = (torch.cat(a, 1) for a in ((points, new), (old_times, when), (z, fresh)))
-            self.past = points, old_times, z, torch.cat([top, torch.cat([cross, root], -1)], -2)
+            self.past = points, old_times, z, torch.cat([top, bottom], -2)
         return value.reshape(x.shape).to(x.dtype)
 
 
 def _cholesky(matrix: Tensor, scale: float) -> Tensor:
     """Return a Cholesky factor of covariances of values whose variance is at most ``scale``."""
-    jitter = JITTER * scale * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    # a kernel that vanishes everywhere has no scale
+    jitter = JITTER * (scale or 1e-100) * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     root, info = torch.linalg.cholesky_ex(matrix + jitter)
     if bool((info > 0).any()):  # rounding leaves up to about 1e-12 of the scale; more is no covariance
         values, vectors = torch.linalg.eigh(matrix)
@@ -214,26 +270,21 @@ def _cholesky(matrix: Tensor, scale: float) -> Tensor:
 class Drawn(Scores):
     """Models drawn from a kernel: each the mean score plus an independent field."""
 
+    dtype = torch.float64
+    device = torch.device("cpu")
+
     def __init__(self, members: Sequence[Score], device: torch.device) -> None:
-        self.members, self._device, self.groups = list(members), device, Groups.of(None, len(members))
+        self.members, self.device, self.groups = list(members), device, Groups.of(None, len(members))
         self.process, self.shape = self.members[0].process, self.members[0].shape
 
     def __len__(self) -> int:
         return len(self.members)
 
-    @property
-    def device(self) -> torch.device:
-        return self._device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float64
-
     def member(self, index: int) -> Score:
         return self.members[index]
 
     def select(self, indices: Sequence[int]) -> Drawn:
-        return Drawn([self.members[m] for m in indices], self._device)
+        return Drawn([self.members[m] for m in indices], self.device)
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
         return torch.stack([member(x, t) for member in self.members])
@@ -241,7 +292,8 @@ class Drawn(Scores):
     def paired(self, x: Tensor, t: Time) -> Tensor:
         require(len(x) == len(self), f"paired needs x ({len(self)}, *batch, *shape); got {tuple(x.shape)}.")
         own = isinstance(t, Tensor) and t.ndim >= len(self.members[0].split(x)[0])
-        return torch.stack([member(x[m], t[m] if own else t) for m, member in enumerate(self.members)])  # type: ignore[index]
+        when = list(t) if own and isinstance(t, Tensor) else [t] * len(self)
+        return torch.stack([member(*at) for member, *at in zip(self.members, x, when, strict=True)])
 
 
 class _Model(Score):
@@ -254,6 +306,6 @@ class _Model(Score):
         return self.base(x, t) + self.field(x[None], t)[0]
 
 
-def times(t: Time, x: Tensor) -> Tensor:
+def times_of(t: Time, x: Tensor) -> Tensor:
     """Return t over the batch of vectors x."""
     return torch.as_tensor(t, dtype=x.dtype, device=x.device).expand(x.shape[:-1])

@@ -1,12 +1,9 @@
 r"""The V-kernel of infinitely wide networks (docs/theory.md, §8.2).
 
 A lazy network :math:`\hat s = a_t + B_t f`, trained for time :math:`\tau` on the inputs X = U and the targets y, is
-linear in both :math:`f_0` and y (:mod:`vkernel.train.models.lazy`): with the smoother G,
-
-.. math:: f(x) = f_0(x) + w(x)^T (y - f_0(X)), \qquad w(x)^T = K(u,U)\, G .
-
-So, with the noise of the targets :math:`N_i = \mathrm{Cov}[y_i|x_i]` and the covariance :math:`K_0 \otimes 1` of
-:math:`f_0`, the covariance of f is a sum of three parts, each exact given the inputs:
+linear in both :math:`f_0` and y: :math:`f(x) = f_0(x) + w(x)^T (y - f_0(X))` with :math:`w(x)^T = K(u,U)\, G` and the
+smoother G (:mod:`vkernel.train.models.lazy`). So, with the noise of the targets :math:`N_i = \mathrm{Cov}[y_i|x_i]` and
+the covariance :math:`K_0 \otimes 1` of :math:`f_0`, the covariance of f is a sum of three parts, each exact given X:
 
 .. math:: \text{targets:}\quad & E_X\Big[\sum_i w_i(x)\, w_i(x')\, N_i\Big], \\
           \text{init:}\quad & E_X\big[K_0(x,x') - w^T K_0(X,x') - K_0(x,X)\, w' + w^T K_0(X,X)\, w'\big] \otimes 1, \\
@@ -15,17 +12,17 @@ So, with the noise of the targets :math:`N_i = \mathrm{Cov}[y_i|x_i]` and the co
 and :math:`\mathrm{Cov}[\hat s, \hat s'] = B_t B_{t'}` times it. :math:`E_X` is a mean over ``sets`` sets of inputs and
 :math:`\mathrm{Cov}_X` their sample covariance. What does not vary is fixed at its value for member 0: the inputs (then
 there is one set), the random numbers of the targets, :math:`f_0`; the last two then belong to :math:`E(f|X)`. The
-targets part vanishes for J0, so that the inputs part is the covariance of the J0 ensemble on the same inputs, started
-from :math:`f_0 = 0`. Full batches have no order.
+inputs part is the covariance of the J0 ensemble on the same inputs, started from :math:`f_0 = 0`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,8 +31,8 @@ from vkernel.core.errors import require
 from vkernel.core.progress import Progress
 from vkernel.core.progress import progress as show_progress
 from vkernel.data.empirical import Empirical
-from vkernel.kernels.base import Function, times
-from vkernel.kernels.linear import NoisyTargets
+from vkernel.kernels.base import Function, times_of
+from vkernel.kernels.linear import target_noise
 from vkernel.process import Process
 from vkernel.score.base import Time
 from vkernel.train.ensemble import Ensemble
@@ -62,8 +59,8 @@ class Lazy(Function):
     """The covariance that training gives a lazy ``model`` fitted to ``draws`` noised points.
 
     The mean is over ``sets`` sets of inputs, those of the first members of an ensemble of this ``seed``; one, that of
-    member 0, where inputs do not vary. ``objective``, ``vary``, ``seed`` and ``times`` as for
-    :func:`~vkernel.train.ensemble.train_ensemble`. ``effective`` is F_eff, the mean number of learned directions.
+    member 0, where inputs do not vary. ``objective``, ``vary``, ``seed`` and ``times`` as for ``vk.train_ensemble``.
+    ``effective`` is F_eff, the mean number of learned directions.
     """
 
     def __init__(
@@ -82,31 +79,30 @@ class Lazy(Function):
     ) -> None:
         require(isinstance(model, Model), f"This kernel belongs to a lazy model, not {model!r}.")
         training = Training(data, process, objective, draws, vary, seed, times)
-        self.model, self.draws, self.d = model, training.finite_draws("A lazy model"), training.data.d
+        P, shape, self.d = training.finite_draws("A lazy model"), training.data.shape, training.data.d
         check_whole(sets, "sets, the number of sets of inputs,")
-        good = training.data.shape == (self.d,) and self.d <= LARGEST
-        shape = training.data.shape
+        good = shape == (self.d,) and self.d <= LARGEST
         require(good, f"This kernel takes vectors of up to {LARGEST} numbers; an event of the data is {shape}.")
-        held = "inputs" not in training.vary
-        self.sets, self.varies_init = 1 if held else sets, model.init and "init" in training.vary
         super().__init__(self._sum, process)
-        self.device = training.data.device
+        held = "inputs" not in training.vary
+        self.model, self.draws, self.sets, self.device = model, P, 1 if held else sets, training.data.device
+        self.varies_init = model.init and "init" in training.vary
         # the model of E(f|X): from f0 = 0 where f0 varies
         centre = replace(model, init=model.init and not self.varies_init)
-        self._states = self._learn(centre, NoisyTargets(model.parametrisation, training), progress)
+        self._states = self._learn(centre, training, progress)
         self._mean = Ensemble(centre, self._states, process, shape).mean_score
-        ratio = f"F_eff/P = {self.effective / self.draws:.2g}"
-        why = f"for one set of inputs; {ratio}" if held else f"averaged over {sets} sets of inputs; {ratio}"
+        inputs = "for one set of inputs" if held else f"averaged over {sets} sets of inputs"
+        why = f"exact in the lazy limit, {inputs}; F_eff/P = {self.effective / P:.2g}"
         advice = f"Give sets ≥ {FEWEST}: the covariance over inputs is hardly measured."
-        self._assess(held or sets >= FEWEST, f"exact in the lazy limit, {why}", advice)
+        self._assess(held or sets >= FEWEST, why, advice)
 
-    def _learn(self, centre: Model, targets: NoisyTargets, progress: Progress) -> dict[str, Tensor]:
+    def _learn(self, centre: Model, training: Training, progress: Progress) -> dict[str, Tensor]:
         """Compute G, G K0(X,X) and the noise N of the targets ``(d, d, S P)``; return the states of E(f|X)."""
-        training, at_once = targets.training, max(1, CHUNK // self.draws**2)
+        exact = training.without_noise()
         smoothers, mixed, noise, states, self.effective = [], [], [], [], 0.0
         with show_progress(self.sets, progress) as report:
-            for block in torch.arange(self.sets).split(at_once):
-                batch = training.batch(block.tolist(), self.draws)
+            for block in torch.arange(self.sets).split(max(1, CHUNK // self.draws**2)):
+                batch = exact.batch(block.tolist(), self.draws)
                 G, effective = self.model.smoother(batch.x, batch.t, self.process)
                 states.append(centre.learn(batch, G, centre.initial(training, block.tolist()), self.process))
                 smoothers.append(G)
@@ -114,7 +110,7 @@ class Lazy(Function):
                 if self.varies_init:
                     U = states[-1]["inputs"]
                     mixed.append(G @ self.model.kernel.prior(U, U))
-                N = targets.noise(batch)
+                N = target_noise(self.model, training, batch)
                 if N is not None:
                     noise.append(N)
                 report("sets of inputs", len(block))
@@ -127,13 +123,13 @@ class Lazy(Function):
         there = x if x2 is None else x2
         for name, a in (("x", x), ("x2", there)):
             require(a.shape[-1] == self.d, f"{name} must be vectors of {self.d} numbers; got {tuple(a.shape)}.")
-        batch = torch.broadcast_shapes(x.shape[:-1], there.shape[:-1])
-        when = times(t, x), times(t if t2 is None else t2, there)
+        batch = np.broadcast_shapes(x.shape[:-1], there.shape[:-1])
+        when = times_of(t, x), times_of(t if t2 is None else t2, there)
         same = there is x and torch.equal(*when)
         flat = [a.expand(*batch, self.d).reshape(-1, 1, self.d) for a in (x, there)]
         flat += [a.expand(batch).reshape(-1, 1) for a in when]
         found = []
-        for a, b, s, s2 in zip(*(f.split(max(1, CHUNK // self._w_size)) for f in flat), strict=True):
+        for a, b, s, s2 in zip(*(f.split(self._width(1)) for f in flat), strict=True):
             one = self._points(a, s)
             found.append(self._terms(one, one if same else self._points(b, s2)))
         shape = (*batch, self.d, self.d)
@@ -144,8 +140,7 @@ class Lazy(Function):
 
     def pairs(self, x: Tensor, t: Tensor, x2: Tensor, t2: Tensor) -> Tensor:
         m, n, d = x.shape
-        one, width = self._points(x, t), max(1, CHUNK // (m * self._w_size))
-        columns = []
+        one, width, columns = self._points(x, t), self._width(m), []
         for some, when in zip(x2.split(width, 1), t2.split(width, 1), strict=True):
             total = sum(self._terms(one, self._points(some, when)).values(), x.new_zeros(()).double())
             columns.append(total.movedim(3, 2).reshape(m, n * d, -1))
@@ -154,22 +149,18 @@ class Lazy(Function):
     def error(self, x: Tensor, t: Time) -> Tensor:
         if self.sets == 1:
             return x.new_zeros(x.shape[:-1])
-        points, S = self._points(x.reshape(-1, 1, self.d), times(t, x).reshape(-1, 1)), self.sets
-
-        def by_set(a: Tensor) -> Tensor:
-            return a.reshape(-1, S, self.draws).sum(-1)
-
+        points, S = self._points(x.reshape(-1, 1, self.d), times_of(t, x).reshape(-1, 1)), self.sets
         v = points.mean.square().sum(0)[:, 0] * S / (S - 1)
         if self._N is not None:
-            v = v + by_set(points.w.square() * self._N.diagonal().sum(-1))
+            v = v + (points.w.square() * self._N.diagonal().sum(-1)).reshape(-1, S, self.draws).sum(-1)
         if self.varies_init:
-            prior = self.model.kernel.prior(points.u, points.u)[:, 0]
-            v = v + self.d * (prior + by_set((points.rest - points.prior) * points.w))
+            change = ((points.rest - points.prior) * points.w).reshape(-1, S, self.draws).sum(-1)
+            v = v + self.d * (self.model.kernel.prior(points.u, points.u)[:, 0] + change)
         return (v.std(-1) / (v.mean(-1) * math.sqrt(S))).reshape(x.shape[:-1]).to(x.dtype)
 
-    @property
-    def _w_size(self) -> int:
-        return self.sets * self.draws
+    def _width(self, groups: int) -> int:
+        """Return how many points of each of several groups are evaluated at once."""
+        return max(1, CHUNK // (groups * self.sets * self.draws))
 
     def _points(self, x: Tensor, t: Tensor) -> _Points:
         """Return w and its like at ``x (m, N, d)`` and ``t (m, N)``."""
@@ -188,18 +179,14 @@ class Lazy(Function):
 
     def _terms(self, one: _Points, two: _Points) -> dict[str, Tensor]:
         """Return the parts for all pairs within each group, ``(m, N, N', d, d)``."""
-        slopes = (one.slope @ two.slope.mT)[..., None, None]
-        inputs = self._matrices(lambda a, b: one.mean[a] @ two.mean[b].mT) / max(self.sets - 1, 1)
+        slopes, d = (one.slope @ two.slope.mT)[..., None, None], range(self.d)
+        inputs = torch.einsum("amns,bmks->mnkab", one.mean, two.mean) / max(self.sets - 1, 1)
         targets, init = torch.zeros_like(inputs), torch.zeros_like(inputs)
         if self._N is not None:
-            N = self._N
-            targets = self._matrices(lambda a, b: (one.w * N[a, b]) @ two.w.mT) / self.sets
+            rows = [torch.stack([(one.w * self._N[a, b]) @ two.w.mT for b in d], -1) for a in d]
+            targets = torch.stack(rows, -2) / self.sets
         if self.varies_init:
             change = (one.rest @ two.w.mT - one.w @ two.prior.mT) / self.sets
             eye = torch.eye(self.d, dtype=slopes.dtype, device=slopes.device)
             init = (self.model.kernel.prior(one.u, two.u) + change)[..., None, None] * eye
         return {"targets": slopes * targets, "inputs": slopes * inputs, "init": slopes * init}
-
-    def _matrices(self, entry: Callable[[int, int], Tensor]) -> Tensor:
-        rows = [torch.stack([entry(a, b) for b in range(self.d)], -1) for a in range(self.d)]
-        return torch.stack(rows, -2)

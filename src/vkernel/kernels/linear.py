@@ -1,75 +1,78 @@
-r"""The V-kernel of linear models (docs/theory.md, §8.1).
+r"""V-kernels of linear models, fitted to P draws or trained by SGD (docs/theory.md, §8.1 and §8.3).
 
-A linear model :math:`\hat s = a_t + B_t W\phi`, fitted to P draws with weights :math:`\omega = \lambda B^2` and ridge
-:math:`\gamma`, has :math:`\mathrm{Cov}[\hat s, \hat s'] = B_t\,\phi^T\,\mathrm{Cov}[W]\,\phi' B_{t'}`. Two forms:
+A linear model :math:`\hat s = a_t + B_t W\phi` has :math:`\mathrm{Cov}[\hat s, \hat s'] = B_t\,\phi^T\,\mathrm{Cov}[W]\,
+\phi' B_{t'}`. With :math:`\Sigma = E\,\omega\phi\phi^T`, the noise of the target :math:`N = \mathrm{Cov}[y|x]` and the
+misfit :math:`b = E[y|x] - W\phi`, the covariance of one draw's gradient is
 
-* **leading** order in 1/P. With :math:`\Sigma = E\,\omega\phi\phi^T`,
-  :math:`W_\gamma = E[\omega y\phi^T](\Sigma+\gamma)^{-1}`, the misfit :math:`b = E[y|x] - W_\gamma\phi` and the noise
-  of the target :math:`N = \mathrm{Cov}[y|x]`,
+.. math:: M(W) = E[\omega^2 (N + b b^T)\,\phi\phi^T] - E[\omega b\phi]\,E[\omega b\phi]^T .
 
-  .. math:: \mathrm{Cov}[W] = \frac1P (\Sigma+\gamma)^{-1} \big\{ E[\omega^2 (N + b b^T)\,\phi\phi^T]
-            - \gamma^2\, W_\gamma^T W_\gamma \big\} (\Sigma+\gamma)^{-1} .
+**Least squares** with ridge :math:`\gamma` (:class:`Linear`), in two forms:
 
+* **leading** order in 1/P. With :math:`W_\gamma = E[\omega y\phi^T](\Sigma+\gamma)^{-1}`,
+  :math:`\mathrm{Cov}[W] = \frac1P (\Sigma+\gamma)^{-1} M(W_\gamma)\, (\Sigma+\gamma)^{-1}` (8.1).
 * **given inputs**, the default: exact given the inputs X, then averaged over sets of them. With
-  :math:`H = (A^T A + \gamma)^{-1} A^T`, :math:`A = \sqrt{\omega/P}\,\phi`,
+  :math:`H = (A^T A + \gamma)^{-1} A^T`, :math:`A = \sqrt{\omega/P}\,\phi`, (8.2) is
 
   .. math:: \mathrm{Cov}[W] = E_X\Big[\sum_i \frac{\omega_i}{P} N_i\, H_i H_i^T\Big] + \mathrm{Cov}_X\big[E(W|X)\big] .
 
 The terms with N are the *target noise*, and vanish for J0; the rest, the misfit or the covariance over inputs, is
 exactly the covariance of the J0 ensemble on the same inputs.
+
+**Online SGD** (:class:`SGD`) takes fresh draws at every step, as real models are trained: learning rate :math:`\eta`,
+batches of B, from :math:`W = 0`. In training time :math:`\tau = \eta \times` steps and the eigenbasis
+:math:`\Sigma q_k = \rho_k q_k`, for small :math:`\eta` (8.4),
+
+.. math:: \bar W_k(\tau) = \frac{1 - e^{-\rho_k\tau}}{\rho_k}\, E[\omega\,y\,\phi_k], \qquad
+          \mathrm{Cov}_{kl}(\tau) = \frac{\eta}{B} \int_0^\tau e^{-(\rho_k+\rho_l)(\tau-u)}\, M_{kl}(\bar W(u))\, du .
+
+M is evaluated at nodes in u and interpolated linearly, and the exponential is integrated exactly. A ridge
+:math:`\gamma` (weight decay) is added to every :math:`\rho`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from vkernel.core.checks import check_choice, check_whole
+from vkernel.core.checks import check_choice, check_positive, check_whole
 from vkernel.core.errors import require
 from vkernel.core.progress import Progress, Reporter
 from vkernel.core.progress import progress as show_progress
 from vkernel.core.rng import Generator
 from vkernel.data.empirical import Empirical
-from vkernel.kernels.base import FiniteRank, times
+from vkernel.kernels.base import FiniteRank, times_of
 from vkernel.process import Process
 from vkernel.sample.sde import Field
 from vkernel.score.base import Time, wide_time
 from vkernel.train.ensemble import Ensemble
-from vkernel.train.models.base import Parametrisation
+from vkernel.train.models.base import Model as TrainedModel
 from vkernel.train.models.linear import Linear as Model
 from vkernel.train.models.linear import factor
-from vkernel.train.objectives import J0, VARIES, Batch, Objective, Quantile, Training
+from vkernel.train.objectives import VARIES, Batch, Objective, Quantile, Training
 
 CHUNK = 1 << 24  # numbers of a table of features held at once
 LARGEST = 6000  # weights whose covariance is a matrix
 RATIO = 0.05  # largest F_eff / P at which the leading order is accurate; at .11 it is off by a factor of 2
 GROUPS, ROOM = 8, 1 << 26  # groups of sets for the error of the prediction, and numbers kept for them
 FEWEST = 8  # sets of inputs from which a covariance over inputs is measured
+STEP = 0.2  # lr * rho above which a step of SGD is not small
 
 
-class NoisyTargets:
-    """Draws without target noise, and the noise N = Cov[y|x] of the objective; N = 0 where targets are held fixed."""
-
-    def __init__(self, parametrisation: Parametrisation, training: Training) -> None:
-        varies = "targets" in training.vary
-        self.parametrisation, self.goal = parametrisation, training.objective if varies else J0()
-        self.training = training.without_noise() if varies else training
-
-    def noise(self, batch: Batch) -> Tensor | None:
-        """Return N, ``(M, P, d, d)``, or ``None`` where it vanishes."""
-        if self.goal.ratio == 0:
-            return None
-        cov = self.goal.covariance(self.training.score, batch.x.flatten(0, 1), batch.t.flatten())
-        slope = self.parametrisation.target_slope(batch.t, self.training.process)
-        return slope.square()[..., None, None] * cov.reshape(*batch.t.shape, *cov.shape[1:])
+def target_noise(model: TrainedModel, training: Training, batch: Batch) -> Tensor | None:
+    """Return N = Cov[y|x] of a batch, ``(M, P, d, d)``, or ``None`` where it vanishes or targets are held fixed."""
+    if "targets" not in training.vary or training.objective.ratio == 0:
+        return None
+    cov = training.objective.covariance(training.score, batch.x.flatten(0, 1), batch.t.flatten())
+    slope = model.parametrisation.target_slope(batch.t, training.process)
+    return slope.square()[..., None, None] * cov.reshape(*batch.t.shape, *cov.shape[1:])
 
 
 class LinearField(FiniteRank):
-    """A kernel of finite rank whose basis is a linear model's: the common base of :class:`Linear` and ``SGD``.
+    """A kernel of finite rank whose basis is a linear model's: the common base of :class:`Linear` and :class:`SGD`.
 
     ``weights`` is Cov[W], ``(F o, F o)`` with the index of the output fastest; ``mean_weights`` is E[W], ``(F, o)``.
     ``groups (G, F, F)`` are independent estimates of Cov[W], traced over outputs, from which ``error`` follows.
@@ -84,7 +87,7 @@ class LinearField(FiniteRank):
 
     def _basis(self, x: Tensor, t: Time) -> Tensor:
         self.process.check(wide_time(t, x.device))
-        when = times(t, x)
+        when = times_of(t, x)
         slope = self.model.parametrisation.slope(when.double(), self.process).to(x.dtype)
         phi = (slope[..., None] * self.model.features(x, when)).movedim(-1, 0)
         eye = torch.eye(self.mean_weights.shape[-1], dtype=x.dtype, device=x.device)
@@ -93,7 +96,7 @@ class LinearField(FiniteRank):
     def error(self, x: Tensor, t: Time) -> Tensor:
         if self.groups is None:
             return x.new_zeros(x.shape[:-1])
-        phi = self.model.features(x, times(t, x)).double()
+        phi = self.model.features(x, times_of(t, x)).double()
         v = torch.einsum("...f,gfh,...h->g...", phi, self.groups, phi)
         return (v.std(0) / (v.mean(0) * math.sqrt(len(v)))).to(x.dtype)
 
@@ -137,16 +140,16 @@ class Linear(LinearField):
         progress: Progress = False,
     ) -> None:
         training = Training(data, process, objective, draws, vary, seed, times)
-        self.model, self.features, self.draws = check_linear(model, training), model.features.count, draws
+        self.model, self.features, self.draws = _check_linear(model, training), model.features.count, draws
         P, held = training.finite_draws("A linear model"), "inputs" not in training.vary
         self.form, sets = check_choice(form, "form", ("given-inputs", "leading")), check_whole(sets, "sets")
         if form == "leading":
             good = "targets" in training.vary
             require(good, "The leading order averages over targets; where they are held, use form='given-inputs'.")
-            mean = self._leading(Gradients(model, training, quadrature), P, held)
+            mean = self._leading(_Gradients(model, training, quadrature), P, held)
         else:
             with show_progress(sets, progress) as report:
-                mean = self._given_inputs(NoisyTargets(model.parametrisation, training), P, 1 if held else sets, report)
+                mean = self._given_inputs(training, P, 1 if held else sets, report)
         super().__init__(model, process, self.target_noise + self.misfit, mean, self.groups)
         ratio = self.effective / P
         if form == "leading":
@@ -163,24 +166,23 @@ class Linear(LinearField):
         require(part in parts, f"The terms are target_noise and misfit, not {part!r}.")
         return LinearField(self.model, self.process, parts[part], self.mean_weights)
 
-    def _given_inputs(self, targets: NoisyTargets, P: int, sets: int, report: Reporter) -> Tensor:
+    def _given_inputs(self, training: Training, P: int, sets: int, report: Reporter) -> Tensor:
         """Compute the two terms of Cov[W] given sets of inputs; return E[W]."""
-        model, training, F, o = self.model, targets.training, self.features, targets.training.data.d
-        at_once, ridge = max(1, CHUNK // (P * F)), model.ridge
+        model, exact, F, o = self.model, training.without_noise(), self.features, training.data.d
         parts = torch.arange(sets).chunk(max(2, min(GROUPS, ROOM // F**2)))
         found, by_group, self.effective = [], [], 0.0
         for part in parts:
             noise = torch.zeros((F * o, F * o), dtype=torch.float64, device=training.data.device)
-            for block in part.split(at_once):
-                batch = training.batch(block.tolist(), P)
+            for block in part.split(max(1, CHUNK // (P * F))):
+                batch = exact.batch(block.tolist(), P)
                 A, Y = model.system(batch, training.process)
                 if F <= P:
-                    H = torch.cholesky_solve(A.mT, factor(A.mT @ A, ridge, F, P))
+                    H = torch.cholesky_solve(A.mT, factor(A.mT @ A, model.ridge, F, P))
                 else:
-                    H = torch.cholesky_solve(A, factor(A @ A.mT, ridge, F, P)).mT
+                    H = torch.cholesky_solve(A, factor(A @ A.mT, model.ridge, F, P)).mT
                 found.append(H @ Y)
                 self.effective += float(torch.einsum("mfp,mpf->", H, A)) / sets
-                N = targets.noise(batch)
+                N = target_noise(model, training, batch)
                 if N is not None:
                     scale = model.parametrisation.omega(batch.t, training.process) / P
                     noise += _outer(H, scale[..., None, None] * N)
@@ -196,34 +198,103 @@ class Linear(LinearField):
             self.groups = torch.stack([(n + s) / len(p) for n, s, p in zip(traced, spread, parts, strict=True)])
         return W.mean(0)
 
-    def _leading(self, gradients: Gradients, P: int, held: bool) -> Tensor:
+    def _leading(self, gradients: _Gradients, P: int, held: bool) -> Tensor:
         """Compute the two terms of Cov[W] to leading order in 1/P; return E[W]."""
         F, ridge = self.features, self.model.ridge
         root = factor(gradients.gram, ridge, F, gradients.total)
-        W = torch.cholesky_solve(gradients.cross, root)
+        W, inverse = torch.cholesky_solve(gradients.cross, root), torch.cholesky_inverse(root)
 
         def sandwich(middle: Tensor) -> Tensor:  # (Σ+γ)^-1 on both sides, on the index of features
-            half = torch.cholesky_solve(middle.reshape(F, -1), root).reshape(F, -1, F, W.shape[-1])
-            half = torch.cholesky_solve(half.movedim(2, 0).reshape(F, -1), root)
-            return half.reshape(F, F, -1, W.shape[-1]).permute(1, 2, 0, 3).reshape(middle.shape) / P
+            full = torch.einsum("ef,fagb,gh->eahb", inverse, middle.reshape(*W.shape, *W.shape), inverse)
+            return full.reshape(middle.shape) / P
 
         self.target_noise, misfit = map(sandwich, gradients.covariance(W))
         self.misfit = torch.zeros_like(misfit) if held else misfit
-        self.effective = F - ridge * float(torch.cholesky_inverse(root).trace())
+        self.effective = F - ridge * float(inverse.trace())
         return W
 
 
-class Gradients:
-    r"""Moments over ``count`` draws of the gradient :math:`\omega (W\phi - y) \phi^T` of a linear model's loss.
+class SGD(LinearField):
+    """The covariance that ``steps`` of SGD with rate ``lr`` and batches of ``batch`` give a linear ``model``.
 
-    ``gram`` is :math:`\Sigma = E\,\omega\phi\phi^T`, ``cross`` is :math:`E\,\omega\phi y^T`.
+    Expectations are over ``quadrature`` draws; ``nodes`` is the number of times at which M is evaluated, and
+    ``stationary=True`` uses M at the end throughout, which is accurate once the residual no longer changes.
     """
+
+    def __init__(
+        self,
+        model: Model,
+        data: Empirical | Tensor,
+        process: Process,
+        *,
+        lr: float,
+        batch: int,
+        steps: int,
+        objective: str | Objective = "J1",
+        stationary: bool = False,
+        seed: int = 0,
+        times: str | Quantile = "uniform",
+        quadrature: int = 1 << 16,
+        nodes: int = 24,
+        progress: Progress = False,
+    ) -> None:
+        self.lr, self.batch = check_positive(lr, "lr"), check_whole(batch, "batch")
+        self.steps = check_whole(steps, "steps")
+        check_whole(nodes, "nodes, the times at which the noise is evaluated,", 2)
+        training = Training(data, process, objective, None, VARIES, seed, times)
+        gradients = _Gradients(_check_linear(model, training), training, quadrature)
+        rho, Q = torch.linalg.eigh(gradients.gram)
+        rho, pull, self.tau = rho.clamp_min(0) + model.ridge, Q.mT @ gradients.cross, lr * steps
+        rates = (rho[:, None] + rho)[:, None, :, None]
+
+        def mean(u: float) -> Tensor:  # E[W] at time u, (F, o)
+            return Q @ (_relaxed(rho, u)[:, None] * pull)
+
+        def noise(u: float) -> Tensor:  # M at time u in the eigenbasis, (F, o, F, o)
+            target, misfit = gradients.covariance(mean(u))
+            return torch.einsum("fk,fagb,gl->kalb", Q, (target + misfit).reshape(*pull.shape, *pull.shape), Q)
+
+        with show_progress(nodes - 1, progress) as report:
+            if stationary:
+                cov = noise(self.tau) * _relaxed(rates, self.tau)
+            else:
+                u = self.tau * torch.linspace(0, 1, nodes, dtype=torch.float64).square()  # it moves fast at first
+                before = noise(0.0)
+                cov = torch.zeros_like(before)
+                for left, right in pairwise(u.tolist()):
+                    h, after = right - left, noise(right)
+                    whole, tilted = _relaxed(rates, h), _tilted(rates, h)  # ∫ e^{-r(h-v)} dv and ∫ e^{-r(h-v)} v/h dv
+                    cov = cov * (-rates * h).exp() + before * (whole - tilted) + after * tilted
+                    before = after
+                    report("training time")
+        weights = torch.einsum("fk,kalb,gl->fagb", Q, cov, Q).reshape(pull.numel(), pull.numel())
+        super().__init__(model, process, lr / batch * weights, mean(self.tau))
+        self.largest = lr * float(rho.max())
+        why = f"lr × largest eigenvalue = {self.largest:.2g}; the closed form is for small steps, up to {STEP}"
+        self._assess(self.largest <= STEP, why, "Lower the learning rate.")
+
+
+def _relaxed(rate: Tensor, h: float) -> Tensor:
+    """Return (1 - e^{-rate h})/rate, which is h at rate 0."""
+    z = rate * h
+    return h * torch.where(z > 1e-8, -torch.expm1(-z) / z.clamp_min(1e-300), 1 - z / 2)
+
+
+def _tilted(rate: Tensor, h: float) -> Tensor:
+    """Return (1/h) ∫_0^h v e^{-rate (h - v)} dv = (1 - (1 - e^{-z})/z)/rate with z = rate h; h/2 at rate 0."""
+    z = rate * h
+    near = h * (0.5 - z / 6 + z.square() / 24)
+    return torch.where(z > 1e-3, h * (1 + torch.expm1(-z) / z.clamp_min(1e-300)) / z.clamp_min(1e-300), near)
+
+
+class _Gradients:
+    r"""Moments over ``count`` draws of the gradient of a linear model's loss: ``gram`` is Σ, ``cross`` E[ω φ y^T]."""
 
     noise: Tensor | None = None
 
     def __init__(self, model: Model, training: Training, count: int) -> None:
         check_whole(count, "quadrature")
-        self.model, self.process, self.targets = model, training.process, NoisyTargets(model.parametrisation, training)
+        self.model, self.process, self.training = model, training.process, training
         self.size = min(count, max(1, CHUNK // model.features.count))
         self.starts = range(0, count - count % self.size, self.size)
         self.total, self.gram, self.cross = len(self.starts) * self.size, torch.zeros(()), torch.zeros(())
@@ -232,13 +303,11 @@ class Gradients:
             self.gram, self.cross = self.gram + A.mT @ A, self.cross + A.mT @ Y
 
     def _batches(self) -> Iterator[Batch]:
-        return (self.targets.training.batch([0], self.size, start) for start in self.starts)
+        exact = self.training.without_noise()
+        return (exact.batch([0], self.size, start) for start in self.starts)
 
     def covariance(self, W: Tensor) -> tuple[Tensor, Tensor]:
-        r"""Return :math:`E[\omega^2 N\phi\phi^T]` and :math:`E[\omega^2 bb^T\phi\phi^T] - gg^T`, each ``(F o, F o)``.
-
-        Here b = E[y|x] - Wφ and :math:`g = E[\omega b\phi]`; the first does not depend on W and is computed once.
-        """
+        """Return the part of M(W) with N, which does not depend on W and is computed once, and the rest: (F o, F o)."""
         par, mean = self.model.parametrisation, (self.cross - self.gram @ W).reshape(-1)  # E[ω b φ]
         misfit = -mean[:, None] * mean
         noise = torch.zeros_like(misfit) if self.noise is None else self.noise
@@ -246,14 +315,14 @@ class Gradients:
             phi, omega = self.model.features(batch.x, batch.t), par.omega(batch.t, self.process)[..., None, None]
             b = par.training_target(batch.m, batch.x, batch.t, self.process) - phi @ W
             misfit += _outer(phi.mT, omega.square() / self.total * b[..., :, None] * b[..., None, :])
-            N = self.targets.noise(batch) if self.noise is None else None
+            N = target_noise(self.model, self.training, batch) if self.noise is None else None
             if N is not None:
                 noise += _outer(phi.mT, omega.square() / self.total * N)
         self.noise = noise
         return noise, misfit
 
 
-def check_linear(model: Model, training: Training) -> Model:
+def _check_linear(model: Model, training: Training) -> Model:
     """Return a linear model; refuse others, and too many weights for a matrix Cov[W]."""
     require(isinstance(model, Model), f"This kernel belongs to a linear model, not {model!r}.")
     size = model.features.count * training.data.d

@@ -208,9 +208,9 @@ class Training:
         self.dtype, self.design = dtype, design
 
     def without_noise(self) -> Training:
-        """Return the same draws with noiseless targets, those of J0."""
+        """Return the same draws with the targets of J0; targets that are held fixed keep their noise."""
         found = copy.copy(self)
-        found.objective = J0()
+        found.objective = J0() if "targets" in self.vary else self.objective
         return found
 
     @functools.cached_property
