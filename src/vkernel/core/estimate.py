@@ -301,8 +301,7 @@ def centred_ranks(a: Tensor) -> Tensor:
 def spearman(a: Tensor, b: Tensor, fewest: int = 10) -> Estimate:
     """Estimate Spearman's correlation of ``a`` with ``b (n,)`` where b has not underflowed.
 
-    The interval is Fisher's z with the variance (1 + ρ²/2)/(n - 3) of Bonett and Wright (2000). Over 2,000 draws of
-    normal pairs, n = 20, 50, 128 and correlations 0 to .9, it covered the truth in 95 to 96 % of cases.
+    The interval is Fisher's z with the variance (1 + ρ²/2)/(n - 3) of Bonett and Wright (2000).
     """
     kept = b > TINY
     n = int(kept.sum())

@@ -124,13 +124,16 @@ class Empirical:
         and then compared; should two different points share a hash, another hash is taken.
         """
         for salt in count():
-            _, first, inverse = np.unique(self._hashes(salt), return_index=True, return_inverse=True)
-            if self._equal(first[inverse.reshape(-1)]):
+            keys = rng.keys((self.d,), rng.stream(salt, "merge equal points"), self.device)
+            hashes = torch.cat([_row_hashes(self.rows(*block), keys).cpu() for block in self._blocks()])
+            _, first, inverse = np.unique(hashes.numpy(), return_index=True, return_inverse=True)
+            partner = first[inverse.reshape(-1)]
+            others = np.flatnonzero(partner != np.arange(self.n))
+            parts = np.array_split(others, len(others) * self.d // _BLOCK + 1)
+            if all(torch.equal(self.take(i) + 0.0, self.take(partner[i]) + 0.0) for i in parts):
                 break
         order = np.argsort(first)
-        rank = np.empty_like(order)
-        rank[order] = np.arange(len(order))
-        merge = torch.from_numpy(rank[inverse.reshape(-1)]).to(self.device)
+        merge = torch.from_numpy(np.argsort(order)[inverse.reshape(-1)]).to(self.device)
         if len(first) == self.n:
             return self, merge
         weights = torch.zeros(len(first), dtype=torch.float64, device=self.device)
@@ -167,19 +170,15 @@ class Empirical:
         """Return the values of a block of stored numbers: floats, with ``scale`` applied."""
         if self.scale is None:
             return block.to(self.dtype)
-        low, high = self.scale
-        info = torch.iinfo(block.dtype)
+        (low, high), info = self.scale, torch.iinfo(block.dtype)
         return block.to(self.dtype).sub(info.min).div_(info.max - info.min).mul_(high - low).add_(low)
 
     def check_indices(self, indices: Indices) -> Tensor:
         """Return indices of points as a vector of integers; those on the CPU are checked to be in range."""
         indices = torch.as_tensor(indices)
         indices = indices.long() if indices.numel() == 0 else indices
-        good, given = (
-            indices.ndim == 1 and "int" in str(indices.dtype),
-            f"{indices.dtype}, shape {tuple(indices.shape)}",
-        )
-        require(good, f"Indices of points must be a vector of integers; got {given}.")
+        good, given = indices.ndim == 1 and "int" in str(indices.dtype), (indices.dtype, tuple(indices.shape))
+        require(good, f"Indices of points must be a vector of integers; got {given[0]}, shape {given[1]}.")
         if indices.device.type == "cpu" and indices.numel():
             low, high = (int(end) for end in indices.aminmax())
             outside = low if low < -self.n else high
@@ -233,18 +232,6 @@ class Empirical:
         require(math.isfinite(spread), "Squared distances of the training points overflow; rescale the points.")
         return mean, spread
 
-    def _hashes(self, salt: int) -> np.ndarray:
-        keys = rng.keys((self.d,), rng.stream(salt, "merge equal points"), self.device)
-        blocks = (_row_hashes(self.rows(start, stop), keys) for start, stop in self._blocks())
-        return torch.cat([block.cpu() for block in blocks]).numpy()
-
-    def _equal(self, partner: np.ndarray) -> bool:
-        """Whether every point equals its partner."""
-        others = np.flatnonzero(partner != np.arange(self.n))
-        step = max(1, _BLOCK // self.d)
-        pairs = (others[start : start + step] for start in range(0, len(others), step))
-        return all(torch.equal(self.take(i) + 0.0, self.take(partner[i]) + 0.0) for i in pairs)
-
 
 def _check_weights(weights: Array | None, n: int) -> Tensor:
     """Return ``n`` weights in float64 with sum one, if they are finite, not negative and not all zero."""
@@ -260,8 +247,7 @@ def _check_weights(weights: Array | None, n: int) -> Tensor:
     bad = (~w.isfinite() | (w < 0)).nonzero()
     require(len(bad) == 0, f"Weights must be finite and not negative; weight {int(bad[0]) if len(bad) else 0} is not.")
     require(w.max() > 0, "Every weight is zero; at least one must not be.")
-    w = w / w.max()
-    return w / w.sum()
+    return (w / w.max()) / (w / w.max()).sum()
 
 
 def _as_tensor(array: np.ndarray) -> Tensor:

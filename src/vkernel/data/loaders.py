@@ -92,11 +92,9 @@ def _read_file(path: Path, layout: str | None, key: str | None) -> Points:
     require(path.stat().st_size > 0, f"{path} is an empty file.")
     if suffix in _IMAGES:
         require(key is None, f"{path} is an image; a key picks an array of a file that holds several.")
-        require(
-            layout or _SHEET_NAME.fullmatch(path.name),
-            f"{path} is one image; give the folder that holds the training images, or layout='sheet:32x32' for a "
-            "sheet with one image in each row of pixels.",
-        )
+        sheet = "layout='sheet:32x32' for a sheet with one image in each row of pixels"
+        known = layout or _SHEET_NAME.fullmatch(path.name)
+        require(known, f"{path} is one image; give the folder that holds the training images, or {sheet}.")
         return _read_sheets([path], layout)
     require(layout is None, f"layout={layout!r} describes PNG files, and {path} is none.")
     what, reader = _READERS.get(suffix, ("an IDX file", _read_idx))
@@ -353,17 +351,16 @@ def _read_sheets(paths: Sequence[Path], layout: str | None) -> np.ndarray:
     if match is None:
         raise InputError(f"layout must be 'sheet:HxW', such as 'sheet:32x32', not {layout!r}.")
     height, width = int(match[1]), int(match[2])
-    sheets = []
+    sheets, size = [], f"a sheet of {height}×{width} images is {height * width}"
     for path in paths:
         require(path.is_file(), f"There is no file {path}.")
-        rows = _decode(path, str(path)).transpose(1, 0, 2)
-        n, channels, pixels = rows.shape
-        size = f"a sheet of {height}×{width} images is {height * width}"
+        sheets.append(_decode(path, str(path)))
+        pixels = sheets[-1].shape[2]
         require(pixels == height * width, f"{path} is {pixels} pixels wide; {size}.")
-        sheets.append(np.ascontiguousarray(rows).reshape(n, channels, height, width))
-    modes = {sheet.shape[1] for sheet in sheets}
+    modes = {len(sheet) for sheet in sheets}
     require(len(modes) == 1, f"Some sheets among {paths[0]} … {paths[-1]} are grey and some are RGB.")
-    return np.concatenate(sheets) if len(sheets) > 1 else sheets[0]
+    rows = np.ascontiguousarray(np.concatenate(sheets, axis=1).transpose(1, 0, 2))
+    return rows.reshape(len(rows), -1, height, width)
 
 
 _READERS: dict[str, tuple[str, Reader]] = {

@@ -29,9 +29,9 @@ from vkernel.metrics.masses import (
     mode_weights,
     total_variation,
 )
-from vkernel.metrics.samples import distinct, nearest
+from vkernel.metrics.samples import Reading, distinct, nearest
 
 __all__ = ["Copies", "Drift", "Extractor", "Likeness", "ModeWeights", "boundary_mass", "collapse_ratio", "copies"]
 __all__ += ["distinct", "drift", "energy_distance", "extractor", "frechet_distance", "gap_mass", "histogram"]
 __all__ += ["kernel_distance", "kl", "likeness", "memorised_fraction", "mode_weights", "nearest", "total_variation"]
-__all__ += ["wasserstein"]
+__all__ += ["Reading", "wasserstein"]

@@ -172,11 +172,8 @@ def frechet_distance(a: Array, b: Array, *, allow_singular: bool = False, **read
     for name, sample in zip("ab", pair, strict=True):
         n, k = sample.points.shape
         require(n >= 2, f"A covariance needs at least 2 samples; {name} has {n}.")
-        require(
-            allow_singular or n > k,
-            f"A covariance of {k} features has full rank from {k + 1} samples on, but {name} has {n}. Take more, or "
-            "fewer features (pca:K); allow_singular=True takes the singular covariance as it is.",
-        )
+        what = f"A covariance of {k} features has full rank from {k + 1} samples on, but {name} has {n}. Take more, or"
+        require(allow_singular or n > k, f"{what} fewer features (pca:K); allow_singular=True takes it as it is.")
     # thin factors of the covariances give D, and the influence of each sample on it (10.5)
     means = [sample.points.mean(0) for sample in pair]
     centred = [sample.points - mean for sample, mean in zip(pair, means, strict=True)]

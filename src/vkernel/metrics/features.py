@@ -37,6 +37,7 @@ from vkernel.data.empirical import Empirical
 FITTED = 4096  # images, for principal components
 CALL = 2**21  # pixels in one call
 FLAT = 1e-6  # of an image's largest value: smaller contrasts are rounding
+Images = Empirical | Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +65,9 @@ class Extractor:
         require(k == own, f"{self.name!r} was fitted on {own} features, but these images have {k}.")
         return (features.double() - center) @ axes
 
-    def over(self, images: Empirical | Tensor, indices: Tensor | None = None) -> Tensor:
+    def over(self, images: Images, indices: Tensor | None = None) -> Tensor:
         """Return the features of all images, or of those at ``indices``, ``(n, k)``, computed chunk by chunk."""
-        known = isinstance(images, Empirical | Tensor)
+        known = isinstance(images, Images)
         require(known, f"Images must be a tensor or an Empirical set, not {type(images).__name__}.")
         which = torch.arange(len(images)) if indices is None else indices
         size = images.d if isinstance(images, Empirical) else math.prod(images.shape[1:])
@@ -79,7 +80,7 @@ class Extractor:
             require(k == first, f"{self.name!r} returned {first} features for some images and {k} for others.")
         return torch.cat(parts)
 
-    def fit(self, data: Empirical | Tensor, seed: int = 0) -> Extractor:
+    def fit(self, data: Images, seed: int = 0) -> Extractor:
         """Fit principal components on ``data``; an extractor without any returns itself."""
         from scipy.linalg import eigh
 
@@ -90,9 +91,8 @@ class Extractor:
         features = replace(self, components=None).over(data, which).double().cpu()
         (n, k), center = features.shape, features.mean(0)
         most = min(n - 1, k)
-        require(
-            self.components <= most, f"{self.name!r} is too many: {n} images with {k} features have {most} at most."
-        )
+        good = self.components <= most
+        require(good, f"{self.name!r} is too many: {n} images with {k} features have {most} at most.")
         rows = features - center
         product = (rows.mT @ rows if k <= n else rows @ rows.mT) / (n - 1)  # the smaller of the two
         last = len(product) - 1
@@ -131,10 +131,8 @@ class Extractor:
             with torch.no_grad():
                 out = torch.as_tensor(self.function(images)).detach()
         except Exception as error:
-            why = f"{type(error).__name__}: {files.reason(error)}"
-            raise InputError(
-                f"The features {self.name!r} failed on images of shape {tuple(images.shape)}: {why}."
-            ) from error
+            why = f"of shape {tuple(images.shape)}: {type(error).__name__}: {files.reason(error)}"
+            raise InputError(f"The features {self.name!r} failed on images {why}.") from error
         good = out.ndim > 0 and len(out) == n and out.numel() > 0 and not out.is_complex()
         given = f"{out.dtype} of shape {tuple(out.shape)}"
         require(good, f"The features {self.name!r} must be real numbers, one row for each of {n} images; got {given}.")

@@ -34,7 +34,7 @@ from vkernel.core.estimate import Estimate, exact_share, fisher_exact, permutati
 from vkernel.data.empirical import Empirical
 from vkernel.metrics.copies import check_samples
 from vkernel.metrics.distances import frechet_distance, kernel, kernel_distance
-from vkernel.metrics.features import Features, extractor
+from vkernel.metrics.features import Features, Images, extractor
 
 MOMENTS, PAIRS, PERMUTATIONS = 4096, 1024, 999  # training images; samples, and real images, in the test; exchanges
 CHANCE = 0.01  # of a false alarm; and the share of diverged samples that raises it
@@ -74,12 +74,7 @@ class Likeness:
 
 
 def likeness(
-    samples: Tensor,
-    data: Empirical | Tensor,
-    test: Empirical | Tensor | None = None,
-    *,
-    features: Features = "pixels",
-    seed: int = 0,
+    samples: Tensor, data: Images, test: Images | None = None, *, features: Features = "pixels", seed: int = 0
 ) -> Likeness:
     """Measure how far the law of ``samples (n, *shape)`` is from that of the training images ``data``.
 
@@ -140,8 +135,7 @@ def _ratio(x: Tensor, y: Tensor) -> Estimate | None:
 
 
 def _chance(features: Sequence[Tensor], rest: Sequence[Tensor], g: torch.Generator) -> float:
-    """Return the chance of distances as large as these; features, and remainders if any, of samples, real and training
-    images."""
+    """Return the chance of distances as large as these, from features and remainders of samples, real and training."""
     n, m = (len(f[:PAIRS]) for f in features[:2])
     (pool, train), *others = (
         (torch.cat([x[:PAIRS], y[:PAIRS]]).double().cpu(), z.double().cpu())
@@ -156,14 +150,11 @@ def _chance(features: Sequence[Tensor], rest: Sequence[Tensor], g: torch.Generat
 
 
 def _exchanged(pairs: Tensor, places: Tensor) -> Tensor:
-    """The statistic of each row of ``places`` (1 in the place of a sample, 0 else), standardised over rows.
-
-    Sums over pairs K within and between the two sets follow from p·K p and p·K 1.
-    """
+    """Return the statistic for each row of ``places`` (1 in the place of a sample, 0 else), standardised over rows."""
     pairs = pairs.fill_diagonal_(0)
     pairs = pairs / pairs.abs().mean().clamp_min(1e-300)
     n, m, rows = places[0].sum(), (1 - places[0]).sum(), pairs.sum(1)
-    inside, touching = ((places @ pairs) * places).sum(1), places @ rows
+    inside, touching = ((places @ pairs) * places).sum(1), places @ rows  # p·K p and p·K 1
     value = inside / (n * (n - 1)) - 2 * (touching - inside) / (n * m)
     value += (rows.sum() - 2 * touching + inside) / (m * (m - 1))
     return (value - value.mean()) / value.std().clamp_min(ROUNDING)
@@ -193,9 +184,9 @@ class Drift:
     variance: Estimate
     outside_mean: Estimate
     outside_variance: Estimate
-    data_mean: tuple[float, float]
-    sample_mean: tuple[float, float]
-    chances: dict[str, tuple[float, float]]
+    data_mean: Pair
+    sample_mean: Pair
+    chances: dict[str, Pair]
 
     @property
     def shifted(self) -> dict[str, float]:
@@ -226,7 +217,7 @@ def drift(samples: Tensor, data: Empirical) -> Drift:
     """
     x = check_samples(samples, check_type(data, "data", Empirical), least=0)
     require(len(x) >= 4 and data.n >= 4, f"Drift needs 4 samples and 4 data; got {len(x)} and {data.n}.")
-    kept = (data.weights > 0).nonzero()[:, 0].cpu()
+    kept = data.weights.cpu().nonzero()[:, 0]
     own = torch.cat([image_moments(data.take(some)) for some in kept.split(2048)])
     theirs, weights = image_moments(x), data.weights.cpu()[kept]
     floor = 1e-6 * max(data.spread / math.sqrt(data.d), 1e-30)
@@ -247,13 +238,11 @@ def _shift(theirs: Tensor, own: Tensor, weights: Tensor, floor: float) -> tuple[
     from scipy import stats
 
     n, size = len(theirs), float(1 / weights.square().sum())
-    good = theirs[theirs.isfinite()]
-    center = float(weights @ own)
+    good, center = theirs[theirs.isfinite()], float(weights @ own)
     spread = math.sqrt(float(weights @ (own - center).square()) * size / max(size - 1, 1e-9))
     there, width = (float(good.mean()), float(good.std())) if len(good) > 1 else (math.inf, 0.0)
-    unit = max(spread, floor)
-    se = math.hypot(width / math.sqrt(max(len(good), 1)), spread / math.sqrt(size)) / unit
-    z, dof = (there - center) / unit, max(1, int(min(n, size)) - 1)
+    unit, dof = max(spread, floor), max(1, int(min(n, size)) - 1)
+    z, se = (there - center) / unit, math.hypot(width / math.sqrt(max(len(good), 1)), spread / math.sqrt(size)) / unit
     chance = 2 * float(stats.t.sf(abs(z) / max(se, 1e-12), dof))
     above, below = int((~(theirs <= own.max())).sum()), int((theirs < own.min()).sum())
     rare = 2 * min(fisher_exact(above, n, 0, size), fisher_exact(below, n, 0, size))

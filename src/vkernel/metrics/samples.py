@@ -86,10 +86,8 @@ def read(
     x = as_numbers(x, name)
     given = f"{name} has shape {tuple(x.shape)}"
     require(members in (None, True, False), f"members must be True, False or None, not {members!r}.")
-    require(
-        members is not None or shape is not None or x.ndim <= 3,
-        f"{given}, one sample or an ensemble: say members=False if its first axis counts samples, True if members.",
-    )
+    known = members is not None or shape is not None or x.ndim <= 3
+    require(known, f"{given}, a sample or an ensemble: say members=False if the first axis counts samples, else True.")
     ensemble = bool(x.ndim == (3 if shape is None else len(shape) + 2) if members is None else members)
     kind = "an ensemble (M, n, *shape)" if ensemble else "one sample (n, *shape)"
     require(x.ndim > ensemble and x.numel() > 0, f"{given}, but {kind} with at least one point was expected.")
