@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from vkernel.core.estimate import Estimate
 from vkernel.version import __version__
 
 if TYPE_CHECKING:
+    import jinja2
+    import xarray
     from matplotlib.figure import Figure
 
 DOTS = 110  # per inch
+
+
+def _row(ds: xarray.Dataset, name: str, k: int) -> Estimate:
+    """The estimate at position ``k`` of the variable ``name`` along the one axis of a Dataset."""
+    return Estimate(*(float(ds[name + end][k]) for end in ("", "_se", "_low", "_high")))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %" if 0 < share < 0.995 else f"{100 * share:.0f} %"
+
+
+FILTERS = {  # numbers in templates: an Estimate with its ends, the range of an array, significant digits
+    "interval": "{0.value:.2f} ({0.low:.2f} to {0.high:.2f})".format,
+    "short": "{0.value:.3g} ({0.low:.3g} to {0.high:.3g})".format,
+    "bracket": "{0.value:.2g} [{0.low:.2g}, {0.high:.2g}]".format,
+    "share": lambda e: f"{_percent(e.value)} ({_percent(e.low)} to {_percent(e.high)})",
+    "range": lambda array: f"{float(array.min()):.2g} … {float(array.max()):.2g}",
+    "digits": lambda value, digits=2: f"{float(value):.{digits}g}",
+    "percent": _percent,
+    "row": _row,
+}
 
 
 @dataclass(frozen=True)
@@ -42,18 +67,30 @@ def read(name: str) -> str:
     return (resources.files("vkernel.reports") / "templates" / name).read_text(encoding="utf-8")
 
 
-def render(template: str, **values: object) -> str:
-    """Fill in a template; a name without a value is an error, and values of an ``.html`` template are escaped."""
+@functools.cache
+def _environment(escape: bool, trim: bool) -> jinja2.Environment:
     import jinja2
 
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(read),
-        autoescape=template.endswith(".html"),
+        autoescape=escape,
         undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
+        trim_blocks=trim,
         lstrip_blocks=True,
     )
-    return environment.get_template(template).render(values)
+    environment.filters |= FILTERS
+    return environment
+
+
+def render(template: str, **values: object) -> str:
+    """Fill in a template; a name without a value is an error, and values of an ``.html`` template are escaped."""
+    return _environment(template.endswith(".html"), True).get_template(template).render(values)
+
+
+def sentences(template: str, block: str, **values: object) -> str:
+    """Fill in one block of a text; line ends and repeated spaces become one space."""
+    held = _environment(False, False).get_template(template)
+    return " ".join("".join(held.blocks[block](held.new_context(values))).split())
 
 
 def page(template: str, **values: object) -> str:

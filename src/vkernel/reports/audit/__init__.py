@@ -18,8 +18,8 @@ from vkernel.reports.audit.audit import Audit, DataStatistics, NetworkAudit, Sam
 from vkernel.reports.audit.blind import Blind, blind
 from vkernel.reports.audit.conventions import Convention, Conventions, Skill, check, skill
 from vkernel.reports.audit.levels import Membership, levels, membership
+from vkernel.reports.audit.report import Advice, Verdict, describe
 from vkernel.reports.audit.sampling import draw, start
-from vkernel.reports.audit.verdicts import Advice, Verdict, describe
 
 __all__ = [
     "Advice",

@@ -40,14 +40,14 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import xarray
 from torch import Tensor
 
 from vkernel.adapters.checkpoints import Checkpoints
 from vkernel.core import rng
-from vkernel.core.checks import check_whole
 from vkernel.core.errors import require
 from vkernel.core.estimate import (
     TINY,
@@ -72,35 +72,18 @@ from vkernel.reports.audit.levels import (
     audit_times,
     check_inputs,
     coordinates,
-    labelled,
     mean_of_finite,
+    variables,
 )
 from vkernel.sample import Scores, pf_ode
 from vkernel.sample.scores import kurtosis, skewness
 from vkernel.score.empirical import EmpiricalScore
-
-if TYPE_CHECKING:
-    import xarray
 
 PLACES = ("data", "between", "path")
 RESOLVED = torch.finfo(torch.float32).eps  # of the target: networks in float32 cannot respond to less noise
 FEWEST = 10  # places of a rank correlation
 STRIDE = 0.3  # the longest step of a path in log(sigma/alpha)
 ROWS = 256  # samples compared at once
-_QUANTITIES = {
-    "variance": "squared disagreement per coordinate of predicted noise, over members",
-    "bias": "squared common error per coordinate of predicted noise, less that by chance",
-    "target": "variance per coordinate of the targets of predicted noise",
-    "V_over_bias": "variance over bias",
-    "V_over_C": "tr V over tr C",
-    "rank": "Spearman's correlation of tr V with tr C over places",
-    "rank_coordinates": "Spearman's correlation of V with C over the coordinates of an image",
-    "rank_specific": "the same, less that of V with the C of other images",
-    "skewness": "skewness over members, mean over coordinates",
-    "kurtosis": "excess kurtosis over members, mean over coordinates",
-    "between_groups": "share of the variance between groups",
-    "within_groups": "share of the variance within groups",
-}
 
 Level = dict[str, Tensor]  # the quantities at one level: (draws, places), …
 
@@ -141,50 +124,34 @@ def agreement(
         draws: draws of noise for each image (a path has one), averaged over first.
         exact: the score of the training set, if it exists already.
     """
-    import xarray
-
-    require(
-        isinstance(scores, Scores), f"Agreement needs Scores, such as Checkpoints([…]), not {type(scores).__name__}."
-    )
-    process, data, _ = check_inputs(scores, data)
+    known = isinstance(scores, Scores)
+    require(known, f"Agreement needs Scores, such as Checkpoints([…]), not {type(scores).__name__}.")
+    process, data, _ = check_inputs(scores, data, least=FEWEST, images=images, draws=draws, batch=batch)
     shape = scores.shape
     require(shape in (None, data.shape), f"The data have shape {data.shape}, the checkpoints take {shape}.")
-    check_whole(images, "images", FEWEST)
-    check_whole(draws, "draws")
-    check_whole(batch, "batch")
     t, exact = audit_times(scores, data, times), exact or EmpiricalScore(data, process)
     same = None if samples is None else same_noise(samples, data)
     require(samples is None or len(samples) == len(scores), f"There must be samples of each of {len(scores)} members.")
     found: dict[str, list[Level]] = {place: [] for place in PLACES}
-    estimates: dict[str, list[dict[str, Estimate]]] = {place: [] for place in PLACES}
+    summaries: list[dict[str, Estimate]] = []
     with report_progress(3 * len(t), progress) as step:
         for place, level, parts in _places(scores, data, t, images, draws, seed, batch):
             measured = _measure_level(scores, exact, parts, t[level])
-            estimates[place].append(_summary(measured))
+            summaries.append(_summary(measured))
             found[place].append({k: v.mean(0) for k, v in measured.items() if k not in ("rank_V", "rank_C")})
             step(f"{place}, t = {float(t[level]):.4g}")
-    columns: dict[str, Any] = {}
-    for name in (name for name in _QUANTITIES if name in estimates["data"][0]):
-        rows = stacked([e[name] for place in PLACES for e in estimates[place]])
-        table = Estimate(*(field.reshape(len(PLACES), len(t)) for field in rows.fields))
-        columns |= labelled(name, table, ("place", "t"), _QUANTITIES[name])
+    tables = {name: stacked([s[name] for s in summaries], (len(PLACES), len(t))) for name in summaries[0]}
     pairs = zip(found["between"], found["data"], strict=True)
     contrast = [mean_of_finite((between["variance"] / on["variance"]).log()).exp() for between, on in pairs]
-    words = "variance between over variance on data, geometric mean over images"
-    columns |= labelled("contrast", stacked(contrast), ("t",), words) | _without_one(found)
+    columns = variables(tables, "place", "t") | variables({"contrast": stacked(contrast)}, "t") | _without_one(found)
     attrs = {"members": len(scores), "trainings": scores.groups.units, "names": ", ".join(_names(scores)), "seed": seed}
     attrs |= {"images": len(found["data"][0]["variance"]), "draws": draws, "n": data.n, "d": data.d}
     dataset = xarray.Dataset(columns, {**coordinates(process, t), "place": list(PLACES)}, attrs)
     label = {"long_name": "V follows C (1), opposes it (-1), or neither is beyond doubt (0)", "units": "1"}
-    dataset["verdict"] = (("place", "t"), _verdicts(dataset), label)
-    table = dataset.verdict.values
-    follows = {
-        (place, float(u)): bool(table[i, k] > 0)
-        for i, place in enumerate(PLACES)
-        for k, u in enumerate(t)
-        if not math.isnan(table[i, k])
-    }
-    return Agreement(dataset, follows, same)
+    verdicts = _verdicts(dataset)
+    dataset["verdict"] = (("place", "t"), verdicts, label)
+    cells = zip(itertools.product(PLACES, t.tolist()), itertools.chain(*verdicts), strict=True)
+    return Agreement(dataset, {at: verdict > 0 for at, verdict in cells if not math.isnan(verdict)}, same)
 
 
 def _names(scores: Scores) -> list[str]:
@@ -213,25 +180,22 @@ def mean_path(scores: Scores, x_T: Tensor, times: Tensor) -> list[Tensor]:
     process = scores.process
     ends = torch.cat([torch.tensor([process.T], dtype=torch.float64), times.flip(0)])
     ends = scores.at(ends) if isinstance(scores, Checkpoints) else ends
-    grid = [ends[:1]]
-    for here, there in itertools.pairwise(ends):
-        first, last = (process.sigma(u) / process.alpha(u) for u in (here, there))
+    between = [torch.empty(0, dtype=torch.float64)]
+    for first, last in itertools.pairwise(process.sigma(ends) / process.alpha(ends)):
         count = max(1, math.ceil(float((first / last).log()) / STRIDE))
-        between = torch.linspace(float(first.log()), float(last.log()), count + 1, dtype=torch.float64)[1:-1].exp()
-        inner = process.time(between)
-        grid += [scores.at(inner) if isinstance(scores, Checkpoints) else inner, there[None]]
-    steps = torch.cat(grid).unique().flip(0)
-    kept: dict[float, Tensor] = {}
-    wanted = set(times.tolist())
+        between.append(torch.linspace(float(first.log()), float(last.log()), count + 1, dtype=torch.float64)[1:-1])
+    inner = process.time(torch.cat(between).exp())
+    inner = scores.at(inner) if isinstance(scores, Checkpoints) else inner
+    steps, wanted = torch.cat([ends, inner]).unique().flip(0), set(times.tolist())
+    kept: dict[float, Tensor] = {float(ends[0]): x_T}
 
     def keep(_: int, t: float, x: Tensor) -> None:
         if t in wanted:
             kept[t] = x
 
-    if len(steps) == 1:
-        return [x_T] * len(times)
-    with torch.no_grad():
-        pf_ode(scores.mean_score, x_T, steps=steps, method="exponential", callback=keep)
+    if len(steps) > 1:
+        with torch.no_grad():
+            pf_ode(scores.mean_score, x_T, steps=steps, method="exponential", callback=keep)
     return [kept[t] for t in times.tolist()]
 
 
@@ -248,9 +212,8 @@ def _measure_level(scores: Scores, exact: EmpiricalScore, parts: Iterator[tuple[
     rows: dict[int, list[Level]] = {}
     for draw, x in parts:
         rows.setdefault(draw, []).append(_measure(scores, exact, x, t))
-    return {
-        name: torch.stack([torch.cat([part[name] for part in row]) for row in rows.values()]) for name in rows[0][0]
-    }
+    draws = rows.values()
+    return {name: torch.stack([torch.cat([part[name] for part in row]) for row in draws]) for name in rows[0][0]}
 
 
 def _measure(scores: Scores, exact: EmpiricalScore, x: Tensor, t: Tensor) -> Level:
@@ -265,10 +228,8 @@ def _measure(scores: Scores, exact: EmpiricalScore, x: Tensor, t: Tensor) -> Lev
     v, c = groups.factors(s).square().sum(0), cov.diag().flatten(1)
     bias = (s.mean(0) - ideal.flatten(1)).square() - groups.of_mean(s)
     found = {"variance": scale * v.sum(1), "bias": scale * bias.sum(1), "target": scale * c.sum(1)}
-    found["rank_V"], found["rank_C"] = (
-        centred_ranks(v),
-        centred_ranks(torch.where(c.sum(1, keepdim=True) > TINY, c, 0.0)),
-    )
+    found["rank_V"] = centred_ranks(v)
+    found["rank_C"] = centred_ranks(torch.where(c.sum(1, keepdim=True) > TINY, c, 0.0))
     if len(s) >= 4 and not groups.grouped:
         found |= {"skewness": skewness(s).mean(1), "kurtosis": kurtosis(s).mean(1)}
     if groups.grouped:
@@ -295,11 +256,9 @@ def _without_one(found: dict[str, list[Level]]) -> dict[str, Any]:
     """The jackknife error of the variance over members (or groups), and the ranks without each."""
     if "without" not in found["data"][0]:
         return {}
-    means = torch.stack([torch.stack([level["without"].mean(0) for level in found[place]]) for place in PLACES])
-    ranks = [
-        [[spearman(v, level["target"], FEWEST).value for v in level["without"].T] for level in found[place]]
-        for place in PLACES
-    ]
+    rows = [found[place] for place in PLACES]
+    means = torch.stack([torch.stack([level["without"].mean(0) for level in row]) for row in rows])
+    ranks = [[[spearman(v, at["target"], FEWEST).value for v in at["without"].T] for at in row] for row in rows]
     error = {"long_name": "standard error over members of the variance (jackknife)", "units": "1"}
     about = {"long_name": "rank without one member, or one group", "units": "1"}
     return {

@@ -7,7 +7,9 @@ share one ideal score, start from the same noise, and are compared with one anot
 
 from __future__ import annotations
 
+import functools
 import inspect
+import itertools
 import json
 import math
 import time
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import xarray
 from torch import Tensor
 
 from vkernel.adapters.checkpoints import Checkpoint, Checkpoints
@@ -35,17 +38,15 @@ from vkernel.process import Process
 from vkernel.reports.audit.agreement import Agreement, agreement
 from vkernel.reports.audit.blind import Blind, blind
 from vkernel.reports.audit.conventions import Conventions, Skill, as_network, check, skill
-from vkernel.reports.audit.levels import Membership, audit_times, levels, membership, same_process
+from vkernel.reports.audit.levels import Membership, audit_times, check_inputs, levels, membership, same_process
+from vkernel.reports.audit.report import Advice, Verdict, advice, as_dict, page, sentences, verdicts
 from vkernel.reports.audit.sampling import KINDS, draw, sampling_times, start
-from vkernel.reports.audit.verdicts import Advice, Verdict, advice, verdicts
 from vkernel.sample.scores import Scores
 from vkernel.score.base import Score
 from vkernel.score.empirical import EmpiricalScore
 from vkernel.score.wrapped import Wrapped, as_score
 
 if TYPE_CHECKING:
-    import xarray
-
     from vkernel.reports.profile import Profile
 
 FEWEST = 16  # training images
@@ -115,7 +116,7 @@ class NetworkAudit:
     levels: xarray.Dataset | None = field(default=None, repr=False)
     membership: Membership | None = None
     blind: Blind | None = None
-    samples: dict[str, SampleAudit] = field(default_factory=dict)
+    samples: dict[str, SampleAudit] = field(default_factory=dict, repr=False)
     failure: str = ""
 
     @property
@@ -142,30 +143,26 @@ class DataStatistics:
     def of(cls, data: Empirical, process: Process, queries: int, seed: int) -> DataStatistics:
         """Measure them with ``queries`` images; the collapse is found by bisection on shared images and noise."""
         merged, merge = data.merged()
-        counts = merge.cpu().bincount()
-        repeated = frozenset((counts[merge.cpu()] > 1).nonzero().flatten().tolist())
-        cutoff = process.ratios[0]
-        return cls(cutoff, _collapse(merged, process, queries, seed), repeated, False)
+        repeated = (merge.cpu().bincount()[merge.cpu()] > 1).nonzero().flatten().tolist()
+        source = rng.stream(seed, "images for the ground")
+        index = merged.choose(queries, source).to(data.device)
+        noise = rng.randn((1, len(index), *data.shape), source, data.device, data.dtype)
+        score = EmpiricalScore(merged, process)
+        ratio = float(collapse_ratio(score, index, noise, pooled=True, bisections=BISECTIONS))
+        return cls(process.ratios[0], None if math.isnan(ratio) else ratio, frozenset(repeated), False)
 
     @classmethod
     def of_profile(cls, profile: Profile) -> DataStatistics:
         """Take them from a profile."""
         groups = [*profile.duplicates, *(group.indices for group in profile.near_duplicates)]
-        process, t = profile.process, profile.collapse_time
-        at = None if t is None else torch.tensor(t, dtype=torch.float64)
-        collapse = None if at is None else float(process.sigma(at) / process.alpha(at))
+        process, collapse = profile.process, None
+        if profile.collapse_time is not None:
+            t = torch.tensor(profile.collapse_time, dtype=torch.float64)
+            collapse = float(process.sigma(t) / process.alpha(t))
         return cls(process.ratios[0], collapse, frozenset(i for group in groups for i in group), True)
 
 
-def _collapse(data: Empirical, process: Process, queries: int, seed: int) -> float | None:
-    score, source = EmpiricalScore(data, process), rng.stream(seed, "images for the ground")
-    index = data.choose(queries, source).to(data.device)
-    noise = rng.randn((1, len(index), *data.shape), source, data.device, data.dtype)
-    ratio = float(collapse_ratio(score, index, noise, pooled=True, bisections=BISECTIONS))
-    return None if math.isnan(ratio) else ratio
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Audit:
     """The results of each network, their agreement if there are several, and what they were compared with."""
 
@@ -180,6 +177,10 @@ class Audit:
     seed: int
     seconds: float
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        alarms = ", ".join(dict.fromkeys(v.question for v in self.verdicts if v.level == "alarm"))
+        return f"Audit({', '.join(n.name for n in self.networks)}; alarms: {alarms or 'none'})"
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -205,14 +206,10 @@ class Audit:
 
     def summary(self) -> str:
         """Return the results in sentences."""
-        from vkernel.reports.audit.report import sentences
-
         return "\n".join(sentences(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but pictures as numbers, lists and dictionaries; numbers without a value are ``None``."""
-        from vkernel.reports.audit.report import as_dict
-
         return as_dict(self)
 
     def to_json(self, path: str | Path) -> Path:
@@ -221,8 +218,6 @@ class Audit:
 
     def to_html(self, path: str | Path) -> Path:
         """Write one self-contained page: verdicts, plots, samples, copies beside their sources."""
-        from vkernel.reports.audit.report import page
-
         return write(path, page(self))
 
 
@@ -246,7 +241,6 @@ def audit(
     Args:
         models: a score (a ``Checkpoint``, say), several as ``Scores`` (an ``Ensemble``, ``Checkpoints``), a diffusers
             folder, a function ``(x, t)`` that returns the score under ``process``, or a list of these.
-        data: the training set.
         test: images of the same law that the networks did not see; without them errors have no yardstick, and
             membership is not measured.
         features: those in which samples are compared with data (:func:`vkernel.metrics.features.extractor`).
@@ -254,43 +248,42 @@ def audit(
         groups: the group of each network, equal for networks that share an initialisation, say.
         quick: whether to take the sizes of a first look; ``sizes`` sets each of them.
         profile: the result of ``vk.profile`` for the data, for better advice.
-        seed: the seed of all draws.
-        progress: whether to show progress, or a function of (label, share).
     """
     began = time.monotonic()
     data, held = _load(data, "training"), None if test is None else _load(test, "test")
     nets = _networks(models, process, data)
-    if data.n * data.d <= IN_MEMORY:  # the ideal score reads the data many times
-        data = data.loaded()
-    for net in nets:
-        _check_shapes(net, data, held)
-    named = f"There are {len(nets)} networks and {len(groups or ())} groups."
-    require(groups is None or len(groups) == len(nets), named)
+    sets = {"training": data} | ({} if held is None else {"test": held})
+    for net, (name, points) in itertools.product(nets, sets.items()):
+        fits = net.shape in (None, points.shape)
+        require(fits, f"The {name} data have shape {points.shape}, but {net.name} takes {net.shape}.")
+        check_inputs(net, data, held)
+    groups_given = f"There are {len(nets)} networks and {len(groups or ())} groups."
+    require(groups is None or len(groups) == len(nets), groups_given)
     require(0 < threshold <= 1, f"threshold must be a ratio in (0, 1], not {threshold!r}.")
     require((data.weights > 0).sum() >= FEWEST, f"An audit needs {FEWEST} training images or more; got {data.n}.")
+    if data.n * data.d <= IN_MEMORY:  # the ideal score reads the data many times
+        data = data.loaded()
     sizes, extract = sizes or (Sizes.quick() if quick else Sizes()), extractor(features)
     each = CHECK + LEVELS + MEMBERSHIP * (held is not None) + BLIND + 2 * (SAMPLES + COMPARE)
     total = len(nets) * each + AGREE * (len(nets) > 1) + DATA
-    notes: list[str] = []
+    together, notes = None, []
     with report_progress(total, progress) as step:
-        settings = (extract, threshold, sizes, seed, step)
-        problems = [_Problem.of(some, data, held, settings) for some in _alike(nets)]
+        problems = [_Problem(some, data, held, extract, threshold, sizes, seed, step) for some in _alike(nets)]
         found = {name: result for problem in problems for name, result in problem.networks().items()}
-        results = tuple(found[net.name] for net in nets)
-        labels = None if groups is None else {net.name: group for net, group in zip(nets, groups, strict=True)}
-        together = None
-        sampled = [problem for problem in problems if any(found[net.name].samples for net in problem.nets)]
+        results = [found[net.name] for net in nets]
+        labels = None if groups is None else {n.name: group for n, group in zip(results, groups, strict=True)}
+        sampled = (p for p in problems if any(found[net.name].samples for net in p.nets))
         try:
-            together = sampled[0].agreement(found, labels) if sampled else None
+            together = next((p.agreement(found, labels) for p in sampled), None)
         except InputError as error:  # the results of each network stand
             notes.append(f"How far the networks agree could not be measured: {error}")
         statistics = None if profile is None else DataStatistics.of_profile(profile)
-        good = [problem for problem in problems if any(found[net.name].conventions.fits for net in problem.nets)]
-        if statistics is None and good:
-            statistics = DataStatistics.of(good[0].data, good[0].nets[0].process, sizes.queries, seed)
+        good = next((p for p in problems if any(found[net.name].conventions.fits for net in p.nets)), None)
+        if statistics is None and good is not None:
+            statistics = DataStatistics.of(good.data, good.nets[0].process, sizes.queries, seed)
         step("training set", DATA)
     stated = (extract.name, threshold, sizes, seed, time.monotonic() - began)
-    return Audit(results, together, statistics, data, held, *stated, tuple(notes))
+    return Audit(tuple(results), together, statistics, data, held, *stated, tuple(notes))
 
 
 def _networks(models: Model | Sequence[Model], process: Process | None, data: Empirical) -> list[Wrapped]:
@@ -305,49 +298,29 @@ def _networks(models: Model | Sequence[Model], process: Process | None, data: Em
 
 def _members(model: Model, process: Process | None, data: Empirical) -> list[Wrapped]:
     if isinstance(model, Scores):
-        alive = [m for m in range(len(model)) if m not in set(model.diverged)]
-        nets = [as_network(model.member(m), data) for m in alive]
-        return (
-            nets
-            if isinstance(model, Checkpoints)
-            else [replace(net, name=f"member {m}") for m, net in zip(alive, nets, strict=True)]
-        )
+        nets = {m: as_network(model.member(m), data) for m in range(len(model)) if m not in set(model.diverged)}
+        named = isinstance(model, Checkpoints)
+        return [net if named else replace(net, name=f"member {m}") for m, net in nets.items()]
     if isinstance(model, str | Path):
         return [Checkpoint.from_diffusers(model)]
     if isinstance(model, Score):
         return [as_network(model, data)]
-    require(
-        callable(model) and isinstance(process, Process),
-        f"A {type(model).__name__} cannot be audited alone: give a Score, a diffusers folder, or a function (x, t) "
-        "with process=.",
-    )
-    assert process is not None
+    if process is None or not callable(model):
+        needs = "give a Score, a diffusers folder, or a function (x, t) with process="
+        raise InputError(f"A {type(model).__name__} cannot be audited alone: {needs}.")
     name = model.__name__ if inspect.isroutine(model) else type(model).__name__
     return [as_score(model, process, range=(-1, 1), name=name)]
 
 
 def _load(data: Data, kind: str) -> Empirical:
-    if isinstance(data, Empirical):
-        return data
     if isinstance(data, str | Path):
         from vkernel.data.loaders import load
 
         return load(data)
     try:
-        return Empirical(data)
+        return data if isinstance(data, Empirical) else Empirical(data)
     except InputError as error:
         raise InputError(f"The {kind} data cannot be used: {error}") from error
-
-
-def _check_shapes(net: Wrapped, data: Empirical, test: Empirical | None) -> None:
-    for name, points in (("training", data), ("test", test)):
-        if points is not None:
-            fits = net.shape in (None, points.shape)
-            require(fits, f"The {name} data have shape {points.shape}, but {net.name} takes {net.shape}.")
-    if test is not None:
-        require(int((test.weights > 0).sum()) >= 2, "There is one test image; give two or more, or none.")
-        shapes = f"Training images have shape {data.shape} and test images {test.shape}; they must be alike."
-        require(test.shape == data.shape, shapes)
 
 
 def _alike(nets: list[Wrapped]) -> list[list[Wrapped]]:
@@ -355,37 +328,35 @@ def _alike(nets: list[Wrapped]) -> list[list[Wrapped]]:
     groups: list[list[Wrapped]] = []
     for net in nets:
         stated = (net.range, net.label, net.time)
-        for group in groups:
-            other = group[0]
-            if (other.range, other.label, other.time) == stated and same_process(other.process, net.process):
-                group.append(net)
-                break
-        else:
+        same = (g for g in groups if (g[0].range, g[0].label, g[0].time) == stated)
+        group = next((g for g in same if same_process(g[0].process, net.process)), None)
+        if group is None:
             groups.append([net])
+        else:
+            group.append(net)
     return groups
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Problem:
     """Networks that are evaluated on the same noisy images, with the data in their units and the ideal score."""
 
     nets: list[Wrapped]
     data: Empirical
     test: Empirical | None
-    exact: EmpiricalScore
     extract: Extractor
     threshold: float
     sizes: Sizes
     seed: int
     step: Reporter
-    references: dict[str, Reference] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, nets: list[Wrapped], data: Empirical, test: Empirical | None, settings: tuple[Any, ...]) -> _Problem:
-        data, held = nets[0].scaled(data), None if test is None else nets[0].scaled(test)
-        return cls(nets, data, held, EmpiricalScore(data, nets[0].process), *settings)
+    def __post_init__(self) -> None:
+        first = self.nets[0]
+        self.data, self.test = first.scaled(self.data), None if self.test is None else first.scaled(self.test)
+        self.exact = EmpiricalScore(self.data, first.process)
+        self.references: dict[str, Reference] = {}
 
-    @property
+    @functools.cached_property
     def times(self) -> Tensor:
         return audit_times(self.nets[0], self.data)[:: self.sizes.every]
 
@@ -397,29 +368,23 @@ class _Problem:
             found[net.name] = NetworkAudit(net, read)
             self.step(f"{net.name}: conventions", CHECK)
         good = [net for net in self.nets if found[net.name].conventions.fits]
-        curves = self._levels(good)
+        try:
+            curves = self._levels(good)
+        except InputError:  # one of them fails: each is evaluated alone
+            curves = {}
         for net in good:
             try:
-                if isinstance(curve := curves[net.name], InputError):
-                    raise curve
+                curve = curves[net.name] if curves else self._levels([net])[net.name]
                 found[net.name] = self._network(net, found[net.name].conventions, curve)
             except InputError as error:
                 found[net.name] = replace(found[net.name], failure=str(error))
         return found
 
-    def _levels(self, nets: list[Wrapped]) -> dict[str, xarray.Dataset | InputError]:
-        """The curves of each network; if one fails, each is evaluated alone, and the error takes its place."""
-        if not nets:
-            return {}
+    def _levels(self, nets: list[Wrapped]) -> dict[str, xarray.Dataset]:
         part = self._part("errors by noise level", LEVELS * len(nets))
         sizes: dict[str, Any] = {"images": self.sizes.images, "draws": self.sizes.draws, "seed": self.seed}
-        try:
-            found = levels(nets, self.data, self.test, times=self.times, exact=self.exact, progress=part, **sizes)
-            return {net.name: found.isel(model=m) for m, net in enumerate(nets)}
-        except InputError as error:
-            if len(nets) == 1:
-                return {nets[0].name: error}
-            return {name: curve for net in nets for name, curve in self._levels([net]).items()}
+        found = levels(nets, self.data, self.test, times=self.times, exact=self.exact, progress=part, **sizes)
+        return {net.name: found.isel(model=m) for m, net in enumerate(nets)}
 
     def _network(self, net: Wrapped, read: Conventions, curve: xarray.Dataset) -> NetworkAudit:
         sizes, seed, member = self.sizes, self.seed, None
@@ -429,30 +394,26 @@ class _Problem:
             self.step(f"{net.name}: membership", MEMBERSHIP)
         seen = blind(net, self.data, images=sizes.blind, seed=seed, budget=sizes.budget)
         self.step(f"{net.name}: blind directions", BLIND)
-        samples = {kind: self._samples(net, kind) for kind in KINDS}
-        return NetworkAudit(net, read, skilled, curve, member, seen, samples)
+        return NetworkAudit(net, read, skilled, curve, member, seen, {kind: self._samples(net, kind) for kind in KINDS})
 
     def _samples(self, net: Wrapped, kind: str) -> SampleAudit:
         sizes, data = self.sizes, self.data
         x_T = start(net, sizes.samples, self.seed, data.shape)
         part = self._part(f"{net.name}: samples ({kind})", SAMPLES)
         x = draw(net, x_T, kind, steps=sizes.steps, seed=self.seed, progress=part)
-        moved = drift(x, data)
-        near = self._reference(self.extract).copies(x, self.threshold)
-        plain = None
+        moved, near, plain = drift(x, data), self._copies(x, self.extract), None
         if moved.alarm and self.extract.plain and len(data.shape) > 1:
-            plain = self._reference(extractor("standardised")).copies(x, self.threshold)
+            plain = self._copies(x, extractor("standardised"))
         like = likeness(x, data, self.test, features=self.extract, seed=self.seed)
         self.step(f"{net.name}: comparison with data", COMPARE)
         return SampleAudit(kind, len(sampling_times(net, kind, sizes.steps)), x, near, plain, moved, like)
 
-    def _reference(self, extract: Extractor) -> Reference:
-        """The reference images, compared with the training set once for all networks."""
+    def _copies(self, x: Tensor, extract: Extractor) -> Copies:
+        """Compare samples with the training set; the reference images are compared with it once for all networks."""
         if extract.name not in self.references:
-            images = self.sizes.reference
-            held = Reference(self.data, self.test, extract, images, self.seed)
-            self.references[extract.name] = held
-        return self.references[extract.name]
+            images, seed = self.sizes.reference, self.seed
+            self.references[extract.name] = Reference(self.data, self.test, extract, images, seed)
+        return self.references[extract.name].copies(x, self.threshold)
 
     def agreement(self, found: dict[str, NetworkAudit], groups: dict[str, str | int] | None) -> Agreement | None:
         """How far the networks that were sampled agree, if there are two."""
@@ -461,9 +422,8 @@ class _Problem:
             return None
         x = torch.stack([found[net.name].samples["ode"].images for net in kept])
         good = x.isfinite().flatten(2).all(2).all(0)
-        scores = Checkpoints(kept, None if groups is None else [groups[net.name] for net in kept])
         return agreement(
-            scores,
+            Checkpoints(kept, None if groups is None else [groups[net.name] for net in kept]),
             self.data,
             times=self.times,
             images=self.sizes.places,

@@ -21,12 +21,14 @@ contradict (it detaches, say), finite differences are used; without a transpose,
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import xarray
 from torch import Tensor
 
 from vkernel.core import rng
@@ -35,12 +37,9 @@ from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate
 from vkernel.data.empirical import Empirical
 from vkernel.reports.audit.conventions import LinearDenoiser, NoisyBatch, as_network
-from vkernel.reports.audit.levels import Times
+from vkernel.reports.audit.levels import Times, variables
 from vkernel.score.base import Score
 from vkernel.score.wrapped import Wrapped
-
-if TYPE_CHECKING:
-    import xarray
 
 THRESHOLD = 0.05  # of R
 STEP = 0.25  # c in units of the noisy image's spread per coordinate, and k - 1
@@ -77,14 +76,19 @@ class Blind:
     def alarm(self) -> bool:
         return bool(self.changes)
 
+    @property
+    def smallest(self) -> tuple[float, float] | None:
+        """The smallest gain found, in units of a random direction's, and its cosine; ``None`` if it was not sought."""
+        typical = self.gain["random"].value.tolist()
+        columns = zip(self.least, typical, self.cosine, strict=True)
+        return min(((a / max(b, 1e-300), c) for a, b, c in columns if not math.isnan(a)), default=None)
+
     def to_dataset(self) -> xarray.Dataset:
         """Return the curves as a Dataset along ``t``, ``change`` and ``direction``."""
-        import xarray
-
         curves: dict[str, Any] = {"r": ("t", self.r), "least": ("t", self.least), "cosine": ("t", self.cosine)}
         for name, axis, held in (("response", "change", self.response), ("gain", "direction", self.gain)):
-            for k, end in enumerate(("", "_low", "_high")):
-                curves[name + end] = ((axis, "t"), torch.stack([e.stack()[k] for e in held.values()]).numpy())
+            fields = zip(*(e.fields for e in held.values()), strict=True)
+            curves |= variables({name: Estimate(*(torch.stack(f) for f in fields))}, axis, "t")
         curves["blind"] = (("change", "t"), list(self.blind.values()))
         coords = {"t": self.t, "change": list(self.response), "direction": list(self.gain)}
         return xarray.Dataset(curves, coords, {"alarm": int(self.alarm)})
@@ -103,25 +107,32 @@ def blind(
     require(budget >= 0, f"budget must be 0 or more applications of the Jacobian; got {budget}.")
     require(images >= 4, f"Intervals over images need 4 images or more; got {images}.")
     net = as_network(model, check_type(data, "data", Empirical))
-    batch = _batch(net, data, times, images, seed)
+    if times is not None:
+        times = net.at(torch.as_tensor(times, dtype=torch.float64).reshape(-1))
+        require(len(times) > 0, "times holds no time; give one or more, or leave it out.")
+    levels = LEVELS if times is None else len(times)
+    batch = NoisyBatch.of(net, data, levels - 1, images, rng.stream(seed, "images for blindness"))
+    batch = batch if times is None else replace(batch, times=times)
     linear, generator = LinearDenoiser.of(net.scaled(data), seed), rng.stream(seed, "blind directions")
-    changes = ["brightness", "contrast", *(["translation"] if batch.x0.ndim > 2 and batch.x0.shape[-1] > 1 else [])]
-    ratios: dict[str, list[Tensor]] = {name: [] for name in changes}
-    along: dict[str, list[Tensor]] = {name: [] for name in ("constant", "image", "random")}
+    ratios: dict[str, list[Tensor]] = {}
+    along: dict[str, list[Tensor]] = {}
     smallest: list[tuple[float, float]] = []
     derivatives: set[str] = set()
     for x, t, alpha, sigma in batch.queries():
         require(sigma > 0, f"There is no noise at t = {float(t):g}; blindness is measured on noisy images.")
         scale = math.hypot(alpha * batch.spread, sigma)
-        f = _predicted_noise(net, t)
+        f = functools.partial(_predicted_noise, net, t)
         here = f(x)
-        for name in changes:
-            delta = _change(name, x, scale)
-            moved, expected = f(x + delta) - here, linear(delta, alpha, sigma)
-            ratios[name].append(moved.flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1))
+        changes = {"brightness": torch.full_like(x, STEP * scale), "contrast": STEP * x}  # gx - x
+        if x.ndim > 2 and x.shape[-1] > 1:
+            changes["translation"] = torch.roll(x, 1, -1) - x
+        for name, delta in changes.items():
+            ratios.setdefault(name, []).append(_norms(f(x + delta) - here) / _norms(linear(delta, alpha, sigma)))
         jacobian = Jacobian.of(f, x, NUDGE * scale, generator)
-        for name, gain in _gains(jacobian, x, generator).items():
-            along[name].append(gain)
+        probes = [jacobian.gain(rng.randn(tuple(x.shape), generator, x.device, x.dtype)) for _ in range(PROBES)]
+        gains = {"constant": jacobian.gain(torch.ones_like(x)), "image": jacobian.gain(x)}
+        for name, gain in (gains | {"random": torch.stack(probes).mean(0)}).items():
+            along.setdefault(name, []).append(gain)
         one, size = replace(jacobian, x=x[:1]), min(budget, x[0].numel()) * (x[0].numel() <= LARGEST)
         smallest.append(smallest_gain(one, size, generator) if size else (math.nan, math.nan))
         derivatives.add("derivatives" if jacobian.forward else "finite differences")
@@ -133,29 +144,14 @@ def blind(
     return Blind(batch.times.tolist(), batch.r.tolist(), response, unseen, gain_along, least, cosine, how)
 
 
-def _batch(net: Wrapped, data: Empirical, times: Times, images: int, seed: int) -> NoisyBatch:
-    if times is not None:
-        times = net.at(torch.as_tensor(times, dtype=torch.float64).reshape(-1))
-        require(len(times) > 0, "times holds no time; give one or more, or leave it out.")
-    levels = LEVELS if times is None else len(times)
-    batch = NoisyBatch.of(net, data, levels - 1, images, rng.stream(seed, "images for blindness"))
-    return batch if times is None else replace(batch, times=times)
+def _predicted_noise(net: Wrapped, t: Tensor, x: Tensor) -> Tensor:
+    out = net.noise(x, t)
+    require(bool(out.detach().isfinite().all()), f"{net.name} returned NaN or infinite values on noisy images.")
+    return out
 
 
-def _predicted_noise(net: Wrapped, t: Tensor) -> Callable[[Tensor], Tensor]:
-    def f(x: Tensor) -> Tensor:
-        out = net.noise(x, t)
-        require(bool(out.detach().isfinite().all()), f"{net.name} returned NaN or infinite values on noisy images.")
-        return out
-
-    return f
-
-
-def _change(name: str, x: Tensor, scale: float) -> Tensor:
-    """gx - x."""
-    if name == "brightness":
-        return torch.full_like(x, STEP * scale)
-    return STEP * x if name == "contrast" else torch.roll(x, 1, -1) - x
+def _norms(a: Tensor) -> Tensor:
+    return a.flatten(1).norm(dim=1)
 
 
 @dataclass(frozen=True)
@@ -190,6 +186,10 @@ class Jacobian:
         size = size.reshape(-1, *(1,) * (v.ndim - 1))
         return (self.f(x + v / size) - self.f(x - v / size)).detach() * size / 2
 
+    def gain(self, u: Tensor) -> Tensor:
+        """Return |Ju|/|u| for each image."""
+        return _norms(self(u)) / _norms(u)
+
     def transposed(self, w: Tensor) -> Tensor:
         """Return the transpose of J applied to ``w (B, *shape)``."""
         x = self.x.expand(len(w), *self.x.shape[1:]).clone().requires_grad_()
@@ -205,16 +205,6 @@ def _holds(condition: Callable[[], Tensor]) -> bool:
         raise
     except Exception:
         return False
-
-
-def _gains(jacobian: Jacobian, x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-    """|Ju|/|u| for each image."""
-
-    def gain(u: Tensor) -> Tensor:
-        return jacobian(u).flatten(1).norm(dim=1) / u.flatten(1).norm(dim=1)
-
-    some = [gain(rng.randn(tuple(x.shape), generator, x.device, x.dtype)) for _ in range(PROBES)]
-    return {"constant": gain(torch.ones_like(x)), "image": gain(x), "random": torch.stack(some).mean(0)}
 
 
 def smallest_gain(jacobian: Jacobian, size: int, generator: torch.Generator) -> tuple[float, float]:

@@ -42,11 +42,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
 
 import torch
+import xarray
 from torch import Tensor
 
 from vkernel.adapters.weights import reason
@@ -55,14 +55,11 @@ from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate
 from vkernel.data.empirical import Empirical
 from vkernel.process import DDPM, Process
-from vkernel.reports.audit.levels import labelled
+from vkernel.reports.audit.levels import mean_square, variables
 from vkernel.score.base import Score, check_score
 from vkernel.score.conversions import convert
 from vkernel.score.empirical import EmpiricalScore
 from vkernel.score.wrapped import TimeInput, Wrapped
-
-if TYPE_CHECKING:
-    import xarray
 
 READINGS = ("noise", "x0", "v", "flow", "score")  # of one output; an edm network scales its input, and is its own
 RANGES = ((-1.0, 1.0), (0.0, 1.0), (-0.5, 0.5), (0.0, 255.0))
@@ -104,10 +101,10 @@ def as_network(model: Score, data: Empirical) -> Wrapped:
 class Conventions:
     """The result of :func:`check`; lists run along the noise levels, in ascending order.
 
-    ``t``, ``r`` (noise in units of the data), ``error`` with ``se``, ``trivial``, ``ideal``: errors of the predicted
-    noise per coordinate; the last level serves to compare conventions only. ``loss``: the mean of error / trivial over
-    the others. ``better``: a convention that fits better, if any, with ``better_loss``; ``alike``: conventions that do
-    about as well as the stated one; ``tried``: the loss of each convention; ``data_range``: of some of the data.
+    ``r`` is the noise in units of the data; ``error`` (with ``se``), ``trivial`` and ``ideal`` are errors, and the last
+    level serves to compare conventions only. ``better``: a convention that fits better, if any, with ``better_loss``;
+    ``alike``: conventions that do about as well as the stated one; ``tried``: the loss of each convention;
+    ``data_range``: of some of the data.
     """
 
     stated: Convention
@@ -126,12 +123,17 @@ class Conventions:
     data_range: tuple[float, float]
     tried: dict[Convention, float] = field(repr=False)
 
+    @property
+    def misplaced(self) -> bool:
+        """Whether the data lie clearly outside the stated range, or fill a range of another width."""
+        (low, high), (first, last) = self.data_range, self.stated.range
+        width, expected = max(high - low, 1e-30), last - first
+        return max(width / expected, expected / width) >= 1.5 or low <= first - 0.1 * expected
+
     def to_dataset(self) -> xarray.Dataset:
         """Return the curves as a Dataset along ``t``."""
-        import xarray
-
-        curves = {name: ("t", getattr(self, name)) for name in ("r", "error", "se", "trivial", "ideal")}
-        return xarray.Dataset(curves, {"t": self.t}, {"fits": int(self.fits)})
+        columns = {"r": self.r, "error": self.error, "se": self.se, "trivial": self.trivial, "ideal": self.ideal}
+        return xarray.Dataset({k: ("t", v) for k, v in columns.items()}, {"t": self.t}, {"fits": int(self.fits)})
 
 
 def check(
@@ -153,18 +155,23 @@ def check(
     data = net.scaled(data)
     assert net.range is not None
     stated = Convention(net.predicts, net.time, net.range)
-    errors, trivial = batch.errors(net)[stated.predicts], batch.trivial_errors()
-    require(
-        bool(errors.isfinite().all()),
-        f"{net.name} returned NaN or infinite values on noisy images; no convention can make a score of that.",
-    )
-    ideal = batch.score_errors(exact or EmpiricalScore(data, net.process))
-    loss = _Trial.of(errors, trivial).loss
-    good = _beats(loss) or _mostly(errors, trivial) or bool(errors[:-1].mean() <= NEAR * ideal[:-1].mean())
-    tried = _search(net, stated, batch.fewer(FEWER), good)
+    errors, trivial = batch.errors(net)[net.predicts], batch.trivial_errors()
+    broken = f"{net.name} returned NaN or infinite values on noisy images; no convention can make a score of that."
+    require(bool(errors.isfinite().all()), broken)
+    score = exact or EmpiricalScore(data, net.process)
+    ideal = batch.errors_of(-sigma * score(x, t) for x, t, _, sigma in batch.queries())
+    own = _Trial.of(errors, trivial)
+    each = Estimate[Tensor].of_mean((errors / trivial.mean(1, keepdim=True))[:-1], 1)
+    mostly = (
+        2 * int((each.value + 2 * each.se < BEATS).sum()) >= levels
+    )  # x0 networks may lose the mean at one level of low noise
+    good = _beats(own.loss) or mostly or bool(errors[:-1].mean() <= NEAR * ideal[:-1].mean())
+    k = max(4, images // FEWER)
+    tried = _search(net, stated, replace(batch, x0=batch.x0[:k], noise=batch.noise[:, :k]), good)
     better = _best(tried, stated)
-    some = data.rows(0, min(data.n, 256))
-    error = Estimate[Tensor].of_mean(errors, 1)
+    some, error = data.rows(0, min(data.n, 256)), Estimate[Tensor].of_mean(errors, 1)
+    middle = float(tried[stated].contrast.mean())  # conventions with the same contrast are equivalent
+    means = {c: float(trial.contrast.mean()) for c, trial in tried.items() if _beats(trial.loss)}
     return Conventions(
         stated,
         batch.times.tolist(),
@@ -173,12 +180,12 @@ def check(
         error.se.tolist(),
         trivial.mean(1).tolist(),
         ideal.mean(1).tolist(),
-        loss,
+        own.loss,
         fits=good and better is None,
         untrained=not good and better is None,
         better=better,
         better_loss=None if better is None else tried[better].loss,
-        alike=_alike(tried, stated),
+        alike=tuple(c for c, m in means.items() if m < ALIKE * middle and abs(m - middle) > 1e-6 * middle),
         data_range=(float(some.min()), float(some.max())),
         tried={convention: trial.loss.value for convention, trial in tried.items()},
     )
@@ -201,13 +208,6 @@ class _Trial:
 
 def _beats(loss: Estimate) -> bool:
     return loss.value + 2 * loss.se < BEATS
-
-
-def _mostly(errors: Tensor, trivial: Tensor) -> bool:
-    """Whether half of the levels or more are beaten: x0 networks may lose the mean at one level of low noise."""
-    each = Estimate[Tensor].of_mean((errors / trivial.mean(1, keepdim=True))[:-1], 1)
-    beaten = each.value + 2 * each.se < BEATS
-    return 2 * int(beaten.sum()) >= len(beaten)
 
 
 def _search(net: Wrapped, stated: Convention, batch: NoisyBatch, good: bool) -> dict[Convention, _Trial]:
@@ -236,30 +236,23 @@ def _search(net: Wrapped, stated: Convention, batch: NoisyBatch, good: bool) -> 
 def _best(tried: dict[Convention, _Trial], stated: Convention) -> Convention | None:
     """The convention of lowest contrast, if it beats the trivial predictor and is clearly better than the stated."""
     own = tried[stated].contrast
-    rivals = [c for c, trial in tried.items() if _beats(trial.loss) and _clearly(trial.contrast, own)]
+
+    def clearly(rival: Tensor) -> bool:
+        if not own.isfinite().all():
+            return bool(rival.isfinite().all())
+        gain = Estimate.of_mean(own - rival)
+        return bool(rival.mean() < MARGIN * own.mean()) and gain.value > 3 * gain.se
+
+    rivals = [c for c, trial in tried.items() if _beats(trial.loss) and clearly(trial.contrast)]
     return min(rivals, key=lambda c: float(tried[c].contrast.mean()), default=None)
-
-
-def _clearly(rival: Tensor, own: Tensor) -> bool:
-    if not own.isfinite().all():
-        return bool(rival.isfinite().all())
-    gain = Estimate.of_mean(own - rival)
-    return bool(rival.mean() < MARGIN * own.mean()) and gain.value > 3 * gain.se
-
-
-def _alike(tried: dict[Convention, _Trial], stated: Convention) -> tuple[Convention, ...]:
-    """Conventions that do about as well as the stated one, but are not equivalent to it."""
-    own = float(tried[stated].contrast.mean())
-    means = {c: float(trial.contrast.mean()) for c, trial in tried.items() if _beats(trial.loss)}
-    return tuple(c for c, mean in means.items() if mean < ALIKE * own and abs(mean - own) > 1e-6 * own)
 
 
 @dataclass(frozen=True)
 class Skill:
     """The result of :func:`skill`; tensors and lists run along the noise levels, in ascending order.
 
-    ``error`` and ``linear``: errors of the predicted noise per coordinate; ``ratio``: their quotient; ``skill``: one
-    less its mean over levels; ``under``: whether the network counts as under-trained.
+    ``ratio`` is the quotient q of the network's ``error`` and the ``linear`` denoiser's; ``under`` tells whether the
+    network counts as under-trained.
     """
 
     t: list[float]
@@ -272,15 +265,8 @@ class Skill:
 
     def to_dataset(self) -> xarray.Dataset:
         """Return the curves as a Dataset along ``t``."""
-        import xarray
-
-        columns: dict[str, Any] = {"r": ("t", self.r)}
-        columns |= labelled("error", self.error, ("t",), "squared error per coordinate of the network's noise")
-        columns |= labelled(
-            "linear", self.linear, ("t",), "squared error per coordinate of the linear denoiser's noise"
-        )
-        columns |= labelled("ratio", self.ratio, ("t",), "error of the network over that of the linear denoiser")
-        return xarray.Dataset(columns, {"t": self.t}, {"under": int(self.under)})
+        curves = variables({"error": self.error, "linear": self.linear, "ratio": self.ratio}, "t")
+        return xarray.Dataset({"r": ("t", self.r)} | curves, {"t": self.t}, {"under": int(self.under)})
 
 
 def skill(model: Score, data: Empirical, *, levels: int = 6, images: int = 64, seed: int = 0) -> Skill:
@@ -294,11 +280,11 @@ def skill(model: Score, data: Empirical, *, levels: int = 6, images: int = 64, s
     generator = rng.stream(seed, "images for skill")
     order = kept[torch.randperm(len(kept), generator=generator)]
     n = min(images, len(order) // 2)
-    batch = NoisyBatch.of(net, data.subset(order[:n]), levels, n, generator).without_last()
+    batch = NoisyBatch.of(net, data.subset(order[:n]), levels, n, generator)
+    batch = replace(batch, noise=batch.noise[:-1], times=batch.times[:-1])  # the last level is for conventions
     others = data.subset(order[n : n + FITTED])
     linear, center = LinearDenoiser.of(others, seed, FITTED), others.center.cpu().reshape(data.shape)
-    guesses = [linear(x - alpha * center, alpha, sigma) for x, _, alpha, sigma in batch.queries()]
-    theirs = _mean_square(torch.stack(guesses) - batch.noise)
+    theirs = batch.errors_of(linear(x - alpha * center, alpha, sigma) for x, _, alpha, sigma in batch.queries())
     own = batch.errors(net)[net.predicts]
     require(bool(own.isfinite().all()), f"{net.name} returned NaN or infinite values on noisy images.")
     mean = theirs.mean(1, keepdim=True).clamp_min(1e-300)
@@ -355,10 +341,8 @@ class NoisyBatch:
     @classmethod
     def of(cls, net: Wrapped, data: Empirical, levels: int, images: int, generator: torch.Generator) -> NoisyBatch:
         """Draw images and noise for ``levels`` levels even in log r, and for one more at large sigma/alpha."""
-        require(
-            net.shape in (None, data.shape),
-            f"The data have shape {data.shape}, but {net.name} takes images of shape {net.shape}.",
-        )
+        shapes = f"The data have shape {data.shape}, but {net.name} takes images of shape {net.shape}."
+        require(net.shape in (None, data.shape), shapes)
         data = net.scaled(data)
         require(data.spread > 0, "All points of the data are equal; at least two different ones are needed.")
         chosen = torch.multinomial(data.weights.cpu(), images, replacement=True, generator=generator)
@@ -366,15 +350,6 @@ class NoisyBatch:
         noise = torch.randn(levels + 1, *x0.shape, generator=generator, dtype=torch.float64)
         mean, spread = data.center.cpu().reshape(data.shape), data.spread / math.sqrt(data.d)
         return cls(net.process, x0, mean, spread, noise, _times(net, spread, levels))
-
-    def without_last(self) -> NoisyBatch:
-        """Leave out the level at large sigma/alpha."""
-        return replace(self, noise=self.noise[:-1], times=self.times[:-1])
-
-    def fewer(self, factor: int) -> NoisyBatch:
-        """Keep a part of the images."""
-        k = max(4, len(self.x0) // factor)
-        return replace(self, x0=self.x0[:k], noise=self.noise[:, :k])
 
     def rescaled(self, net: Wrapped, old: tuple[float, float]) -> NoisyBatch:
         """Map the images from the pixel range ``old`` to that of ``net``, at the times of the same r."""
@@ -395,44 +370,38 @@ class NoisyBatch:
             alpha, sigma = self.process.alpha(t), self.process.sigma(t)
             yield alpha * self.x0 + sigma * noise, t, float(alpha), float(sigma)
 
+    def errors_of(self, predicted: Iterable[Tensor]) -> Tensor:
+        """Return errors ``(levels, images)`` of the noise that was predicted at each level."""
+        return torch.stack([mean_square(p - z) for p, z in zip(predicted, self.noise, strict=True)])
+
     def errors(self, net: Wrapped) -> dict[str, Tensor]:
         """Return errors ``(levels, images)`` by prediction: one pass of the network, its output read as each."""
-        outputs = self._outputs(net)
-        found = {kind: self._errors_as(kind, outputs, net) for kind in READINGS}
+        outputs = dict.fromkeys(READINGS, self._outputs(net, "noise"))
         if net.predicts == "edm":
-            found["edm"] = self._errors_as("edm", self._outputs(net, "edm"), net)
+            outputs["edm"] = self._outputs(net, "edm")
+        found = {}
+        for kind, out in outputs.items():
+            sign = -1 if kind == "flow" and net.time == "reversed" else 1
+            pairs = zip(out, self.queries(), strict=True)
+            noise = (convert(sign * o, kind, "noise", x, t, self.process, net.sigma_data) for o, (x, t, *_) in pairs)
+            found[kind] = self.errors_of(noise)
         return found
 
-    def _outputs(self, net: Wrapped, predicts: str = "noise") -> list[Tensor]:
+    def _outputs(self, net: Wrapped, predicts: str) -> list[Tensor]:
         raw = replace(net, predicts=predicts)
         try:
             return [raw.output(x.float(), t).double() for x, t, *_ in self.queries()]
         except InputError:
             raise
         except Exception as error:
-            raise InputError(
-                f"{net.name} failed on images of shape {tuple(self.x0.shape)} with time {net.time!r}: "
-                f"{type(error).__name__}: {reason(error)}. Other data, or another time (index, fraction, sigma), "
-                "may fit it."
-            ) from error
-
-    def _errors_as(self, kind: str, outputs: list[Tensor], net: Wrapped) -> Tensor:
-        sign = -1 if kind == "flow" and net.time == "reversed" else 1
-        pairs = zip(outputs, self.queries(), strict=True)
-        noise = [convert(sign * o, kind, "noise", x, t, self.process, net.sigma_data) for o, (x, t, *_) in pairs]
-        return _mean_square(torch.stack(noise) - self.noise)
+            failed = f"{net.name} failed on images of shape {tuple(self.x0.shape)} with time {net.time!r}"
+            hint = "Other data, or another time (index, fraction, sigma), may fit it."
+            raise InputError(f"{failed}: {type(error).__name__}: {reason(error)}. {hint}") from error
 
     def trivial_errors(self) -> Tensor:
         """Return errors ``(levels, images)`` of the trivial predictor."""
-        blends = [
-            sigma * (x - alpha * self.mean) / ((alpha * self.spread) ** 2 + sigma**2)
-            for x, _, alpha, sigma in self.queries()
-        ]
-        return _mean_square(torch.stack(blends) - self.noise)
-
-    def score_errors(self, score: EmpiricalScore) -> Tensor:
-        """Return errors ``(levels, images)`` of a score."""
-        return _mean_square(torch.stack([-sigma * score(x, t) for x, t, _, sigma in self.queries()]) - self.noise)
+        at = self.queries()
+        return self.errors_of(s * (x - a * self.mean) / ((a * self.spread) ** 2 + s**2) for x, _, a, s in at)
 
 
 def _times(net: Wrapped, spread: float, levels: int) -> Tensor:
@@ -442,8 +411,3 @@ def _times(net: Wrapped, spread: float, levels: int) -> Tensor:
     ends = net.at(torch.tensor([process.eps, process.T], dtype=torch.float64))
     low, high = (process.sigma(ends) / process.alpha(ends)).tolist()
     return net.at(process.time(ratios.clamp(max(low, 1e-9), high)))
-
-
-def _mean_square(a: Tensor) -> Tensor:
-    """The mean square over coordinates, ``(levels, images)``."""
-    return a.square().flatten(2).mean(-1)

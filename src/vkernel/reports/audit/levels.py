@@ -38,11 +38,13 @@ difference too.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import xarray
 from torch import Tensor
 
 from vkernel.adapters.checkpoints import Checkpoints
@@ -55,31 +57,22 @@ from vkernel.core.progress import Progress
 from vkernel.core.progress import progress as report_progress
 from vkernel.data.empirical import Empirical
 from vkernel.process import Anisotropic, Process
+from vkernel.reports.html import read
 from vkernel.sample.scores import Scores
 from vkernel.score.base import Score, check_score
 from vkernel.score.empirical import EmpiricalScore
 from vkernel.score.wrapped import Wrapped
 
-if TYPE_CHECKING:
-    import xarray
-
+Points = Empirical | Tensor
 Times = Sequence[float] | Tensor | None
 LOW, HIGH, COUNT = 0.05, 10.0, 8  # the default levels, sigma/(alpha s)
-_QUANTITIES = {
-    "train": "squared error per coordinate of the model's noise on training images",
-    "test": "squared error per coordinate of the model's noise on test images",
-    "ideal_train": "squared error per coordinate of the ideal noise on training images",
-    "ideal_test": "squared error per coordinate of the ideal noise on test images",
-    "gap": "squared error per coordinate of the model's noise, test less training images",
-    "distance": "squared distance per coordinate of the model's score from the ideal one, times sigma²",
-    "rayleigh": "Rayleigh quotient of the deviation against C; 1 is independent of C",
-}
+TEXTS = tomllib.loads(read("audit.toml"))
 
 
 def levels(
     model: Score | Sequence[Score],
-    data: Empirical | Tensor,
-    test: Empirical | Tensor | None = None,
+    data: Points,
+    test: Points | None = None,
     *,
     times: Times = None,
     images: int = 256,
@@ -91,28 +84,22 @@ def levels(
 ) -> xarray.Dataset:
     """Measure errors of a model and of the ideal score at each noise level, along ``t``, in ascending order.
 
+    ``train``, ``ideal_train``, ``distance``, ``rayleigh`` and, with ``test``, ``test``, ``ideal_test`` and ``gap`` have
+    their ``…_se``, ``…_low`` and ``…_high``.
+
     Args:
         model: a score, or several of one process; several see the same noisy images and share one ideal score, which
             is most of the work, and the result has a first axis ``model``.
         data: the training set, in the pixel range of the model; at most ``images`` of it are used.
         test: images of the same law that the model was not trained on.
-        times: the times of the noise levels.
-        draws: draws of noise for each image.
         exact: the ideal score, if it exists already.
-
-    Returns:
-        ``train``, ``ideal_train``, ``distance``, ``rayleigh`` and, with ``test``, ``test``, ``ideal_test`` and
-        ``gap``, each with ``…_se``, ``…_low`` and ``…_high``.
     """
-    import xarray
-
     models = list(model) if isinstance(model, Sequence) else [model]
     require(models, "There is no model to audit.")
-    process, data, held = check_inputs(models[0], data, test)
+    process, data, held = check_inputs(models[0], data, test, images=images, draws=draws, batch=batch)
     for other in models[1:]:
         own = check_inputs(other, data, test)[0]
         require(same_process(own, process), f"Models must share one process; got {process!r} and {own!r}.")
-    _check_sizes(images, draws, batch)
     t, exact = audit_times(models[0], data, times), exact or EmpiricalScore(data, process)
     sets: dict[str, NoisyImages] = {}
     for key, points in {"train": data, **({} if held is None else {"test": held})}.items():
@@ -130,15 +117,13 @@ def levels(
     curves = {name: _over_rows(mean_of_finite, values) for name, values in each.items()}
     if held is not None:
         curves["gap"] = _over_rows(difference_of_means, each["test"], each["train"])
-    columns: dict[str, Any] = {}
-    for name in (name for name in _QUANTITIES if name in curves):
-        columns |= labelled(name, curves[name], ("model", "t"), _QUANTITIES[name])
     label = {"long_name": "images with a Rayleigh quotient", "units": "images"}
-    columns["rayleigh_count"] = (("model", "t"), (~each["rayleigh"].isnan()).sum(-1).numpy(), label)
+    count = {"rayleigh_count": (("model", "t"), (~each["rayleigh"].isnan()).sum(-1).numpy(), label)}
     names = [m.name if isinstance(m, Wrapped) else str(k) for k, m in enumerate(models)]
     coords = {**coordinates(process, t), "model": ("model", names, {"long_name": "model", "units": "1"})}
     attrs = {"draws": draws, "seed": seed, "n": data.n, "d": data.d}
-    dataset = xarray.Dataset(columns, coords, attrs | {f"{key}_images": len(s.x0) for key, s in sets.items()})
+    attrs |= {f"{key}_images": len(noisy.x0) for key, noisy in sets.items()}
+    dataset = xarray.Dataset(variables(curves, "model", "t") | count, coords, attrs)
     return dataset if isinstance(model, Sequence) else dataset.isel(model=0, drop=True)
 
 
@@ -147,21 +132,22 @@ def _errors(
 ) -> Iterator[tuple[str, Tensor]]:
     """Each quantity by name, ``(models, images)``, averaged over draws; training images have two more."""
     names = [key, f"ideal_{key}", *(("distance", "rayleigh") if key == "train" else ())]
-    shape, t = (len(names), len(models), *images.keys.shape[1:]), images.times[level]
-    found = images.x0.new_zeros(shape, dtype=torch.float64)
+    t = images.times[level]
+    found = images.x0.new_zeros((len(names), len(models), *images.keys.shape[1:]), dtype=torch.float64)
     for draw, part, x, noise in images.parts(level, batch):
         if key == "train":
             s, cov = exact.with_covariance(x.double(), t)
-            sigma = float(images.process.sigma(t))
-            ideal, rounding = -sigma * s, 4 * torch.finfo(x.dtype).eps * x.double().flatten(1).norm(dim=-1) / sigma
+            ideal = -float(images.process.sigma(t)) * s
         else:
-            ideal = predicted_noise(exact, x, t)
+            ideal, cov = predicted_noise(exact, x, t), None
         for m, model in enumerate(models):
             learned = predicted_noise(model, x, t)
-            found[0, m, draw, part], found[1, m, draw, part] = mean_square(learned - noise), mean_square(ideal - noise)
-            if key == "train":
-                found[2, m, draw, part] = mean_square(learned - ideal)
-                found[3, m, draw, part] = _rayleigh(cov, learned - ideal, rounding)
+            values = [mean_square(learned - noise), mean_square(ideal - noise)]
+            if cov is not None:
+                rounding = 4 * torch.finfo(x.dtype).eps * x.double().flatten(1).norm(dim=-1)
+                rayleigh = _rayleigh(cov, learned - ideal, rounding / float(images.process.sigma(t)))
+                values += [mean_square(learned - ideal), rayleigh]
+            found[:, m, draw, part] = torch.stack(values)
     return zip(names, found.nanmean(2).cpu(), strict=True)
 
 
@@ -196,18 +182,15 @@ class Membership:
 
     def to_dataset(self) -> xarray.Dataset:
         """Return the AUC of each level along ``t`` (``auc_level``) and that of all levels as a scalar (``auc``)."""
-        import xarray
-
-        columns = labelled("auc_level", self.by_level, ("t",), "AUC of lower loss on training images, at this level")
-        columns |= labelled("auc", self.auc, (), "AUC of lower loss on training images, of all levels together")
+        columns = variables({"auc_level": self.by_level}, "t") | variables({"auc": self.auc})
         attrs = {"train_images": self.train.shape[1], "test_images": self.test.shape[1]}
         return xarray.Dataset(columns, coordinates(self.process, self.t), attrs)
 
 
 def membership(
     model: Score,
-    data: Empirical | Tensor,
-    test: Empirical | Tensor,
+    data: Points,
+    test: Points,
     *,
     times: Times = None,
     images: int = 512,
@@ -220,13 +203,10 @@ def membership(
     At most ``images`` of each set are drawn, without replacement and equally likely, whatever their weights (if not
     zero). Both sets are in the pixel range of the model.
     """
-    process, data, held = check_inputs(model, data, test)
+    process, data, held = check_inputs(model, data, test, images=images, draws=draws, batch=batch)
     assert held is not None
-    _check_sizes(images, draws, batch)
-    t = audit_times(model, data, times)
-    g = rng.stream(seed, "audit of membership")
+    t, g, losses = audit_times(model, data, times), rng.stream(seed, "audit of membership"), []
     keys = rng.keys((len(t), draws, 1), g, data.device)
-    losses = []
     for points in (data, held):
         x0 = points[points.choose(images, g, distinct=True)].to(data.dtype)
         noisy, loss = NoisyImages(process, t, x0, keys), torch.zeros(len(t), len(x0), dtype=torch.float64)
@@ -264,27 +244,21 @@ class NoisyImages:
 
 
 def check_inputs(
-    model: Score | Scores, data: Empirical | Tensor, test: Empirical | Tensor | None = None
+    model: Score | Scores, data: Points, test: Points | None = None, least: int = 2, **sizes: int
 ) -> tuple[Process, Empirical, Empirical | None]:
-    """Return the process of the model and the two sets; refuse what cannot be audited."""
+    """Return the process of the model and the two sets; refuse what cannot be audited, and fewer images than least."""
     process = (model if isinstance(model, Scores) else check_score(model, "An audit")).process
     require(not isinstance(process, Anisotropic), "Errors of predicted noise are defined for isotropic noise alone.")
     data = data if isinstance(data, Empirical) else Empirical(data)
-    held = None
-    if test is not None:
-        held = (test if isinstance(test, Empirical) else Empirical(test)).to(data.device)
-        shapes = f"Training images have shape {data.shape} and test images {held.shape}; they must be alike."
-        require(held.shape == data.shape, shapes)
-    for name, points in (("training", data), ("test", held)):
-        if points is not None and (points.weights > 0).sum() < 2:
-            raise InputError(f"There is one {name} image; errors over images need two or more.")
-    return process, data, held
-
-
-def _check_sizes(images: int, draws: int, batch: int) -> None:
-    check_whole(images, "images", 2)
-    check_whole(draws, "draws")
-    check_whole(batch, "batch")
+    held = test if isinstance(test, Empirical | None) else Empirical(test)
+    for name, points in {"training": data, **({} if held is None else {"test": held})}.items():
+        shapes = f"Training images have shape {data.shape} and test images {points.shape}; they must be alike."
+        require(points.shape == data.shape, shapes)
+        several = (points.weights > 0).sum() >= 2
+        require(several, f"There is one {name} image; errors over images need two or more.")
+    for name, size in sizes.items():
+        check_whole(size, name, least if name == "images" else 1)
+    return process, data, None if held is None else held.to(data.device)
 
 
 def same_process(a: Process, b: Process) -> bool:
@@ -299,8 +273,7 @@ def audit_times(model: Score | Scores, data: Empirical, times: Times = None) -> 
     """Return the times of an audit, ascending and distinct; networks with an index input are evaluated at indices."""
     process = model.process
     if times is None:
-        ends = torch.tensor([process.eps, process.T], dtype=torch.float64)
-        reach, s = (process.sigma(ends) / process.alpha(ends)).tolist(), data.spread / math.sqrt(data.d)
+        reach, s = process.ratios, data.spread / math.sqrt(data.d)
         low, high = max(LOW * s, reach[0]), min(HIGH * s, reach[1])
         require(low < high, f"{process!r} does not reach the scale of the data, {s:.3g} a pixel; give times=.")
         ratios = torch.logspace(math.log10(low), math.log10(high), COUNT, dtype=torch.float64)
@@ -342,17 +315,14 @@ def _over_rows(statistic: Any, *samples: Tensor) -> Estimate[Tensor]:
     return stacked([statistic(*row) for row in rows], tuple(samples[0].shape[:2]))
 
 
-def labelled(name: str, estimate: Estimate[Any], dims: tuple[str, ...], long_name: str) -> dict[str, Any]:
-    """Return the variables ``name``, ``name_se``, ``name_low`` and ``name_high`` of a Dataset."""
+def variables(estimates: Mapping[str, Estimate[Any]], *dims: str) -> dict[str, Any]:
+    """Return the variables ``name``, ``name_se``, ``name_low`` and ``name_high`` of a Dataset for each estimate."""
     ends = {"": "", "_se": "standard error: ", "_low": "low end (95 %): ", "_high": "high end (95 %): "}
-    fields = zip(ends.items(), estimate.fields, strict=True)
     return {
-        name + end: (
-            dims,
-            torch.as_tensor(v, dtype=torch.float64).numpy(),
-            {"long_name": words + long_name, "units": "1"},
-        )
-        for (end, words), v in fields
+        name + end: (dims, torch.as_tensor(v, dtype=torch.float64).numpy(), {"long_name": words + about, "units": "1"})
+        for name, about in TEXTS["variables"].items()
+        if name in estimates
+        for (end, words), v in zip(ends.items(), estimates[name].fields, strict=True)
     }
 
 

@@ -1,76 +1,220 @@
-"""Reports of an audit: sentences, one screen for the terminal, one self-contained page, and numbers for files.
+r"""Verdicts and reports of an audit: sentences, one screen for the terminal, one page, and numbers for files.
 
-Titles and captions of the page's figures stand in ``templates/audit.html``.
+All sentences stand in ``templates/audit.txt``, titles and captions of figures in ``templates/audit.html``; here are the
+levels of verdicts and the numbers that sentences mention. A :class:`Verdict` is ``good``, ``alarm``, ``note`` (a number
+without a threshold) or ``unknown``. Alarms are raised at a stated chance of a false one, for each network and sampler:
+copies .01 (Fisher's exact test against real images), membership .01 (one-sided, the rank sum under exchange of the
+sets), drift .01 for each of its four tests and a least size, blindness by intervals below a threshold.
+
+:class:`Advice` is given only where a verdict calls for it, in three degrees: ``measured`` (this audit shows the effect
+on this network), ``theory`` (it follows where the theory was tested against trained ensembles, docs/theory.md) and
+``doubtful`` (the theory and experience disagree, or nobody has measured it at this size).
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import xarray
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from vkernel import plots
 from vkernel.data.empirical import Empirical
-from vkernel.metrics.likeness import image_moments
+from vkernel.metrics.copies import CHANCE, Copies
+from vkernel.metrics.likeness import LEAST, Drift, Likeness, image_moments
 from vkernel.reports import html
-from vkernel.reports.audit.audit import Audit, NetworkAudit, SampleAudit
-from vkernel.reports.audit.verdicts import QUESTIONS, SAMPLERS, Verdict, describe
+from vkernel.reports.audit.agreement import Agreement, SameNoise
+from vkernel.reports.audit.blind import Blind
+from vkernel.reports.audit.conventions import Convention, Conventions, Skill
+from vkernel.reports.audit.levels import TEXTS, Membership
 
 if TYPE_CHECKING:
     from rich.console import Group
 
+    from vkernel.reports.audit.audit import Audit, NetworkAudit
+
+LOST = 0.5  # of the samples diverged: the rest allows no verdict
+LARGE = 0.5  # of the common error: a variance between runs that is worth reducing
 SHOWN = 12  # samples of each sampler, and of members from the same noise
 PAIRED = 12  # samples beside their nearest training images
 POINTS = 2000  # training images whose moments are drawn
+DESCRIBED = (Agreement, Blind, Conventions, Copies, Drift, Likeness, Membership, SameNoise, Skill)
+QUESTIONS: dict[str, str] = TEXTS["questions"]
+SAMPLERS: dict[str, str] = TEXTS["samplers"]
 _COLOURS = {"good": "green", "alarm": "bold red", "note": "yellow", "unknown": "magenta"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer to one question; ``network`` is empty for those about all networks together."""
+
+    network: str
+    question: str
+    level: str
+    answer: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A change, the evidence for it, and how sure that is (``measured``, ``theory`` or ``doubtful``)."""
+
+    change: str
+    evidence: str
+    sure: str
+    networks: tuple[str, ...] = ()
+
+
+def describe(result: object, name: str = "network") -> str:
+    """Describe one result of an audit in sentences; ``name`` is that of the network."""
+    kind = type(result)
+    if kind not in DESCRIBED:
+        raise TypeError(f"There is no description of a {kind.__name__}.")
+    powerless = isinstance(result, Copies) and math.comb((n := len(result.ratio)) + result.units, n) <= 1 / CHANCE
+    return say(kind.__name__, r=result, name=name, powerless=powerless)
+
+
+def say(block: str, **values: object) -> str:
+    """Return the sentences of one block of ``templates/audit.txt``."""
+    return html.sentences("audit.txt", block, describe=describe, CHANCE=CHANCE, LEAST=LEAST, **values)
+
+
+def verdicts(audit: Audit) -> list[Verdict]:
+    """Return all verdicts, network by network, in the order of ``QUESTIONS``."""
+    out = [v for network in audit.networks for v in _of_network(network)]
+    if (found := audit.agreement) is not None:
+        out.append(_verdict("", "agreement", "note", r=found))
+        out.append(_verdict("", "variance", "note" if found.follows else "unknown", r=found))
+    return out
+
+
+def _verdict(network: str, question: str, level: str, **facts: object) -> Verdict:
+    answer, _, words = say(question, level=level, **facts).partition(" --- ")
+    return Verdict(network, question, level, answer, words)
+
+
+def _of_network(n: NetworkAudit) -> Iterator[Verdict]:
+    def verdict(question: str, level: str, **facts: object) -> Verdict:
+        return _verdict(n.name, question, level, n=n, **facts)
+
+    def sampled(question: str, kind: str, level: str, **facts: object) -> Verdict:
+        return verdict(question, level, s=n.samples[kind], sampler=SAMPLERS[kind], **facts)
+
+    read = n.conventions
+    yield verdict("conventions", "unknown" if read.untrained else "good" if read.fits else "alarm")
+    if n.skill is None or n.blind is None or n.levels is None:
+        if read.untrained or n.failure:
+            yield verdict("training", "alarm" if read.untrained else "unknown")
+        return
+    yield verdict("training", "alarm" if n.skill.under else "good")
+    kind = max(n.samples, key=lambda k: n.samples[k].comparison.fraction.value)  # the sampler that copies most decides
+    held, few = n.samples[kind].comparison, LOST * len(n.samples[kind].images)
+    suspect = "alarm" if held.alarm else "note" if held.closer_chance < CHANCE else "good"
+    yield sampled("copies", kind, "unknown" if held.diverged > few else suspect)
+    if n.membership is not None:
+        yield verdict("membership", "alarm" if n.membership.chance < CHANCE else "good")
+    yield verdict("blindness", "alarm" if n.blind.alarm else "good")
+    drifts = {k: s.drift for k, s in n.samples.items()}
+    kind = max(drifts, key=lambda k: (drifts[k].alarm, abs(_finite(drifts[k].mean.value))))
+    # if one sampler alone drifts, its coarse steps may be the cause
+    level = "alarm" if all(d.alarm for d in drifts.values()) else "note" if drifts[kind].alarm else "good"
+    shifts = {"mean": drifts[kind].mean.value, "variance": drifts[kind].variance.value}
+    most = max(shifts, key=lambda moment: abs(_finite(shifts[moment])))
+    diverged = not math.isfinite(shifts["mean"])
+    yield sampled("drift", kind, level, moment=most, far=shifts[most], diverged=diverged)
+    kind = min(n.samples, key=lambda k: _finite(n.samples[k].likeness.kernel.value))
+    like = n.samples[kind].likeness
+    known = math.isfinite(like.kernel.value)
+    yield sampled("likeness", kind, ("note" if like.alarm else "good") if known else "unknown")
+    yield verdict("deviation", "note")
+
+
+def _finite(value: float) -> float:
+    return float(value) if math.isfinite(value) else math.inf
+
+
+def advice(audit: Audit) -> list[Advice]:
+    """Return what to change, the surest first."""
+    alarms = [v for v in verdicts(audit) if v.level == "alarm"]
+    names = {q: tuple(v.network for v in alarms if v.question == q) for q in QUESTIONS}
+    out: list[Advice] = []
+
+    def add(key: str, networks: tuple[str, ...], **given: object) -> None:
+        if networks:
+            sure, change, evidence = say(f"change_{key}", networks=networks, **given).split(" --- ", 2)
+            out.append(Advice(change, evidence, sure, networks))
+
+    def better(networks: tuple[str, ...]) -> NetworkAudit | None:
+        """The first network that denoises training images better than test images, if any does."""
+        own = ((n, n.levels) for n in audit.networks if n.name in networks and n.levels is not None)
+        return next((n for n, ds in own if "gap" in ds and bool((ds.gap_low > 0).any())), None)
+
+    words = next((v.words for v in alarms if v.question == "conventions"), "")
+    add("conventions", names["conventions"], words=words)
+    add("blindness", names["blindness"], drifted={*names["blindness"]} & {*names["drift"]})
+    skills = {n.name: n.skill for n in audit.networks if n.name in names["training"] and n.skill is not None}
+    add("training", names["training"], skills=skills)
+    if copying := names["copies"]:
+        facts, n = audit.statistics, audit.data.n
+        if facts is not None and facts.repeated:
+            held = [s.comparison for net in audit.networks if net.name in copying for s in net.samples.values()]
+            sources = {i for c in held for i in c.index[c.ratio < c.threshold][:, 0].tolist()}
+            both = len(sources & facts.repeated)
+            add("duplicates", copying, facts=facts, n=n, sources=len(sources), both=both)
+        if facts is not None and facts.collapse is not None and facts.collapse > 2 * facts.cutoff:
+            add("cutoff", copying, facts=facts)
+        add("earlier", copying, better=better(copying), n=n)
+        for key in ("images", "noise", "capacity"):
+            add(key, copying)
+    private = tuple(n for n in names["membership"] if n not in copying)
+    add("membership", private, better=better(private))
+    if audit.agreement is not None:
+        ds = audit.agreement.dataset
+        share = (ds["variance"] / ds["bias"].where(ds["bias"] > 0)).sel(place="data").fillna(-1)
+        most = int(share.values.argmax())
+        if share[most] > LARGE:
+            members = tuple(n.name for n in audit.members)
+            add("average", members, ratio=ds.ratio[most], count=ds.attrs["members"], share=share[most])
+    return sorted(out, key=lambda a: ("measured", "theory", "doubtful").index(a.sure))
 
 
 def sentences(audit: Audit) -> list[str]:
     """Return the results in sentences: what was compared, every verdict, the advice."""
-    out = [compared(audit), *audit.notes]
+    out = [say("compared", audit=audit), *audit.notes]
     out += [f"{v.network + ': ' if v.network else ''}{QUESTIONS[v.question]} {v.words}" for v in audit.verdicts]
     return out + [f"Advice ({a.sure}): {a.change} {a.evidence}" for a in audit.advice]
-
-
-def compared(audit: Audit) -> str:
-    """Return a sentence on what was audited against what."""
-    held = f" and {audit.test.n:,} test images" if audit.test is not None else " (no test set: errors lack a yardstick)"
-    names = ", ".join(n.name for n in audit.networks)
-    return f"{names}, against {audit.data.n:,} training images{held}; features: {audit.features}."
 
 
 def screen(audit: Audit) -> Group:
     """Return a table of short answers and the sentences of alarms, for the terminal."""
     from rich.console import Group
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     several, verdicts = len(audit.networks) > 1, audit.verdicts
-    table = Table(title_justify="left", pad_edge=False)
-    table.add_column("question")
-    for n in audit.networks:
-        table.add_column(Text(n.name), overflow="fold")  # a name is no markup
+    names = (Column(Text(n.name), overflow="fold") for n in audit.networks)  # a name is no markup
+    table = Table("question", *names, pad_edge=False)
     by = {(v.network, v.question): v for v in verdicts}
     for question, words in QUESTIONS.items():
         cells = [by.get((n.name, question)) for n in audit.networks]
         if any(cells):
             answers = [Text("–") if v is None else Text(v.answer, _COLOURS[v.level]) for v in cells]
             table.add_row(question if several else words, *answers)
-    lines: list[Any] = [Text(compared(audit)), table, *map(Text, audit.notes)]
-    for v in _of(verdicts, ""):
-        parts = (f"{QUESTIONS[v.question]} ", "bold"), (f"{v.answer}. ", _COLOURS[v.level]), _first_sentence(v.words)
-        lines.append(Text.assemble(*parts))
+    lines: list[Any] = [Text(say("compared", audit=audit)), table, *map(Text, audit.notes)]
     shown: set[str] = set()  # of several networks with the same alarm the first is explained
-    for v in verdicts:
-        if v.question not in shown and (v.level == "alarm" or (v.question == "copies" and not several)):
-            words = _first_sentence(v.words) if several else v.words
-            lines.append(Text.assemble((f"{v.question}: ", _COLOURS[v.level]), words))
+    for v in sorted(verdicts, key=lambda v: v.network != ""):  # those about all networks first
+        words, colour = _first_sentence(v.words) if several else v.words, _COLOURS[v.level]
+        if not v.network:
+            lines.append(Text.assemble((f"{QUESTIONS[v.question]} ", "bold"), (f"{v.answer}. ", colour), words))
+        elif v.question not in shown and (v.level == "alarm" or (v.question == "copies" and not several)):
+            lines.append(Text.assemble((f"{v.question}: ", colour), words))
             shown.add(v.question)
     return Group(*lines, *(Text.assemble((f"advice ({a.sure}): ", "bold"), a.change) for a in audit.advice[:3]))
 
@@ -79,43 +223,22 @@ def _first_sentence(words: str) -> str:
     return re.split(r"(?<=[a-z%)\]])\. (?=[A-Z])", words)[0].rstrip(".") + "."
 
 
-def _of(verdicts: list[Verdict], name: str) -> list[Verdict]:
-    return [v for v in verdicts if v.network == name]
-
-
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
 def page(audit: Audit) -> str:
     """Return the HTML report."""
-    verdicts = audit.verdicts
     return html.page(
         "audit.html",
         title=f"Audit of {', '.join(n.name for n in audit.networks)}",
         audit=audit,
-        compared=compared(audit),
+        compared=say("compared", audit=audit),
         questions=QUESTIONS,
-        threshold=audit.threshold,
-        verdicts=verdicts,
+        verdicts=audit.verdicts,
         advice=audit.advice,
-        networks=[
-            {"name": n.name, "facts": _facts(n), "verdicts": _of(verdicts, n.name), "figures": _figures(audit, n)}
-            for n in audit.networks
-        ],
-        together={"verdicts": _of(verdicts, ""), "figures": _together(audit)},
+        figures={n.name: _figures(audit, n) for n in audit.networks},
+        together=_together(audit),
     )
-
-
-def _facts(n: NetworkAudit) -> dict[str, str]:
-    net = n.net
-    facts = {"predicts": net.predicts, "time": _time(n), "process": repr(net.process)}
-    facts |= {} if net.range is None else {"pixel range": "[{:g}, {:g}]".format(*net.range)}
-    facts |= {} if net.label is None else {"class": str(net.label)}
-    return facts | ({"assumed": " ".join(net.notes)} if net.notes else {})
-
-
-def _time(n: NetworkAudit) -> str:
-    return n.net.time if isinstance(n.net.time, str) else "a function of t"
 
 
 def _figure(key: str, draw: Callable[[], Figure], **context: Any) -> dict[str, Any]:
@@ -143,24 +266,26 @@ def _figures(audit: Audit, n: NetworkAudit) -> list[dict[str, Any]]:
     some = torch.randperm(data.n, generator=torch.Generator().manual_seed(audit.seed))[:POINTS]
     moments = {SAMPLERS[kind]: _moments(s.images) for kind, s in n.samples.items()}
     own = _moments(data.take(some))
-    return [
-        *out,
-        _figure("responses", lambda: plots.responses(response)),
-        _figure("moments", lambda: plots.image_moments(moments, own)),
-    ]
+    out.append(_figure("responses", lambda: plots.responses(response)))
+    return [*out, _figure("moments", lambda: plots.image_moments(moments, own))]
+
+
+def _moments(images: Tensor) -> tuple[Tensor, Tensor]:
+    mean, variance = image_moments(images[images.flatten(1).isfinite().all(1)]).T
+    return mean, variance
 
 
 def _copies(n: NetworkAudit) -> list[dict[str, Any]]:
     held = {SAMPLERS[kind]: s.comparison for kind, s in n.samples.items()}
     first = next(iter(held.values()))
-    curves = {name: (c.curve.value, c.curve.low, c.curve.high) for name, c in held.items()}
-    own, real = first.reference_curve, first.reference_kind
-    curves[real] = (own.value, own.low, own.high)
-    ratios = {name: c.ratio for name, c in held.items() if c.ratio.isfinite().any()} | {real: first.reference_ratio}
-    drifted = any(s.standardised for s in n.samples.values())
+    shares = {name: c.curve for name, c in held.items()} | {first.reference_kind: first.reference_curve}
+    curves = {name: (e.value, e.low, e.high) for name, e in shares.items()}
+    ratios = {name: c.ratio for name, c in held.items() if c.ratio.isfinite().any()}
+    ratios[first.reference_kind] = first.reference_ratio
+    drifted, stated = any(s.standardised for s in n.samples.values()), (first.threshold, first.reference_kind)
     return [
-        _figure("ratios", lambda: plots.neighbour_ratios(ratios, first.threshold, real), drifted=drifted),
-        _figure("copies", lambda: plots.copy_curve(first.thresholds, curves, first.threshold, real)),
+        _figure("ratios", lambda: plots.neighbour_ratios(ratios, *stated), drifted=drifted),
+        _figure("copies", lambda: plots.copy_curve(first.thresholds, curves, *stated)),
     ]
 
 
@@ -171,32 +296,24 @@ def _is_image(shape: tuple[int, ...]) -> bool:
 
 def _pictures(n: NetworkAudit, data: Empirical) -> list[dict[str, Any]]:
     """Samples beside the training images that they resemble most, and the first samples of each sampler."""
-    out, limits = [], n.net.range
-    for kind, s in n.samples.items():
-        worst = [k for k in s.comparison.worst(PAIRED).tolist() if s.comparison.index[k, 0] >= 0]
-        if worst:
-            out.append(_beside_sources(SAMPLERS[kind], s, worst, data, limits))
+    out, limits, typical = [], n.net.range, data[:POINTS].float().cpu()
     rows = {SAMPLERS[kind]: _shown(s.images[:SHOWN]) for kind, s in n.samples.items()}
-    typical = data[:POINTS].float().cpu()
-    drifted = [kind for kind, s in n.samples.items() if s.standardised is not None]
-    for kind in drifted:  # in the data's range they would all look alike
-        rows[f"{SAMPLERS[kind]}, relit"] = relit(_shown(n.samples[kind].images[:SHOWN]), typical)
-    return [*out, _figure("samples", lambda: plots.sample_rows(rows, limits), drifted=bool(drifted))]
-
-
-def _beside_sources(
-    sampler: str, s: SampleAudit, worst: list[int], data: Empirical, limits: tuple[float, float] | None
-) -> dict[str, Any]:
-    held = s.comparison
-    sources, shown = data[held.index[worst, 0]].float(), _shown(s.images[worst])
-    titles = [f"{held.ratio[k]:.2f}" + (" copy" if held.ratio[k] < held.threshold else "") for k in worst]
-    drifted = held is s.standardised
-    if drifted:
-        shown = torch.cat([relit(a[None], b[None]) for a, b in zip(shown, sources.cpu(), strict=True)])
-    counts = {"count": int((held.ratio < held.threshold).sum()), "of": len(s.images)}
-    return _figure(
-        "sources", lambda: plots.sources(shown, sources, titles, limits), sampler=sampler, drifted=drifted, **counts
-    )
+    drifted = {SAMPLERS[kind]: s.standardised is not None for kind, s in n.samples.items()}
+    for (sampler, relight), s in zip(drifted.items(), n.samples.values(), strict=True):
+        if relight:  # in the data's range they would all look alike
+            rows[f"{sampler}, relit"] = relit(rows[sampler], typical)
+        held = s.comparison
+        worst = [k for k in held.worst(PAIRED).tolist() if held.index[k, 0] >= 0]
+        if not worst:
+            continue
+        sources, pairs = data[held.index[worst, 0]].float(), _shown(s.images[worst])
+        if relight:
+            pairs = torch.cat([relit(a[None], b[None]) for a, b in zip(pairs, sources.cpu(), strict=True)])
+        titles = [f"{held.ratio[k]:.2f}" + (" copy" if held.ratio[k] < held.threshold else "") for k in worst]
+        draw = functools.partial(plots.sources, pairs, sources, titles, limits)
+        counts = {"count": int((held.ratio < held.threshold).sum()), "of": len(s.images)}
+        out.append(_figure("sources", draw, sampler=sampler, drifted=relight, **counts))
+    return [*out, _figure("samples", lambda: plots.sample_rows(rows, limits), drifted=any(drifted.values()))]
 
 
 def relit(images: Tensor, like: Tensor) -> Tensor:
@@ -209,11 +326,6 @@ def relit(images: Tensor, like: Tensor) -> Tensor:
 
 def _shown(images: Tensor) -> Tensor:
     return images.detach().float().cpu().nan_to_num(0.0, 0.0, 0.0)
-
-
-def _moments(images: Tensor) -> tuple[Tensor, Tensor]:
-    mean, variance = image_moments(images[images.flatten(1).isfinite().all(1)]).T
-    return mean, variance
 
 
 def _together(audit: Audit) -> list[dict[str, Any]]:
@@ -232,44 +344,29 @@ def _together(audit: Audit) -> list[dict[str, Any]]:
 
 def as_dict(audit: Audit) -> dict[str, Any]:
     """Return everything but pictures as numbers, lists and dictionaries; numbers without a value are ``None``."""
-    facts, together = audit.statistics, audit.agreement
-    return {
-        "data": _data(audit.data),
-        "test": None if audit.test is None else _data(audit.test),
-        **{name: _plain(getattr(audit, name)) for name in ("features", "threshold", "sizes", "seed", "seconds")},
-        "notes": list(audit.notes),
-        "networks": [_network(n) for n in audit.networks],
-        "agreement": together
-        and {
-            "curves": _plain(together.dataset),
-            "follows": [{"place": p, "t": t, "follows": yes} for (p, t), yes in together.follows.items()],
-            "words": describe(together),
-            "same_noise": together.same and _described(together.same),
-        },
-        "statistics": facts and _plain(facts) | {"repeated": sorted(facts.repeated)},
-        "memorised": _plain(audit.memorised),
-        "verdicts": [_plain(v) for v in audit.verdicts],
-        "advice": [_plain(a) for a in audit.advice],
-    }
-
-
-def _data(data: Empirical) -> dict[str, Any]:
-    return {"name": data.name, "n": data.n, "shape": list(data.shape), "stored": data.stored, "scale": data.scale}
+    plain = {name: _plain(value) for name, value in vars(audit).items() if name not in ("networks", "agreement")}
+    plain |= {"memorised": _plain(audit.memorised), "verdicts": _plain(audit.verdicts), "advice": _plain(audit.advice)}
+    plain |= {"networks": [_network(n) for n in audit.networks], "agreement": None}
+    if (found := audit.agreement) is not None:
+        follows = [{"place": place, "t": t, "follows": yes} for (place, t), yes in found.follows.items()]
+        same = found.same and _described(found.same)
+        words = {"words": describe(found), "same_noise": same}
+        plain["agreement"] = {"curves": _plain(found.dataset), "follows": follows} | words
+    return plain
 
 
 def _network(n: NetworkAudit) -> dict[str, Any]:
-    net, read = n.net, n.conventions
-    samples = {kind: _plain(s) for kind, s in n.samples.items()}
+    net, samples = n.net, {kind: _plain(s) for kind, s in n.samples.items()}
     for kind, s in n.samples.items():
+        samples[kind]["drift"] = _described(s.drift) | {"alarm": s.drift.alarm}
+        samples[kind]["likeness"] = _described(s.likeness)
         del samples[kind]["images"]
-        samples[kind] |= {"drift": _described(s.drift) | {"alarm": s.drift.alarm}, "likeness": _described(s.likeness)}
-    conventions = _described(read, n.name) | {"stated": str(read.stated), "better": read.better and str(read.better)}
-    conventions["alike"] = [str(other) for other in read.alike]
+    conventions = _described(n.conventions, n.name)
     del conventions["tried"]
     return {
         "name": net.name,
         "predicts": net.predicts,
-        "time": _time(n),
+        "time": net.time if isinstance(net.time, str) else "a function of t",
         "range": _plain(net.range),
         "label": net.label,
         "process": repr(net.process),
@@ -289,21 +386,22 @@ def _described(result: Any, name: str = "network") -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """Numbers, texts, lists and dictionaries from estimates, tensors, labelled arrays and dataclasses."""
-    import xarray
-
     if value is None or isinstance(value, bool | str | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Tensor):
         return _plain(value.tolist())
+    if isinstance(value, Empirical):
+        held = {"name": value.name, "n": value.n, "shape": value.shape, "stored": value.stored, "scale": value.scale}
+        return _plain(held)
     if isinstance(value, xarray.Dataset):
-        held = {**value.coords, **value.data_vars}
-        return {str(k): _plain(v.values.tolist()) for k, v in held.items()} | {"attributes": _plain(dict(value.attrs))}
-    if is_dataclass(value):
+        columns = {str(k): _plain(v.values.tolist()) for k, v in {**value.coords, **value.data_vars}.items()}
+        return columns | {"attributes": _plain(dict(value.attrs))}
+    if is_dataclass(value) and not isinstance(value, Convention):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
         return {" ".join(map(str, k)) if isinstance(k, tuple) else str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+    if isinstance(value, list | tuple | frozenset):
+        return [_plain(v) for v in (sorted(value) if isinstance(value, frozenset) else value)]
     return str(value)

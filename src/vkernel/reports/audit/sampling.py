@@ -24,8 +24,8 @@ from vkernel.core.errors import InputError, require
 from vkernel.core.progress import Progress
 from vkernel.process import DDPM, Anisotropic
 from vkernel.sample import Solution, ancestral, pf_ode
-from vkernel.score.base import Score, Time, check_score
-from vkernel.score.wrapped import Wrapped
+from vkernel.score.base import Score, check_score
+from vkernel.score.wrapped import Wrapped, as_score
 
 KINDS = ("ode", "ancestral")
 ALL = 1000  # steps in continuous time, where no number of steps is all
@@ -67,9 +67,11 @@ def draw(
     check_choice(kind, "kind", KINDS)
     require(isinstance(x_T, Tensor), f"x_T must be a torch tensor, not {type(x_T).__name__}.")
     require(x_T.ndim >= 2 and x_T.numel() > 0, f"x_T must be (n, *shape), not of shape {tuple(x_T.shape)}.")
-    times = sampling_times(score, kind, steps)
-    net = _Clipped(score) if clip else score
-    name = score.name if isinstance(score, Wrapped) else type(score).__name__
+    times, net = sampling_times(score, kind, steps), score
+    name, limits = (score.name, score.range) if isinstance(score, Wrapped) else (type(score).__name__, None)
+    if clip:
+        require(limits, "clip=True needs a network with a range, such as a Checkpoint.")
+        net = as_score(lambda x, t: score.denoise(x, t).clamp(*limits or ()), score.process, score.shape, "x0")
 
     def noise(k: int) -> Tensor:
         key = rng.key(seed, "noise of ancestral steps", k)
@@ -87,18 +89,14 @@ def draw(
     except InputError:
         raise
     except Exception as error:
-        shape = tuple(x_T.shape)
-        raise InputError(
-            f"{name} failed on samples of shape {shape}: {type(error).__name__}: {reason(error)}."
-        ) from error
+        failed = f"{name} failed on samples of shape {tuple(x_T.shape)}"
+        raise InputError(f"{failed}: {type(error).__name__}: {reason(error)}.") from error
 
 
 def sampling_times(score: Score, kind: str, steps: int | None = 50) -> Tensor:
     """Return the descending times at which :func:`draw` evaluates the network, in float64; none is without noise."""
-    require(
-        steps is None or (is_whole(steps) and steps >= 1),
-        f"steps must be a whole number, 1 or more, or None for all; got {steps!r}.",
-    )
+    good = steps is None or (is_whole(steps) and steps >= 1)
+    require(good, f"steps must be a whole number, 1 or more, or None for all; got {steps!r}.")
     process = score.process
     if isinstance(process, DDPM) and (kind == "ancestral" or steps is None):
         last, least = math.floor(process.T), math.ceil(process.eps)
@@ -110,21 +108,6 @@ def sampling_times(score: Score, kind: str, steps: int | None = 50) -> Tensor:
         t = process.times((steps or ALL) - 1, "edm" if kind == "ode" else None)
     t = (score.at(t) if isinstance(score, Wrapped) else t).unique().flip(0)
     return t[process.sigma(t) > 0]
-
-
-class _Clipped(Score):
-    """A network whose denoised images are clipped to its range."""
-
-    def __init__(self, net: Score) -> None:
-        if not isinstance(net, Wrapped) or net.range is None:
-            raise InputError("clip=True needs a network with a range, such as a Checkpoint.")
-        self.net, self.range, self.process, self.shape = net, net.range, net.process, net.shape
-
-    def __call__(self, x: Tensor, t: Time) -> Tensor:
-        return self.net(x, t)
-
-    def denoise(self, x: Tensor, t: Time) -> Tensor:
-        return self.net.denoise(x, t).clamp(*self.range)
 
 
 def _check(score: Score, seed: int, first: int) -> Score:
