@@ -59,7 +59,7 @@ nitpick_ignore_regex = [
     (r"py:func", r"vkernel\.metrics\.features\.extractor"),
     (
         r"py:(class|func|data)",
-        r"InputError|PREDICTIONS|kernel_from_spec|load|Level|Problem|integrate|Recordings|accumulation",
+        r"InputError|PREDICTIONS|kernel_from_spec|load|Level|Problem|walk|Recordings|accumulation",
     ),
     (r"py:class", r"_Graph"),
     # Napoleon reads the words before a colon in the docstring of a property as its type.

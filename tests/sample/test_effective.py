@@ -275,7 +275,7 @@ def test_a_step_of_the_linear_chain_is_the_derivative_of_a_step():
     v = torch.randn(2, 3, generator=torch.Generator().manual_seed(17), dtype=torch.float64)
     u = v.flip(0)
     for score in (exact, plain):
-        frame = Problem(score, x, 10, None)
+        frame = Problem(score, x, steps=10, spacing=None)
         part = _Chain(frame, [x] * 11)
 
         def step(y: Tensor, frame: Problem = frame, level: Level = frame.levels[6]) -> Tensor:
@@ -294,7 +294,7 @@ def test_nystrom_in_high_dimension_is_the_dense_answer():
     V, x, steps = Naive(score, 0.01), 0.5 * process.prior((2, 80), generator=19, dtype=torch.float64), 6
     mean, cov = semiclassical(V, x, mean=score, spacing="uniform", steps=steps)
     path = [*pf_ode(score, x, method="euler", spacing="uniform", steps=steps, save="path").path]
-    dense = _Chain(Problem(score, x, steps, None), path).white(V).dense()
+    dense = _Chain(Problem(score, x, steps=steps, spacing=None), path).dense(V).dense()
     torch.testing.assert_close(mean, path[-1])
     assert (cov.dense() - dense).norm() < 1e-6 * dense.norm()
     assert dense.norm() > 0

@@ -32,9 +32,7 @@ def even(function):
     return call
 
 
-action, log_prob, cumulants, residual, bundle_probability = map(
-    even, (path.action, path.log_prob, path.cumulants, path.residual, path.bundle_probability)
-)
+action, log_prob, cumulants, residual = map(even, (path.action, path.log_prob, path.cumulants, path.residual))
 
 
 def score_of(points: torch.Tensor, process: vk.VP = SHORT) -> vk.EmpiricalScore:
@@ -151,7 +149,6 @@ def test_density_integrates_to_one_and_agrees_with_simulation(kind):
     paths, cell = grid_of_paths(0.4, -1.2, 2.4, 240)
     density = log_prob(paths, V, mean=score).exp() * cell
     assert float(density.sum()) == pytest.approx(1, abs=1e-3)
-    assert float(bundle_probability(paths, V, cell, mean=score)) == pytest.approx(float(density.sum()))
     # a bundle: paths that turn: up at first, and down again
     simulated = path.simulate(
         V, torch.tensor([0.4]).double(), mean=score, spacing="uniform", steps=2, samples=10_000, generator=5
@@ -434,8 +431,6 @@ def test_what_cannot_be_a_path_is_refused():
         action(x, Constant(-torch.eye(1).double(), SHORT), mean=score)
     with pytest.raises(InputError, match="event must return"):
         path.probability(lambda p: p, path.simulate(V, x[0], mean=score, steps=2, samples=3))
-    with pytest.raises(InputError, match="positive volume"):
-        bundle_probability(x[:, None], V, -1.0, mean=score)
     with pytest.raises(InputError, match="shape of x_T"):
         path.most_probable(V, x[0], mean=score, spacing="uniform", steps=2, x_end=x)
     with pytest.raises(InputError, match="steps must be"):

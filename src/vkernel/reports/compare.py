@@ -47,8 +47,7 @@ from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate, jackknife_se, leave_one_out
 from vkernel.kernels import Kernel, Linear, Measured
 from vkernel.reports.compare_text import attributes, summary, table
-from vkernel.sample.loop import Problem
-from vkernel.sample.ode import pf_ode_end
+from vkernel.sample import Options, end, pf_ode
 from vkernel.sample.scores import Groups, Scores, kurtosis, skewness
 from vkernel.sample.sde import Learned
 from vkernel.sample.semiclassical import semiclassical
@@ -277,7 +276,8 @@ def draw_laws(
 
     def flow(score: Score, start: Tensor) -> Tensor:
         parts = start.split(max(1, CHUNK // (count * len(scores))), 1)
-        return torch.cat([pf_ode_end(Problem(score, part.contiguous(), steps, spacing), method) for part in parts], 1)
+        how: Options = {"steps": steps, "spacing": spacing, "allow_nan": True}
+        return torch.cat([end(pf_ode(score, part.contiguous(), method=method, **how)) for part in parts], 1)
 
     def quenched(V: Kernel) -> Tensor:
         """Sample the effective SDE; a V without factors needs a field for every start."""

@@ -1,53 +1,50 @@
 r"""The stepping loop that every sampler shares.
 
 A sampler is a function ``step(x, here, there)`` that moves ``x`` from the time of one :class:`Level` to that of the
-next; :func:`integrate` takes the steps, saves the path, and calls back. An anisotropic process is sampled in whitened
-coordinates, where :math:`s_w = \Gamma^{1/2} s` and the noise is isotropic: each step is written once, for an isotropic
-process, and :class:`Problem` converts.
+next; :func:`walk` takes the steps, and :class:`Problem` calls back and saves. An anisotropic process is sampled in
+whitened coordinates, where :math:`s_w = \Gamma^{1/2} s` and the noise is isotropic: each step is written once, for an
+isotropic process, and :class:`Problem` converts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
+from vkernel.core import rng
+from vkernel.core.checks import check_choice
 from vkernel.core.errors import require
 from vkernel.core.progress import Progress
 from vkernel.core.progress import progress as show_progress
+from vkernel.core.rng import Generator
 from vkernel.process import Process
 from vkernel.score.base import Score, check_score
 
 Callback = Callable[[int, float, Tensor], object]
 
 
-@dataclass(frozen=True)
-class Level:
-    """The values of the process at one time."""
+class Options(TypedDict, total=False):
+    """The options that every sampler takes; their defaults are those of :class:`Problem`.
 
-    t: float
-    alpha: float
-    sigma: float
-    beta: float
-    D: float
+    ``steps`` is a number of steps with the given ``spacing`` ("log": even in log σ/α; "uniform" or "edm"), or a tensor
+    of descending times. ``callback(step, t, x)`` is called at the start and after each step. With ``allow_nan``,
+    samples that diverged are returned as they are, instead of an error. With ``save``, any of "path" and, for ODEs,
+    "error" (by halving the step) and "logp", a sampler returns a :class:`Solution`, otherwise the sample.
+    """
 
-    @classmethod
-    def at(cls, process: Process, t: Tensor) -> list[Level]:
-        """Return the levels at the times ``t (N,)``, in float64."""
-        columns = (f(t).tolist() for f in (process.alpha, process.sigma, process.beta, process.D))
-        return [cls(*row) for row in zip(t.tolist(), *columns, strict=True)]
-
-    @property
-    def log_ratio(self) -> float:
-        """log(sigma/alpha): half the negative log signal-to-noise ratio."""
-        return math.log(self.sigma / self.alpha)
-
-
-Step = Callable[[Tensor, Level, Level], Tensor]
+    steps: int | Tensor
+    spacing: str | None
+    save: Iterable[str]
+    callback: Callback | None
+    generator: Generator
+    progress: Progress
+    allow_nan: bool
 
 
 @dataclass(frozen=True)
@@ -73,97 +70,45 @@ class Solution:
         return f"halving the step moves a sample by {q[0]:.2g} (median), {q[1]:.2g} (95 %), {q[2]:.2g} (at most)"
 
 
-class Problem:
-    """A score, a start ``x_T (*batch, *shape)`` and a time grid, checked; in whitened coordinates inside.
-
-    ``steps`` is a number of steps with the given ``spacing`` (see ``Process.times``), or a tensor of descending times.
-    A sample with NaN or infinite values is an error unless ``allow_nan``.
-    """
-
-    def __init__(
-        self, score: Score, x_T: Tensor, steps: int | Tensor, spacing: str | None, allow_nan: bool = False
-    ) -> None:
-        self.score, self.allow_nan = check_score(score), allow_nan
-        self.process, self.base = score.process, score.process.base
-        require(isinstance(x_T, Tensor), f"x_T must be a torch tensor, not {type(x_T).__name__}.")
-        require(x_T.ndim >= 1 and not x_T.is_complex(), "x_T must be real, (*batch, *shape).")
-        require(bool(x_T.isfinite().all()), "x_T holds NaN or infinite values.")
-        x_T = x_T if x_T.is_floating_point() else x_T.to(torch.get_default_dtype())
-        self.batch, self.shape = score.split(x_T)
-        self.dtype = x_T.dtype
-        self.x_T = self.process.whiten(x_T if x_T.dtype in (torch.float32, torch.float64) else x_T.float())
-        self.times = grid(self.process, steps, spacing)
-        self.levels = Level.at(self.base, self.times)
-
-    def s(self, x: Tensor, level: Level) -> Tensor:
-        """Return the score in whitened coordinates."""
-        out = self.score(self.process.unwhiten(x), level.t)
-        got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-        require(
-            isinstance(out, Tensor) and out.shape == x.shape,
-            f"The score returned {got} for x of shape {tuple(x.shape)}; it must return a tensor like x.",
-        )
-        return self.process.unwhiten(out)
-
-    def m(self, x: Tensor, level: Level) -> Tensor:
-        """Return the denoiser in whitened coordinates."""
-        return self.process.whiten(self.score.denoise(self.process.unwhiten(x), level.t))
-
-    def out(self, x: Tensor) -> Tensor:
-        """Return ``x`` in the coordinates and the precision of the start; refuse NaN unless they are allowed."""
-        x = self.process.unwhiten(x).to(self.dtype)
-        good = self.allow_nan or bool(x.isfinite().all())
-        require(good, "The sampler diverged: NaN or infinite values. Take more steps, or log spacing.")
-        return x
-
-    def norm(self, x: Tensor) -> Tensor:
-        """Return the norm over events, ``(*batch,)``."""
-        return x.double().reshape(*self.batch, -1).square().sum(-1).sqrt()
-
-    def solve(
-        self, step: Step, save: Iterable[str], callback: Callback | None, progress: Progress
-    ) -> Tensor | Solution:
-        """Take all steps; return the sample, or a :class:`Solution` with the path if ``save`` names it."""
-        save = check_save(save, ("path",))
-        x, path = integrate(
-            self.x_T, self.levels, step, keep=bool(save), callback=self.outward(callback), progress=progress
-        )
-        if not save:
-            return self.out(x)
-        return Solution(self.out(x), self.times, torch.stack([self.out(p) for p in path]))
-
-    def outward(self, callback: Callback | None) -> Callback | None:
-        """Return a callback that takes whitened ``x`` and passes it on in data coordinates."""
-        if callback is None:
-            return None
-        return lambda k, t, x: callback(k, t, self.process.unwhiten(x).to(self.dtype))
+def end(found: Tensor | Solution) -> Tensor:
+    """Return the sample itself, whether or not anything else was saved."""
+    return found.x if isinstance(found, Solution) else found
 
 
-def integrate(
-    x: Tensor,
-    levels: list[Level],
-    step: Step,
-    *,
-    keep: bool = False,
-    callback: Callback | None = None,
-    progress: Progress = False,
-) -> tuple[Tensor, list[Tensor]]:
-    """Take one step between each pair of levels; return the end and, if ``keep``, all states from the start on.
+@dataclass(frozen=True)
+class Level:
+    """The values of the process at one time."""
 
-    ``callback(k, t, x)`` is called with the start (k = 0) and after each step; what it raises ends the loop.
-    """
-    path = [x] if keep else []
-    if callback is not None:
-        callback(0, levels[0].t, x)
+    t: float
+    alpha: float
+    sigma: float
+    beta: float
+    D: float
+
+    @classmethod
+    def at(cls, process: Process, t: Tensor) -> list[Level]:
+        """Return the levels at the times ``t (N,)``, in float64."""
+        columns = (f(t).tolist() for f in (process.alpha, process.sigma, process.beta, process.D))
+        return [cls(*row) for row in zip(t.tolist(), *columns, strict=True)]
+
+    @property
+    def log_ratio(self) -> float:
+        """log(sigma/alpha): half the negative log signal-to-noise ratio."""
+        return math.log(self.sigma / self.alpha)
+
+
+Step = Callable[[Tensor, Level, Level], Tensor]
+States = Iterator[tuple[Level, Tensor]]
+
+
+def walk(x: Tensor, levels: list[Level], step: Step, progress: Progress = False) -> States:
+    """Yield the start, then the state after each step from one level to the next."""
+    yield levels[0], x
     with show_progress(len(levels) - 1, progress) as report:
-        for k, (here, there) in enumerate(pairwise(levels), 1):
+        for here, there in pairwise(levels):
             x = step(x, here, there)
-            if keep:
-                path.append(x)
-            if callback is not None:
-                callback(k, there.t, x)
+            yield there, x
             report("sampling")
-    return x, path
 
 
 def grid(process: Process, steps: int | Tensor, spacing: str | None) -> Tensor:
@@ -176,9 +121,90 @@ def grid(process: Process, steps: int | Tensor, spacing: str | None) -> Tensor:
     return process.check(times)
 
 
-def check_save(save: Iterable[str], known: tuple[str, ...]) -> tuple[str, ...]:
-    """Return ``save`` as a tuple of known names."""
-    names = (save,) if isinstance(save, str) else tuple(save)
-    for name in names:
-        require(name in known, f"save takes any of {', '.join(known)}; got {name!r}.")
-    return names
+class Problem:
+    """A score, a start ``x_T (*batch, *shape)`` and :class:`Options`, checked; in whitened coordinates inside.
+
+    ``known`` are the names that ``save`` may hold.
+    """
+
+    def __init__(
+        self,
+        score: Score,
+        x_T: Tensor,
+        known: tuple[str, ...] = ("path",),
+        *,
+        steps: int | Tensor = 100,
+        spacing: str | None = "log",
+        save: Iterable[str] = (),
+        callback: Callback | None = None,
+        generator: Generator = None,
+        progress: Progress = False,
+        allow_nan: bool = False,
+    ) -> None:
+        self.score, self.process, self.base = check_score(score), score.process, score.process.base
+        self.save = [check_choice(name, "save", known) for name in ([save] if isinstance(save, str) else save)]
+        require(isinstance(x_T, Tensor), f"x_T must be a torch tensor, not {type(x_T).__name__}.")
+        require(x_T.ndim >= 1 and not x_T.is_complex(), "x_T must be real, (*batch, *shape).")
+        require(bool(x_T.isfinite().all()), "x_T holds NaN or infinite values.")
+        x_T = x_T if x_T.is_floating_point() else x_T.to(torch.get_default_dtype())
+        self.batch, self.shape = score.split(x_T)
+        self.dtype = x_T.dtype
+        self.x_T = self.process.whiten(x_T if x_T.dtype in (torch.float32, torch.float64) else x_T.float())
+        self.steps, self.spacing, self.times = steps, spacing, grid(self.process, steps, spacing)
+        self.levels = Level.at(self.base, self.times)
+        self.callback, self.progress, self.allow_nan = callback, progress, allow_nan
+        self.generator = rng.as_generator(generator)
+
+    def s(self, x: Tensor, level: Level) -> Tensor:
+        """Return the score in whitened coordinates."""
+        out = self.score(self.process.unwhiten(x), level.t)
+        got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+        good = isinstance(out, Tensor) and out.shape == x.shape
+        require(good, f"The score returned {got} for x of shape {tuple(x.shape)}; it must return a tensor like x.")
+        return self.process.unwhiten(out)
+
+    def m(self, x: Tensor, level: Level) -> Tensor:
+        """Return the denoiser in whitened coordinates."""
+        return self.process.whiten(self.score.denoise(self.process.unwhiten(x), level.t))
+
+    def euler(self, x: Tensor, here: Level, there: Level) -> Tensor:
+        """Return x after Euler's step of the PF-ODE, x + Δ (beta x + D s)."""
+        return x + (here.t - there.t) * (here.beta * x + here.D * self.s(x, here))
+
+    def noise(self, x: Tensor) -> Tensor:
+        """Draw standard normals like ``x``."""
+        return rng.randn(tuple(x.shape), self.generator, x.device, x.dtype)
+
+    def out(self, x: Tensor) -> Tensor:
+        """Return ``x`` in the coordinates and the precision of the start; refuse NaN unless they are allowed."""
+        x = self.process.unwhiten(x).to(self.dtype)
+        good = self.allow_nan or bool(x.isfinite().all())
+        require(good, "The sampler diverged: NaN or infinite values. Take more steps, or log spacing.")
+        return x
+
+    def norm(self, x: Tensor) -> Tensor:
+        """Return the norm over events, ``(*batch,)``."""
+        return x.double().reshape(*self.batch, -1).square().sum(-1).sqrt()
+
+    def follow(self, states: States, keep: bool = False) -> list[Tensor]:
+        """Call back with each state; return all of them if ``keep`` or if the path is to be saved, else the last."""
+        kept: list[Tensor] = []
+        for k, (level, x) in enumerate(states):
+            if self.callback is not None:
+                self.callback(k, level.t, self.process.unwhiten(x).to(self.dtype))
+            if not keep and "path" not in self.save:
+                kept.clear()
+            kept.append(x)
+        return kept
+
+    def solve(self, step: Step) -> Tensor | Solution:
+        """Take all steps; return the sample, or a :class:`Solution` if anything is to be saved."""
+        return self.solution(self.follow(walk(self.x_T, self.levels, step, self.progress)))
+
+    def solution(
+        self, states: list[Tensor], error: Tensor | None = None, logp: Tensor | None = None
+    ) -> Tensor | Solution:
+        """Return the last of the whitened states, or what is to be saved."""
+        x = self.out(states[-1])
+        path = torch.stack([self.out(p) for p in states]) if "path" in self.save else None
+        return Solution(x, self.times, path, error, logp) if self.save else x

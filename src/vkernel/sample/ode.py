@@ -19,93 +19,62 @@ in which small t is not stiff. The log-likelihood along the flow is
 .. math:: \log p(x_\epsilon) = \log N(x_T; 0, S_T) + d \log\frac{\sigma_T}{\sigma_\epsilon}
           - \int_{\lambda_\epsilon}^{\lambda_T} (\sigma^2 \nabla\cdot s + d)\, d\lambda ,
 
-and the integrand is :math:`\sigma^2\,\mathrm{tr}\,C` for an exact score.
+and the integrand is :math:`\sigma^2\,\mathrm{tr}\,C` for an exact score. Fixed steps integrate it by the trapezoidal
+rule, ``dopri5`` beside z.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable
+from functools import partial
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from vkernel.core import rng
+from vkernel.core.checks import check_choice, check_positive
 from vkernel.core.errors import require
-from vkernel.core.progress import Progress
-from vkernel.core.rng import Generator
-from vkernel.process import Anisotropic
-from vkernel.sample.loop import Callback, Level, Problem, Solution, check_save, integrate
-from vkernel.score.base import Score
+from vkernel.sample.loop import Level, Options, Problem, Solution, States, Step, walk
+from vkernel.score.base import Score, signs
 from vkernel.score.empirical import EmpiricalScore
 
-METHODS = ("euler", "heun", "exponential", "multistep", "dopri5")
+Trace = Callable[[Tensor, float], Tensor]  # the integrand of the log-likelihood, of whitened x and t
 
 
 def pf_ode(
     score: Score,
     x_T: Tensor,
     *,
-    steps: int | Tensor = 100,
     method: str = "exponential",
-    spacing: str | None = "log",
-    save: Iterable[str] = (),
-    callback: Callback | None = None,
-    probes: int = 8,
     tolerance: float = 1e-6,
-    generator: Generator = None,
-    allow_nan: bool = False,
-    progress: Progress = False,
+    probes: int = 8,
+    **options: Unpack[Options],
 ) -> Tensor | Solution:
-    """Integrate the probability-flow ODE of ``score`` from ``x_T`` at T down to eps.
+    """Integrate the probability-flow ODE of ``score`` from ``x_T (*batch, *shape)`` at T down to eps; return x at eps.
 
-    Args:
-        score: a :class:`~vkernel.score.base.Score`; wrap a function with ``vk.as_score``.
-        x_T: starts, ``(*batch, *shape)``.
-        steps: number of steps, or the descending times themselves.
-        method: "exponential" (DDIM), "multistep", "euler", "heun" or "dopri5", which chooses its own steps to the
-            relative ``tolerance``; ``steps`` are then the times that are saved, and a batch shares its steps.
-        spacing: "log" (even in log σ/α), "uniform" or "edm".
-        save: any of "path", "error" (by halving the step) and "logp".
-        callback: called as ``callback(step, t, x)`` at the start and after each step.
-        probes, generator: for the divergence of a score that is not exact (Hutchinson 1989).
-        allow_nan: return samples that diverged as they are, instead of an error.
-
-    Returns:
-        the sample, like ``x_T``; with ``save`` a :class:`~vkernel.sample.loop.Solution`.
+    ``score`` is a :class:`~vkernel.score.base.Score`; wrap a function with ``vk.as_score``. ``method`` is "exponential"
+    (DDIM), "multistep", "euler", "heun" or "dopri5", which chooses its own steps to the relative ``tolerance``;
+    ``steps`` are then the times that are saved, and a batch shares its steps. ``probes`` and ``generator`` are for the
+    divergence of a score that is not exact (Hutchinson 1989). ``options`` are :class:`~vkernel.sample.loop.Options`.
     """
-    save = check_save(save, ("path", "error", "logp"))
-    _check_method(method)
-    require(tolerance > 0, f"tolerance must be positive; got {tolerance}.")
-    problem = Problem(score, x_T, steps, spacing, allow_nan)
-    noiseless = problem.levels[-1].sigma == 0
-    good = not noiseless or (method in ("euler", "exponential", "multistep") and "logp" not in save)
+    check_choice(method, "method", (*STEPS, "dopri5"))
+    check_positive(tolerance, "tolerance")
+    problem = Problem(score, x_T, ("path", "error", "logp"), **options)
+    arrives = method in ("euler", "exponential", "multistep") and "logp" not in problem.save
+    good = arrives or problem.levels[-1].sigma > 0
     require(good, f"There is no noise at eps in {problem.process!r}: only Euler and exponential steps arrive there.")
-    signs = None
-    if "logp" in save and not isinstance(score, EmpiricalScore):
-        require(probes >= 1, f"Hutchinson's estimate needs at least one probe; got {probes}.")
-        x = problem.x_T
-        signs = rng.randn((probes, *x.shape), rng.as_generator(generator), x.device, x.dtype).sign()
-    likelihood = _Likelihood(problem, signs) if "logp" in save else None
-    x, path = _solve(problem, method, tolerance, "path" in save, callback, progress, likelihood)
-    if not save:
-        return problem.out(x)
-    error = None
-    if "error" in save:
-        finer = Problem(score, x_T, _refined(steps), spacing)
-        error = problem.norm(problem.process.unwhiten(x - _solve(finer, method, tolerance / 32)[0]))
-    states = torch.stack([problem.out(p) for p in path]) if "path" in save else None
-    logp = None if likelihood is None else likelihood.value()
-    return Solution(problem.out(x), problem.times, states, error, logp)
-
-
-def pf_ode_end(problem: Problem, method: str, tolerance: float = 1e-6, progress: Progress = False) -> Tensor:
-    """Return the end of the flow in whitened coordinates; NaN or infinite values stay in it."""
-    _check_method(method)
-    try:
-        return _solve(problem, method, tolerance, progress=progress)[0]
-    except AssertionError:  # torchdiffeq raises this when its adaptive step underflows
-        return torch.full_like(problem.x_T, torch.nan)
+    states, lost = _flow(problem, method, tolerance, _trace(problem, probes) if "logp" in problem.save else None)
+    error = logp = None
+    if "error" in problem.save:
+        finer = Problem(score, x_T, steps=_refined(problem.steps), spacing=problem.spacing)
+        away = states[-1] - _flow(finer, method, tolerance / 32)[0][-1]
+        error = problem.norm(problem.process.unwhiten(away))
+    if lost is not None:
+        first, last, d = problem.levels[0], problem.levels[-1], math.prod(problem.shape)
+        prior = -0.5 * (problem.norm(problem.x_T) / first.sigma) ** 2 - 0.5 * d * math.log(2 * math.pi * first.sigma**2)
+        logp = prior + d * math.log(first.sigma / last.sigma) - lost - problem.process.half_log_det
+    return problem.solution(states, error, logp)
 
 
 def drift(problem: Problem, x: Tensor, at: Level) -> Tensor:
@@ -114,45 +83,40 @@ def drift(problem: Problem, x: Tensor, at: Level) -> Tensor:
     return rate * x - (at.alpha * at.D / at.sigma**2) * problem.m(x, at)
 
 
-def euler(problem: Problem, x: Tensor, here: Level, there: Level) -> Tensor:
-    """Take one Euler step."""
-    return x + (there.t - here.t) * drift(problem, x, here)
+def direct(problem: Problem, order: int) -> Step:
+    """Return the step in t: Euler's, of order 1, or Heun's, of order 2."""
+
+    def step(x: Tensor, here: Level, there: Level) -> Tensor:
+        dt, slope = there.t - here.t, drift(problem, x, here)
+        if order == 2:
+            slope = (slope + drift(problem, x + dt * slope, there)) / 2
+        return x + dt * slope
+
+    return step
 
 
-def heun(problem: Problem, x: Tensor, here: Level, there: Level) -> Tensor:
-    """Take one step of Heun's method."""
-    dt = there.t - here.t
-    first = drift(problem, x, here)
-    return x + dt / 2 * (first + drift(problem, x + dt * first, there))
+def exponential(problem: Problem, order: int) -> Step:
+    """Return the exponential (DDIM) step; of order 2, the denoiser is extrapolated from the step before."""
+    before: tuple[float, Tensor] | None = None
 
-
-def exponential(problem: Problem, x: Tensor, here: Level, there: Level) -> Tensor:
-    """Take one exponential (DDIM) step, exact while the denoiser is constant."""
-    m = problem.m(x, here)
-    return there.alpha * m + (there.sigma / here.sigma) * (x - here.alpha * m)
-
-
-class Multistep:
-    """Exponential steps whose denoiser is extrapolated from the step before; one object for each integration."""
-
-    def __init__(self) -> None:
-        self.before: tuple[float, Tensor] | None = None
-
-    def __call__(self, problem: Problem, x: Tensor, here: Level, there: Level) -> Tensor:
-        """Take one step."""
+    def step(x: Tensor, here: Level, there: Level) -> Tensor:
+        nonlocal before
         m = image = problem.m(x, here)
-        if self.before is not None and there.sigma > 0:
-            ratio, old = self.before
+        if before is not None and there.sigma > 0:
+            ratio, old = before
             image = m + (there.log_ratio - here.log_ratio) / (2 * (here.log_ratio - ratio)) * (m - old)
-        self.before = here.log_ratio, m
+        before = (here.log_ratio, m) if order == 2 else None
         return there.alpha * image + (there.sigma / here.sigma) * (x - here.alpha * image)
 
+    return step
 
-STEPS = {"euler": euler, "heun": heun, "exponential": exponential}
 
-
-def _check_method(method: str) -> None:
-    require(method in METHODS, f"method must be one of {', '.join(METHODS)}; not {method!r}.")
+STEPS: dict[str, Callable[[Problem], Step]] = {
+    "euler": partial(direct, order=1),
+    "heun": partial(direct, order=2),
+    "exponential": partial(exponential, order=1),
+    "multistep": partial(exponential, order=2),
+}
 
 
 def _refined(steps: int | Tensor) -> int | Tensor:
@@ -163,98 +127,55 @@ def _refined(steps: int | Tensor) -> int | Tensor:
     return torch.cat([torch.stack([steps[:-1], middle], 1).flatten(), steps[-1:]])
 
 
-class _Likelihood:
-    """The integral of the log-likelihood along the flow, by the trapezoidal rule in log(sigma/alpha)."""
-
-    def __init__(self, problem: Problem, probes: Tensor | None) -> None:
-        self.problem, self.probes = problem, probes
-        self.lost: Tensor | None = None
-        self.before: tuple[float, Tensor] | None = None
-
-    def trace(self, x: Tensor, t: float) -> Tensor:
-        x = self.problem.process.unwhiten(x)
-        return self.problem.score.noise_trace(x, t, 8 if self.probes is None else self.probes)
-
-    def add(self, level: Level, x: Tensor) -> None:
-        """Add the interval from the previous level to this one."""
-        after = self.trace(x, level.t)
-        if self.before is None or self.lost is None:
-            self.lost = torch.zeros_like(after)
-        else:
-            ratio, before = self.before
-            self.lost = self.lost + (ratio - level.log_ratio) * (before + after) / 2
-        self.before = level.log_ratio, after
-
-    def value(self) -> Tensor:
-        """Return log p(x_eps), ``(*batch,)``."""
-        problem, lost = self.problem, self.lost
-        assert lost is not None
-        first, last, d = problem.levels[0], problem.levels[-1], math.prod(problem.shape)
-        prior = -0.5 * (problem.norm(problem.x_T) / first.sigma) ** 2 - 0.5 * d * math.log(2 * math.pi * first.sigma**2)
-        white = prior + d * math.log(first.sigma / last.sigma) - lost
-        return white - (problem.process.half_log_det if isinstance(problem.process, Anisotropic) else 0.0)
+def _trace(problem: Problem, probes: int) -> Trace:
+    """Return the integrand; for a score that is not exact, with the same probes at all times."""
+    exact = isinstance(problem.score, EmpiricalScore)
+    along = probes if exact else signs(problem.x_T, probes, problem.generator)
+    return lambda x, t: problem.score.noise_trace(problem.process.unwhiten(x), t, along)
 
 
-def _solve(
-    problem: Problem,
-    method: str,
-    tolerance: float,
-    keep: bool = False,
-    callback: Callback | None = None,
-    progress: Progress = False,
-    likelihood: _Likelihood | None = None,
-) -> tuple[Tensor, list[Tensor]]:
-    """Integrate in whitened coordinates; return the end and, if ``keep``, the states."""
-    outward = problem.outward(callback)
+def _flow(
+    problem: Problem, method: str, tolerance: float, trace: Trace | None = None
+) -> tuple[list[Tensor], Tensor | None]:
+    """Return the states in whitened coordinates and, with ``trace``, its integral over log(sigma/alpha)."""
     if method == "dopri5":
-        return _adaptive(problem, tolerance, keep, outward, likelihood)
-    step = Multistep() if method == "multistep" else STEPS[method]
-    levels = iter(problem.levels)
+        return _adaptive(problem, tolerance, trace)
+    states, traces = walk(problem.x_T, problem.levels, STEPS[method](problem), problem.progress), list[Tensor]()
+    if trace is None:
+        return problem.follow(states), None
 
-    def watch(k: int, t: float, x: Tensor) -> None:
-        if likelihood is not None:
-            likelihood.add(next(levels), x)
-        if outward is not None:
-            outward(k, t, x)
+    def traced() -> States:
+        for level, x in states:
+            traces.append(trace(x, level.t))
+            yield level, x
 
-    return integrate(
-        problem.x_T,
-        problem.levels,
-        lambda x, here, there: step(problem, x, here, there),
-        keep=keep,
-        callback=None if likelihood is None and outward is None else watch,
-        progress=progress,
-    )
+    kept = problem.follow(traced())
+    ratios = torch.tensor([level.log_ratio for level in problem.levels], dtype=torch.float64, device=traces[0].device)
+    return kept, -torch.trapezoid(torch.stack(traces), ratios, dim=0)
 
 
-def _adaptive(
-    problem: Problem, tolerance: float, keep: bool, callback: Callback | None, likelihood: _Likelihood | None
-) -> tuple[Tensor, list[Tensor]]:
+def _adaptive(problem: Problem, tolerance: float, trace: Trace | None) -> tuple[list[Tensor], Tensor | None]:
     """Integrate by Dormand and Prince's method through torchdiffeq, in log(sigma/alpha)."""
     from torchdiffeq import odeint
 
-    levels, x_T = problem.levels, problem.x_T
-    ends = torch.tensor([problem.base.eps, problem.base.T], dtype=torch.float64)
-    low, high = (problem.base.sigma(ends) / problem.base.alpha(ends)).tolist()
+    base, levels, x_T = problem.base, problem.levels, problem.x_T
 
     def slope(u: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        t = problem.base.time(u.detach().double().exp().cpu().clamp(low, high))
-        level = Level.at(problem.base, t.reshape(1))[0]
+        t = base.time(u.detach().double().exp().cpu().clamp(*base.ratios))
+        level = Level.at(base, t.reshape(1))[0]
         size = math.hypot(level.alpha, level.sigma)
         x = state[0] * size
         dz = (x - level.alpha * problem.m(x, level)) / size - (level.sigma / size) ** 2 * state[0]
-        return (dz,) if likelihood is None else (dz, -likelihood.trace(x, level.t).to(dz.dtype))
+        return (dz,) if trace is None else (dz, -trace(x, level.t).to(dz.dtype))
 
     state: tuple[Tensor, ...] = (x_T / math.hypot(levels[0].alpha, levels[0].sigma),)
-    if likelihood is not None:
+    if trace is not None:
         state = (*state, torch.zeros(problem.batch, dtype=x_T.dtype, device=x_T.device))
-    wanted = levels if keep or callback is not None else [levels[0], levels[-1]]
+    wanted = levels if "path" in problem.save or problem.callback is not None else [levels[0], levels[-1]]
     u = torch.tensor([level.log_ratio for level in wanted], dtype=torch.float64, device=x_T.device)
-    found = odeint(slope, state, u, rtol=tolerance, atol=tolerance, method="dopri5")
-    xs = [z * math.hypot(level.alpha, level.sigma) for z, level in zip(found[0], wanted, strict=True)]
-    if callback is not None:
-        for k, (level, x) in enumerate(zip(wanted, xs, strict=True)):
-            callback(k, level.t, x)
-    if likelihood is not None:
-        likelihood.lost = found[1][-1].double()
-    return xs[-1], xs
+    try:
+        found = odeint(slope, state, u, rtol=tolerance, atol=tolerance, method="dopri5")
+    except AssertionError:  # torchdiffeq raises this when its adaptive step underflows
+        found = [torch.full((len(wanted), *a.shape), torch.nan).to(a) for a in state]
+    xs = (z * math.hypot(level.alpha, level.sigma) for z, level in zip(found[0], wanted, strict=True))
+    return problem.follow(zip(wanted, xs, strict=True)), None if trace is None else found[1][-1].double()

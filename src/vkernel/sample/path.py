@@ -2,14 +2,14 @@ r"""Paths and their weights: the path integral of the effective dynamics, made o
 
 A trained model goes down one path, the solution of :math:`\dot x = -\beta x - D \hat s_\theta`. A delta function that
 says so at every time, written as an integral over a *response field* :math:`p`, is the form of Martin, Siggia and Rose,
-:math:`\int \mathcal{D}x\, \mathcal{D}p\, \exp\{\int i p \cdot (\dot x + \beta x + D \hat s_\theta) dt\}`, in which the
-model stands in the exponent, linearly. Averaged over training it is :math:`\exp(M_1 - \tfrac12 M_2 + \dots)`, with
+:math:`\int \mathcal{D}x\, \mathcal{D}p\, \exp\{\int i p \cdot (\dot x + \beta x + D \hat s_\theta) dt\}`. Its average
+over training is :math:`\exp(M_1 - \tfrac12 M_2 + \dots)`, of which the cumulants beyond the second are dropped, with
 
 .. math:: M_1 = i \int p \cdot R\, dt, \quad R = \dot x + \beta x + D s_{avg}, \qquad
-          M_2 = \iint p_t^T\, V(x_t,t;x_{t'},t')\, p_{t'}\, dt\, dt' ,
+          M_2 = \iint p_t^T\, V(x_t,t;x_{t'},t')\, p_{t'}\, dt\, dt' .
 
-which :func:`cumulants` returns; the rest is dropped. **Discretisation**: a path is ``(steps + 1, *batch, d)`` at
-descending times, :math:`\Delta_k = t_k - t_{k+1} > 0`; all is taken at the pre-step point, that of larger t (Itô):
+**Discretisation**: a path is ``(steps + 1, *batch, d)`` at descending times, :math:`\Delta_k = t_k - t_{k+1} > 0`; all
+is taken at the pre-step point, that of larger t (Itô):
 
 .. math:: x_{k+1} = x_k + \Delta_k (\beta_k x_k + D_k s_{avg}(x_k, t_k)) - \Delta_k R_k .
 
@@ -17,7 +17,7 @@ The map from noise to path is triangular with :math:`-\Delta_k` on its diagonal:
 :math:`\prod_k \Delta_k^d`, and no determinant of the drift appears ("Jacobian 1"). The integral over p is Gaussian and
 leaves the law of the residuals, with covariances *on the path*: independent :math:`R_k \sim N(0, D\,\mathrm{Cov}_k D /
 \Delta_k)` for a white V; for a quenched V together :math:`N(0, V)`, :math:`V_{kl} = D_k \mathrm{Cov}[\hat s(x_k,t_k),
-\hat s(x_l,t_l)] D_l`, where each step is conditioned on what the field said before. Hence
+\hat s(x_l,t_l)] D_l`. Hence
 :math:`-\log P = \tfrac12 R^T V^{-1} R + \tfrac12 \log\det V[path] + d \sum_k \log \Delta_k + \mathrm{const}`;
 :func:`action` is the first term (Freidlin and Wentzell's), :func:`log_prob` all of it. Where V is singular (data that
 span less than the space, few features) a path whose residual leaves its range is impossible, and the density is one in
@@ -25,7 +25,11 @@ the coordinates that are left free: at each step, those that the steps before do
 
 The PF-ODE of :math:`s_{avg}`, R = 0, has action zero (:func:`zero_action`). It is the *mode* only if V does not depend
 on the state, or as V → 0; else the determinant moves the mode towards small V, and for a white V ever further as the
-step is refined (:func:`most_probable` warns). What has a meaning of its own is the probability of a *bundle* of paths.
+step is refined (:func:`most_probable` warns). What has a limit is the probability of a *bundle* of paths: the sum of
+``log_prob(paths, …).exp()`` times the volume of path space that each path represents.
+
+Throughout, ``V`` is a V-kernel, ``mean`` the mean score (default ``V.mean``), and ``times`` are those of the path
+(default: even in log σ/α).
 """
 
 from __future__ import annotations
@@ -39,13 +43,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vkernel.core import rng
-from vkernel.core.covariance import Covariance
+from vkernel.core.checks import check_whole
 from vkernel.core.errors import require
 from vkernel.core.estimate import Estimate
 from vkernel.core.rng import Generator
-from vkernel.sample.loop import Level, grid, integrate
-from vkernel.sample.sde import VKernel, check_kernel
+from vkernel.sample.loop import Level, Problem, walk
+from vkernel.sample.sde import VKernel, check_kernel, covariance
 from vkernel.score.base import Score, check_score
 
 Grid = int | Tensor  # a number of steps on the process's own grid, or descending times
@@ -66,14 +69,14 @@ class _Chain(NamedTuple):
 
 
 def residual(path: Tensor, mean: Score, times: Tensor | None = None) -> Tensor:
-    r""":math:`R = \dot x + \beta x + D s_{avg}` at the pre-step points, ``(steps, *batch, d)``: zero on the PF-ODE."""
+    """Return R at the pre-step points, ``(steps, *batch, d)``: zero on the PF-ODE."""
     return _chain(path, mean, None, times).R.to(path.dtype)
 
 
 def cumulants(
     path: Tensor, response: Tensor, V: VKernel, mean: Score | None = None, times: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    r"""The first two cumulants of a path and its ``response`` field p, ``(steps, *batch, d)``; both ``(*batch,)``.
+    r"""Return M_1 and M_2, ``(*batch,)``, of a path and its ``response`` field p, ``(steps, *batch, d)``.
 
     :math:`M_1 = \sum_k \Delta_k p_k \cdot R_k`, the *real number that multiplies i*; :math:`M_2 = \sum_k \Delta_k p_k^T
     D\,\mathrm{Cov}\,D\, p_k` for a white V, :math:`\sum_{kl} \Delta_k \Delta_l p_k^T V_{kl}\, p_l` for a quenched one.
@@ -87,7 +90,7 @@ def cumulants(
 
 
 def action(path: Tensor, V: VKernel, mean: Score | None = None, times: Tensor | None = None) -> Tensor:
-    r"""The quadratic (Freidlin–Wentzell) action :math:`\tfrac12 R^T V^+ R` of each path, ``(*batch,)``.
+    r"""Return the quadratic (Freidlin–Wentzell) action :math:`\tfrac12 R^T V^+ R` of each path, ``(*batch,)``.
 
     White: :math:`\sum_k \tfrac12 \Delta_k R_k^T (D\,\mathrm{Cov}\,D)^+ R_k`. Quenched, with factors: the least
     :math:`\tfrac12 |w|^2` of unit normal weights w that make the path. +inf, and a warning, where no noise makes it.
@@ -96,10 +99,10 @@ def action(path: Tensor, V: VKernel, mean: Score | None = None, times: Tensor | 
 
 
 def log_prob(path: Tensor, V: VKernel, mean: Score | None = None, times: Tensor | None = None) -> Tensor:
-    r"""The log-density of each path given its first point, in the coordinates :math:`x_1 \dots x_N`; ``(*batch,)``.
+    r"""Return the log-density of each path given its first point, in :math:`x_1 \dots x_N`; ``(*batch,)``.
 
-    :math:`-\tfrac12 R^T V^+ R - \tfrac12 \log\det(2\pi V) - d \sum_k \log \Delta_k`, V on the path (see the module's
-    text for a singular V); -inf, and a warning, off the support. A path that is certain (V = 0, R = 0) has 0.
+    :math:`-\tfrac12 R^T V^+ R - \tfrac12 \log\det(2\pi V) - d \sum_k \log \Delta_k`, V on the path; -inf, and a
+    warning, off the support. A path that is certain (V = 0, R = 0) has 0.
     """
     square, norm = _weigh(_chain(path, mean, V, times), V)
     return (norm - square).to(path.dtype)
@@ -107,8 +110,8 @@ def log_prob(path: Tensor, V: VKernel, mean: Score | None = None, times: Tensor 
 
 def zero_action(score: Score, x_T: Tensor, steps: Grid, spacing: str | None = "log") -> Tensor:
     """Return the PF-ODE path of ``score`` by Euler's method, ``(steps + 1, *batch, d)``: its quadratic action is 0."""
-    score, start = _vectors(check_score(score, "A path")), _start(x_T)
-    return _walk(start, score, grid(score.process, steps, spacing), lambda k, x, here, dt: 0 * x).to(x_T.dtype)
+    problem = _problem(check_score(score, "A path"), x_T, steps, spacing)
+    return _walk(problem, _start(problem), lambda k, x, here, dt: 0 * x).to(problem.dtype)
 
 
 def simulate(
@@ -122,15 +125,16 @@ def simulate(
     generator: Generator = None,
 ) -> Tensor:
     """Return paths, ``(steps + 1, samples, *x_T.shape)``; a quenched V draws one field per sample of the batch."""
-    mean = _vectors(check_kernel(V, mean))
-    require(isinstance(samples, int) and samples >= 1, f"samples must be a whole number ≥ 1; got {samples!r}.")
-    x, source, times = _start(x_T), rng.as_generator(generator), grid(mean.process, steps, spacing)
-    field = None if V.white else V.draw(samples, source)
+    problem = _problem(check_kernel(V, mean), x_T, steps, spacing, generator)
+    field = None if V.white else V.draw(check_whole(samples, "samples"), problem.generator)
 
     def noise(k: int, x: Tensor, here: Level, dt: float) -> Tensor:
-        return here.D * (dt * field(x, here.t) if field else math.sqrt(dt) * _cov(V, x, here.t).draw(source))
+        if field is not None:
+            return here.D * dt * field(x, here.t)
+        return here.D * math.sqrt(dt) * covariance(V, x, here.t).draw(problem.generator)
 
-    return _walk(x.expand(samples, *x.shape).contiguous(), mean, times, noise).to(x_T.dtype)
+    start = _start(problem)
+    return _walk(problem, start.expand(check_whole(samples, "samples"), *start.shape), noise).to(problem.dtype)
 
 
 def probability(event: Callable[[Tensor], Tensor], paths: Tensor) -> Estimate:
@@ -142,24 +146,6 @@ def probability(event: Callable[[Tensor], Tensor], paths: Tensor) -> Estimate:
     good = isinstance(hit, Tensor) and hit.dtype == torch.bool and hit.shape == paths.shape[1:-1]
     require(good, f"The event must return booleans of shape {tuple(paths.shape[1:-1])}.")
     return Estimate.of_share(hit.sum(0), paths.shape[1])
-
-
-def bundle_probability(
-    paths: Tensor, V: VKernel, cell: float | Tensor, mean: Score | None = None, times: Tensor | None = None
-) -> Tensor:
-    """The probability of a bundle: the density summed over ``paths (steps + 1, bundle, *batch, d)`` times ``cell``.
-
-    ``cell`` is the volume of path space (of x_1 … x_N) for which a path stands: one number, or one for each path.
-    The shares of single paths are ``log_prob(paths, …).softmax(0)``.
-    """
-    require(
-        isinstance(paths, Tensor) and paths.ndim >= 3, "A bundle of paths is a tensor (steps + 1, bundle, *batch, d)."
-    )
-    volume = torch.as_tensor(cell, dtype=torch.float64, device=paths.device)
-    good = bool((volume > 0).all() and volume.isfinite().all()) and volume.shape in ((), (paths.shape[1],))
-    require(good, f"cell must be a positive volume, one number or one for each path; got {cell!r}.")
-    log = log_prob(paths, V, mean, times)
-    return (log.double() + volume.log().reshape(-1, *(1,) * (log.ndim - 1))).logsumexp(0).exp().to(log.dtype)
 
 
 def most_probable(
@@ -178,15 +164,16 @@ def most_probable(
     field*, where the density is normal: with a free end the mean field, so :func:`zero_action`; to ``x_end`` the least
     :math:`\tfrac12|w|^2` that ends there, by Newton's iteration from weights to the end (for a V with factors).
     """
-    mean = _vectors(check_kernel(V, mean))
-    start, times = _start(x_T), grid(mean.process, steps, spacing)
-    d, dt = start.shape[-1], -times.diff()
+    problem = _problem(check_kernel(V, mean), x_T, steps, spacing)
+    start, dt = _start(problem), -problem.times.diff()
+    d = start.shape[-1]
     require(d <= DENSE, f"most_probable forms matrices: it needs d ≤ {DENSE}; here d = {d}.")
-    goal = None if x_end is None else _start(x_end, "x_end")
-    require(goal is None or goal.shape == start.shape, f"x_end must have the shape of x_T, {tuple(start.shape)}.")
+    good = x_end is None or (x_end.shape == start.shape and bool(x_end.isfinite().all()))
+    require(good, f"x_end must be finite and have the shape of x_T, {tuple(start.shape)}.")
+    goal = None if x_end is None else x_end.detach().double()
     if not V.white and goal is None:
-        return zero_action(mean, x_T, times)
-    first = V.factors(start, float(times[0]))
+        return zero_action(problem.score, x_T, problem.times)
+    first = V.factors(start, problem.levels[0].t)
     require(V.white or first is not None, "A quenched mode with a given end needs a V with factors (FiniteRank).")
 
     def walk(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -200,19 +187,19 @@ def most_probable(
                 factors = V.factors(x, here.t)
                 assert factors is not None
                 return dt * here.D * (z.movedim(-1, 0)[..., None] * factors).sum(0)
-            values, vectors = _spectrum(dt * here.D**2 * _cov(V, x, here.t).dense())
+            values, vectors = _spectrum(dt * here.D**2 * covariance(V, x, here.t).dense())
             cost = cost + 0.5 * torch.where(values > 0, 2 * math.pi * values, 1.0).log().sum(-1)
             inside = vectors.mT @ z[..., k * d : (k + 1) * d, None]
             return (vectors @ (values.sqrt()[..., None] * inside)).squeeze(-1)
 
-        return _walk(start.expand(*z.shape[:-1], d), mean, times, noise), cost
+        return _walk(problem, start.expand(*z.shape[:-1], d), noise), cost
 
     def minus_log_prob(z: Tensor) -> Tensor:
         path, cost = walk(z)
         if goal is None:
             return cost
         path[-1] = goal  # the last step is fixed, whatever z is
-        square, norm = _weigh(_chain(path, mean, V, times), V)
+        square, norm = _weigh(_chain(path, problem.score, V, problem.times), V)
         return square - norm
 
     count = len(dt) * d if V.white or first is None else len(first)
@@ -226,7 +213,7 @@ def most_probable(
     path = walk(z[None])[0][:, 0]
     if goal is not None:
         path[-1] = goal
-    return path.to(x_T.dtype)
+    return path.to(problem.dtype)
 
 
 def _around(z: Tensor, h: float) -> Tensor:
@@ -323,15 +310,15 @@ def _factors(c: _Chain, V: VKernel) -> tuple[Tensor, float]:
     x, D, (n, *_, d) = c.x[:-1], c.D, c.R.shape
     if V.white:
         require(d <= DENSE, f"The inverse of a white V is a matrix: it needs d ≤ {DENSE}; here d = {d}.")
-        covs = [_cov(V, y, t).dense().expand(*y.shape, d) for y, t in zip(x, c.t, strict=False)]
+        covs = [covariance(V, y, t).dense() for y, t in zip(x, c.t, strict=True)]
         values, vectors = _spectrum(torch.stack(covs) * (D**2 / c.dt)[..., None])
         return vectors * values.sqrt()[..., None, :], WHITE
     require(n * d <= ALONG, f"A quenched V along the path needs steps·d ≤ {ALONG}; here it is {n * d}.")
-    rows = [V.factors(y, t) for y, t in zip(x, c.t, strict=False)]
+    rows = [V.factors(y, t) for y, t in zip(x, c.t, strict=True)]
     finite = [row for row in rows if row is not None]
     if len(finite) == len(rows):
         return (D * torch.stack(finite, 1).double()).movedim((0, 1), (-1, -3)).flatten(-3, -2), FACTORS
-    t = torch.tensor(c.t[:-1], dtype=x.dtype, device=x.device).reshape(-1, *(1,) * (x.ndim - 2))
+    t = torch.tensor(c.t, dtype=x.dtype, device=x.device).reshape(-1, *(1,) * (x.ndim - 2))
     there = x[None].expand(n, *x.shape)
     k = V.cov(x[:, None].expand_as(there), t[:, None], there, t[None]).dense()
     k = k.double() * (D[:, None] * D[None])[..., None]
@@ -347,66 +334,47 @@ def _spectrum(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(values > WHITE**2 * top, values, 0.0), vectors
 
 
-def _cov(V: VKernel, x: Tensor, t: float) -> Covariance:
-    cov = V.cov(x, t)
-    good = isinstance(cov, Covariance) and cov.shape == tuple(x.shape[-1:])
-    require(good, f"V.cov(x, t) must be a Covariance on vectors like x, of {x.shape[-1]} entries; got {cov!r}.")
-    return cov
-
-
-def _vectors(score: Score) -> Score:
-    """Return the score, refused unless its process is isotropic and its events are vectors."""
+def _problem(score: Score, x_T: Tensor, steps: Grid, spacing: str | None, generator: Generator = None) -> Problem:
+    """Return the problem of a path from ``x_T``; its process must be isotropic and its events vectors."""
     require(score.process.base is score.process, "Paths are weighed for isotropic processes; whiten the data first.")
-    require(
-        score.shape is None or len(score.shape) == 1,
-        "Paths are of vectors, (steps + 1, *batch, d): flatten the data's events first.",
-    )
-    return score
+    vectors = score.shape is None or len(score.shape) == 1
+    require(vectors, "Paths are of vectors, (steps + 1, *batch, d): flatten the data's events first.")
+    return Problem(score, x_T, steps=steps, spacing=spacing, generator=generator)
 
 
-def _start(x: Tensor, name: str = "x_T") -> Tensor:
-    good = isinstance(x, Tensor) and x.ndim >= 1 and x.is_floating_point() and bool(x.isfinite().all())
-    require(good, f"{name} must be a tensor of real vectors, (*batch, d), without NaN or infinite values.")
-    return x.detach().double()
+def _start(problem: Problem) -> Tensor:
+    return problem.x_T.detach().double()
 
 
-def _drift(x: Tensor, mean: Score, at: Level) -> Tensor:
-    s = mean(x, at.t)
-    good = isinstance(s, Tensor) and s.shape == x.shape
-    require(good, f"The mean score must return a tensor like x, {tuple(x.shape)}.")
-    return at.beta * x + at.D * s.detach().double()
-
-
-def _walk(x: Tensor, mean: Score, times: Tensor, noise: Noise) -> Tensor:
+def _walk(problem: Problem, x: Tensor, noise: Noise) -> Tensor:
     """Return the chain from ``x``; ``noise(k, x, here, dt)`` is added to the drift of step k."""
     count = itertools.count()
 
     def step(x: Tensor, here: Level, there: Level) -> Tensor:
-        dt = here.t - there.t
-        x = x + dt * _drift(x, mean, here) + noise(next(count), x, here, dt)
+        x = problem.euler(x, here, there).detach() + noise(next(count), x, here, here.t - there.t)
         require(bool(x.isfinite().all()), "The path diverged: NaN or infinite values. Take more steps, or log spacing.")
         return x
 
-    return torch.stack(integrate(x, Level.at(mean.process, times), step, keep=True)[1])
+    return torch.stack([x for _, x in walk(x, problem.levels, step)])
 
 
 def _chain(path: Tensor, mean: Score | None, V: VKernel | None, times: Tensor | None) -> _Chain:
     """Return a checked path and its residual."""
-    score = _vectors(check_score(mean, "A path") if V is None else check_kernel(V, mean))
-    process = score.process
+    score = check_score(mean, "A path") if V is None else check_kernel(V, mean)
     good = isinstance(path, Tensor) and path.ndim >= 2 and path.shape[0] >= 2 and path.is_floating_point()
     require(good, "A path is a tensor of real numbers, (steps + 1, *batch, d), of at least one step.")
     require(bool(path.isfinite().all()), "The path holds NaN or infinite values.")
-    x, when = path.detach().double(), grid(process, len(path) - 1 if times is None else times, "log")
-    require(len(when) == len(x), f"A path of {len(x) - 1} steps has {len(x)} times; got {len(when)}.")
-    drift = torch.stack([_drift(y, score, at) for y, at in zip(x, Level.at(process, when)[:-1], strict=False)])
-    dt, D, S = (
-        a.to(x.device).reshape(-1, *(1,) * (x.ndim - 1))
-        for a in (-when.diff(), process.D(when)[:-1], process.S(when)[:-1])
-    )
+    x = path.detach().double()
+    problem = _problem(score, x[0], len(x) - 1 if times is None else times, "log")
+    require(len(problem.times) == len(x), f"A path of {len(x) - 1} steps has {len(x)} times; got {len(problem.times)}.")
+    levels = problem.levels[:-1]
+    columns = (-problem.times.diff(), [at.D for at in levels], [at.sigma**2 for at in levels])
+    dt, D, S = (torch.as_tensor(a, dtype=x.dtype, device=x.device).reshape(-1, *(1,) * (x.ndim - 1)) for a in columns)
+    drift = torch.stack([at.beta * y + at.D * problem.s(y, at).detach() for y, at in zip(x, levels, strict=False)])
     far, rate = x.norm(dim=-1), (D / S)[..., 0]  # the score rounds as x/S does
     size = (far[1:] + far[:-1]) / dt[..., 0] + rate * far[:-1] + drift.norm(dim=-1)
     room = (1e-8 if path.dtype == torch.float64 else 1e-4) * size
     R = drift - x.diff(dim=0) / dt
     rounding = 8 * torch.finfo(path.dtype).eps * size  # a residual of this size is zero; a small V would amplify it
-    return _Chain(x, when.tolist(), dt, D, R * (R.norm(dim=-1) > rounding)[..., None], room)
+    R = R * (R.norm(dim=-1) > rounding)[..., None]
+    return _Chain(x, [at.t for at in levels], dt, D, R, room)

@@ -41,14 +41,15 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.covariance import Covariance, Cross, Factored
+from vkernel.core.checks import check_shape, check_whole, is_whole
+from vkernel.core.covariance import Covariance, Cross, Factored, flat
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate, jackknife, leave_one_out
 from vkernel.core.progress import Progress, Reporter
 from vkernel.core.progress import progress as show_progress
 from vkernel.process import Process
-from vkernel.sample.loop import Problem
-from vkernel.sample.ode import pf_ode_end
+from vkernel.sample.loop import end, grid
+from vkernel.sample.ode import pf_ode
 from vkernel.score.base import Score, Time
 
 CHUNK = 1 << 22  # numbers of a sample taken at once
@@ -100,7 +101,7 @@ class Scores(ABC):
     def __getitem__(self, m: int | slice) -> Score | Self:
         if isinstance(m, slice):
             return self.select(range(len(self))[m])
-        require(isinstance(m, int) and not isinstance(m, bool), f"Scores take a member's index or a slice, not {m!r}.")
+        require(is_whole(m), f"Scores take a member's index or a slice, not {m!r}.")
         if not -len(self) <= m < len(self):
             raise IndexError(f"There are {len(self)} members; {m} is not among them.")
         return self.member(m % len(self))
@@ -110,18 +111,19 @@ class Scores(ABC):
         """How many members diverged, as a sentence."""
         if not self.diverged:
             return f"All {len(self)} members are finite."
-        return (
-            f"{len(self.diverged)} of {len(self)} members diverged (indices {list(self.diverged[:8])}"
-            f"{', …' if len(self.diverged) > 8 else ''}): they take part in no mean. Try a smaller learning rate."
-        )
+        which = f"indices {list(self.diverged[:8])}{', …' if len(self.diverged) > 8 else ''}"
+        lost = f"{len(self.diverged)} of {len(self)} members diverged ({which})"
+        return f"{lost}: they take part in no mean. Try a smaller learning rate."
 
     @property
     def finite(self) -> Self:
         """The members that did not diverge."""
-        if not self.diverged:
-            return self
+        return self.select(self._alive) if self.diverged else self
+
+    @property
+    def _alive(self) -> list[int]:
         require(len(self.diverged) < len(self), self.report)
-        return self.select([m for m in range(len(self)) if m not in set(self.diverged)])
+        return [m for m in range(len(self)) if m not in set(self.diverged)]
 
     # Moments over members
 
@@ -132,13 +134,10 @@ class Scores(ABC):
     @property
     def mean_score(self) -> Score:
         """s_avg as a score."""
-        return Mean(self)
+        return Mean(self, self.shape)
 
     def deviations(self, x: Tensor, t: Time) -> Tensor:
-        r"""Return factors of the covariance, ``(K, *batch, *shape)``.
-
-        Without groups they are :math:`(\hat s_m - s_{avg})/\sqrt{M - 1}`.
-        """
+        r"""Return factors of V, ``(K, *batch, *shape)``: :math:`(\hat s_m - s_{avg})/\sqrt{M - 1}` without groups."""
         finite = self.finite
         require(len(finite) >= 2, f"A covariance over members needs two finite members; there are {len(finite)}.")
         return finite.groups.factors(finite(x, t))
@@ -151,8 +150,8 @@ class Scores(ABC):
             require(t2 is None, "Give x2 with t2: the covariance is between two points and times.")
             return Factored(left, shape)
         right = self.deviations(x2, t if t2 is None else t2)
-        flat = [a.flatten(a.ndim - len(shape)).movedim(0, -1) for a in (left, right)]
-        return Cross(flat[0] @ flat[1].mT, shape)
+        one, two = (flat(a, shape).movedim(0, -1) for a in (left, right))
+        return Cross(one @ two.mT, shape)
 
     def split(self, x: Tensor, t: Time) -> tuple[Tensor, Tensor]:
         """Return the variances of each coordinate between and within groups, both like x."""
@@ -180,13 +179,9 @@ class Scores(ABC):
 
     def start(self, n: int, seed: int = 0, *, shared: bool = True) -> Tensor:
         """Draw x_T from the prior: ``(n, *shape)``, the same for all members, or ``(M, n, *shape)``."""
-        good = isinstance(n, int) and not isinstance(n, bool) and n >= 1
-        require(good, f"The number of samples must be ≥ 1; got {n!r}.")
-        shape = self.shape
+        shape, n = self.shape, check_whole(n, "The number of samples")
         if shape is None:
-            raise InputError(
-                "The event shape of these scores is not known yet: give shape= when they are read, or x_T."
-            )
+            raise InputError("The event shape is not known yet: give shape= when the scores are read, or x_T.")
 
         def draw(member: int) -> Tensor:
             source = rng.stream(seed, "ensemble/x_T", member)
@@ -216,40 +211,39 @@ class Scores(ABC):
         Members that diverged, in training or while sampling, are NaN, with a warning that counts them.
         """
         require((n is None) != (x_T is None), "Give either n, the number of samples of each member, or x_T.")
-        require(len(self.diverged) < len(self), self.report)
+        alive, times = self._alive, grid(self.process, steps, spacing)
         if x_T is None:
             assert n is not None
             x_T = self.start(n, seed, shared=shared)
         require(isinstance(x_T, Tensor), f"x_T must be a torch tensor, not {type(x_T).__name__}.")
         x_T = x_T if x_T.is_floating_point() else x_T.to(torch.get_default_dtype())
         shape = tuple(x_T.shape[1:]) if self.shape is None else self.shape
-        lead = x_T.ndim - len(shape)
-        good = lead >= 0 and tuple(x_T.shape[lead:]) == shape
-        require(good, f"x_T has shape {tuple(x_T.shape)}; it must end in the event shape {shape}.")
+        lead = check_shape(x_T, "x_T", shape).ndim - len(shape)
         require(1 <= lead <= 2, f"x_T must be (n, *shape) or (M, n, *shape); got {tuple(x_T.shape)}.")
-        good = lead == 1 or len(x_T) == len(self)
-        require(good, f"x_T has {len(x_T)} members; there are {len(self)}.")
-        out = torch.full((len(self), *x_T.shape[-1 - len(shape) :]), torch.nan, dtype=x_T.dtype, device=x_T.device)
-        alive = [m for m in range(len(self)) if m not in set(self.diverged)]
+        require(lead == 1 or len(x_T) == len(self), f"x_T has {len(x_T)} members; there are {len(self)}.")
+        out = torch.full((len(self), *x_T.shape[lead - 1 :]), torch.nan, dtype=x_T.dtype, device=x_T.device)
         # an adaptive method shares its steps within a block: one member each, or members would depend on each other
         at_once = 1 if method == "dopri5" else max(1, CHUNK // max(1, math.prod(out.shape[1:])))
         with show_progress(len(alive), progress) as report:
             for k in range(0, len(alive), at_once):
                 which = alive[k : k + at_once]
                 x = x_T[which] if lead == 2 else x_T.expand(len(which), *x_T.shape)
-                problem = Problem(_Paired(self.select(which), shape), x, steps, spacing)
-                each = len(which) / (len(problem.levels) - 1)
-                out[which] = pf_ode_end(problem, method, progress=partial(_advance, report, each)).to(x_T.dtype)
+                part = partial(_advance, report, len(which) / (len(times) - 1))
+                flow = pf_ode(
+                    _Paired(self.select(which), shape), x, steps=times, method=method, allow_nan=True, progress=part
+                )
+                out[which] = end(flow)
                 if method == "dopri5":  # it reports no steps
                     report("sampling", len(which))
-        lost = int((~out[alive].flatten(1).isfinite().all(1)).sum())
-        out[~out.flatten(1).isfinite().all(1)] = torch.nan
-        if lost or self.diverged:
-            warnings.warn(
-                f"{len(self.diverged)} of {len(self)} members diverged in training, {lost} while sampling: their "
-                "samples are NaN. More steps may help the latter.",
-                stacklevel=2,
+        whole = out.flatten(1).isfinite().all(1)
+        out[~whole] = torch.nan
+        if not bool(whole.all()):
+            lost, trained = (
+                len(alive) - int(whole.sum()),
+                f"{len(self.diverged)} of {len(self)} members diverged in training",
             )
+            text = f"{trained}, {lost} while sampling: their samples are NaN. More steps may help the latter."
+            warnings.warn(text, stacklevel=2)
         return out
 
 
@@ -261,8 +255,8 @@ def _advance(report: Reporter, done: float, label: str, share: float) -> None:
 class Mean(Score):
     """The mean score of several members, as a score."""
 
-    def __init__(self, scores: Scores) -> None:
-        self.scores, self.process, self.shape = scores, scores.process, scores.shape
+    def __init__(self, scores: Scores, shape: tuple[int, ...] | None) -> None:
+        self.scores, self.process, self.shape = scores, scores.process, shape
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
         return self.scores.mean(x, t)
@@ -271,11 +265,8 @@ class Mean(Score):
         return f"mean score of {self.scores!r}"
 
 
-class _Paired(Score):
+class _Paired(Mean):
     """Each member at its own points, ``x (M, n, *shape)``, as one score."""
-
-    def __init__(self, scores: Scores, shape: tuple[int, ...]) -> None:
-        self.scores, self.process, self.shape = scores, scores.process, shape
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
         return self.scores.paired(x, t)
@@ -296,8 +287,7 @@ class Groups:
         require(len(names) == members, f"There are {len(names)} groups for {members} members; give one for each.")
         known = list(dict.fromkeys(names))
         require(len(known) >= 2, f"All members are in the group {names[0]!r}; a split needs two groups or more.")
-        good = len(known) < members
-        require(good, "Every member is alone in its group: nothing is shared; leave groups out.")
+        require(len(known) < members, "Every member is alone in its group: nothing is shared; leave groups out.")
         return cls(tuple(known.index(name) for name in names))
 
     @property
@@ -383,15 +373,13 @@ def cumulants(s: Tensor, components: int = 3) -> Cumulants:
     require(len(s) >= 5, f"Fourth cumulants with their errors need five finite members; there are {len(s)}.")
     centred = (s - s.mean(0)).reshape(len(s), -1)
     left, values, _ = torch.linalg.svd(centred, full_matrices=False)
-    count = min(components, len(values))
-    joint = left[:, :count]
-    return Cumulants(
-        jackknife(skewness(s), leave_one_out(skewness, s)),
-        jackknife(kurtosis(s), leave_one_out(kurtosis, s)),
-        jackknife(skewness(joint), leave_one_out(skewness, joint)),
-        jackknife(kurtosis(joint), leave_one_out(kurtosis, joint)),
-        (values.square() / values.square().sum().clamp_min(1e-300))[:count],
-    )
+    joint, shares = left[:, :components], values.square() / values.square().sum().clamp_min(1e-300)
+
+    def law(f: Callable[[Tensor], Tensor], a: Tensor) -> Estimate[Tensor]:
+        return jackknife(f(a), leave_one_out(f, a))
+
+    own, both = ((law(skewness, a), law(kurtosis, a)) for a in (s, joint))
+    return Cumulants(*own, *both, shares[:components])
 
 
 def skewness(s: Tensor) -> Tensor:

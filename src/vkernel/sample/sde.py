@@ -13,7 +13,8 @@ but for ancestral steps:
   means fresh Gaussian noise of covariance :math:`\Delta D\,\mathrm{Cov}\,D`, in Itô's sense. A *quenched* V means one
   random field per trained model, drawn once: the chain is then an ODE, the PF-ODE of :math:`s_{avg} + \delta\hat s`.
 
-Noise is drawn for all of ``x_T`` at every step.
+Noise is drawn for all of ``x_T`` at every step. ``options`` are :class:`~vkernel.sample.loop.Options`, and results are
+like ``x_T``, or a :class:`~vkernel.sample.loop.Solution` with ``save``.
 """
 
 from __future__ import annotations
@@ -21,18 +22,17 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import Unpack
 
-import torch
 from torch import Tensor
 
-from vkernel.core import rng
+from vkernel.core.checks import check_number, check_whole
 from vkernel.core.covariance import Covariance
-from vkernel.core.errors import InputError, require
-from vkernel.core.progress import Progress
+from vkernel.core.errors import require
 from vkernel.core.rng import Generator
 from vkernel.process import Process
-from vkernel.sample.loop import Callback, Level, Problem, Solution, Step
+from vkernel.sample.loop import Level, Options, Problem, Solution
 from vkernel.sample.ode import pf_ode
 from vkernel.score.base import Score, Time, check_score
 from vkernel.score.empirical import EmpiricalScore
@@ -68,81 +68,45 @@ class VKernel(ABC):
         return self.mean(x, t), gaussian_noise(self, x, t, generator)
 
 
-def reverse_sde(
-    score: Score,
-    x_T: Tensor,
-    *,
-    steps: int | Tensor = 100,
-    spacing: str | None = "log",
-    save: Iterable[str] = (),
-    callback: Callback | None = None,
-    generator: Generator = None,
-    progress: Progress = False,
-) -> Tensor | Solution:
-    """Sample the reverse SDE of ``score`` from ``x_T``; the result is like ``x_T``, or a Solution with ``save``."""
-    problem, source = Problem(score, x_T, steps, spacing), rng.as_generator(generator)
+def reverse_sde(score: Score, x_T: Tensor, **options: Unpack[Options]) -> Tensor | Solution:
+    """Sample the reverse SDE of ``score`` from ``x_T``."""
+    problem = Problem(score, x_T, **options)
 
     def step(x: Tensor, here: Level, there: Level) -> Tensor:
-        dt = here.t - there.t
-        z = rng.randn(tuple(x.shape), source, x.device, x.dtype)
+        dt, z = here.t - there.t, problem.noise(x)
         return x + dt * (here.beta * x + 2 * here.D * problem.s(x, here)) + math.sqrt(2 * here.D * dt) * z
 
-    return problem.solve(step, save, callback, progress)
+    return problem.solve(step)
 
 
 def ancestral(
-    score: Score,
-    x_T: Tensor,
-    *,
-    steps: int | Tensor = 100,
-    spacing: str | None = "log",
-    save: Iterable[str] = (),
-    callback: Callback | None = None,
-    generator: Generator = None,
-    noise: Callable[[int], Tensor] | None = None,
-    allow_nan: bool = False,
-    progress: Progress = False,
+    score: Score, x_T: Tensor, *, noise: Callable[[int], Tensor] | None = None, **options: Unpack[Options]
 ) -> Tensor | Solution:
-    """Sample ``score`` by ancestral steps from ``x_T``; the result is like ``x_T``, or a Solution with ``save``.
+    """Sample ``score`` by ancestral steps from ``x_T``.
 
     ``noise(k)`` returns the standard normals of step k = 0, 1, …, like ``x_T``; by default they come from
-    ``generator``. With ``allow_nan`` samples that diverged are returned as they are.
+    ``generator``.
     """
-    problem, source = Problem(score, x_T, steps, spacing, allow_nan), rng.as_generator(generator)
-    count = itertools.count()
+    problem, count = Problem(score, x_T, **options), itertools.count()
 
     def step(x: Tensor, here: Level, there: Level) -> Tensor:
         m = problem.m(x, here)
         c = there.sigma * here.alpha / (there.alpha * here.sigma)
-        z = rng.randn(tuple(x.shape), source, x.device, x.dtype) if noise is None else noise(next(count)).to(x)
+        z = problem.noise(x) if noise is None else noise(next(count)).to(x)
         mean = there.alpha * m + (c * there.sigma / here.sigma) * (x - here.alpha * m)
         return mean + there.sigma * math.sqrt((1 - c) * (1 + c)) * z
 
-    return problem.solve(step, save, callback, progress)
+    return problem.solve(step)
 
 
-def naive(
-    score: EmpiricalScore,
-    x_T: Tensor,
-    *,
-    kappa: float,
-    steps: int | Tensor = 100,
-    spacing: str | None = "log",
-    save: Iterable[str] = (),
-    callback: Callback | None = None,
-    generator: Generator = None,
-    progress: Progress = False,
-) -> Tensor | Solution:
+def naive(score: EmpiricalScore, x_T: Tensor, *, kappa: float, **options: Unpack[Options]) -> Tensor | Solution:
     """Sample with the naive score estimator of strength ``kappa`` (unit of t): x0 is drawn afresh at every step.
 
     ``kappa = 0`` is the PF-ODE by Euler's method; at a step of length ``kappa`` the estimate is the raw proxy score.
     """
     require(isinstance(score, EmpiricalScore), "The naive estimator draws training points: it needs an EmpiricalScore.")
-    require(
-        isinstance(kappa, int | float) and math.isfinite(kappa) and kappa >= 0,
-        f"kappa must be a number ≥ 0, in the unit of t; got {kappa!r}.",
-    )
-    problem, source = Problem(score, x_T, steps, spacing), rng.as_generator(generator)
+    check_number(kappa, "kappa, in the unit of t,", least=0)
+    problem = Problem(score, x_T, **options)
     process = problem.process
 
     def step(x: Tensor, here: Level, there: Level) -> Tensor:
@@ -150,12 +114,12 @@ def naive(
         posterior = score.posterior(process.unwhiten(x), here.t)
         target = m = process.whiten(posterior.mean)
         if kappa > 0:
-            x0 = process.whiten(posterior.sample(1, source)[0])
+            x0 = process.whiten(posterior.sample(1, problem.generator)[0])
             target = m + math.sqrt(kappa / dt) * (x0 - m)
         rate, gain = here.D / here.sigma**2 - here.beta, here.alpha * here.D / here.sigma**2
         return x - dt * (rate * x - gain * target)
 
-    return problem.solve(step, save, callback, progress)
+    return problem.solve(step)
 
 
 def effective_sde(
@@ -164,68 +128,43 @@ def effective_sde(
     *,
     mean: Score | None = None,
     members: int | None = None,
-    steps: int | Tensor = 100,
     method: str = "exponential",
-    spacing: str | None = "log",
-    save: Iterable[str] = (),
-    callback: Callback | None = None,
-    generator: Generator = None,
-    progress: Progress = False,
+    **options: Unpack[Options],
 ) -> Tensor | Solution:
     """Sample what a typical trained model samples: mean score ``mean`` (default ``V.mean``), covariance ``V``.
 
     ``members=None`` draws one model for each sample, and the result is like ``x_T``; ``members=M`` draws M models that
     all start from ``x_T``, and the result is ``(M, *x_T.shape)``. For a white V every sample has independent noise, so
-    M members are M repetitions. ``method`` is the ODE method for a quenched V; a white V is integrated by
-    Euler–Maruyama, in Itô's sense. ``save`` and the other arguments are those of :func:`~vkernel.sample.pf_ode`.
+    M members are M repetitions. ``method`` is the ODE method for a quenched V, for which ``save`` is that of
+    :func:`~vkernel.sample.pf_ode`; a white V is integrated by Euler–Maruyama, in Itô's sense.
     """
-    require(members is None or (isinstance(members, int) and members >= 1), f"members must be ≥ 1; got {members!r}.")
-    given, mean = mean, check_kernel(V, mean)
-    problem, source = Problem(mean, x_T, steps, spacing), rng.as_generator(generator)
-    start = x_T if members is None else x_T.expand(members, *x_T.shape)
-    if V.white:
-        white = Problem(mean, start, steps, spacing)
-        return white.solve(_euler_maruyama(V, white, given, source), save, callback, progress)
-    require(problem.base is problem.process, "Quenched kernels are for isotropic processes; whiten the data first.")
-    if members is None:
-        start = x_T.reshape(-1, 1, *problem.shape)
-    learned = Learned(mean, V.draw(len(start), source))
+    own, mean = mean is None, check_kernel(V, mean)
+    if members is not None:
+        check_whole(members, "members")
+    problem = Problem(mean, x_T, ("path", "error", "logp"), **options)
+    start = x_T if members is None else x_T.expand(members, *x_T.shape).contiguous()
+    process, generator, shape = problem.process, problem.generator, problem.shape
+    options["generator"] = generator
 
-    def shaped(x: Tensor, lead: int = 0) -> Tensor:
-        return x.reshape(*x.shape[:lead], *x_T.shape) if members is None else x
+    if not V.white:
+        require(problem.base is process, "Quenched kernels are for isotropic processes; whiten the data first.")
+        field = V.draw(math.prod(problem.batch) if members is None else members, generator)
 
-    found = pf_ode(
-        learned,
-        start.contiguous(),
-        steps=steps,
-        method=method,
-        spacing=spacing,
-        save=save,
-        callback=None if callback is None else lambda k, t, x: callback(k, t, shaped(x)),
-        generator=source,
-        progress=progress,
-    )
-    if isinstance(found, Tensor):
-        return shaped(found)
-    path = None if found.path is None else shaped(found.path, 1)
-    batch = problem.batch if members is None else (members, *problem.batch)
-    error, logp = (None if a is None else a.reshape(batch) for a in (found.error, found.logp))
-    return Solution(shaped(found.x), found.times, path, error, logp)
+        def alone(x: Tensor, t: Time) -> Tensor:
+            return field(x.reshape(-1, 1, *shape), t).reshape(x.shape)
 
-
-def _euler_maruyama(V: VKernel, problem: Problem, mean: Score | None, source: torch.Generator) -> Step:
-    """Return the step of a white kernel; with the kernel's own mean, score and noise share one evaluation."""
-    process = problem.process
+        return pf_ode(Learned(mean, alone if members is None else field), start, method=method, **options)
+    problem = Problem(mean, start, **options)
 
     def step(x: Tensor, here: Level, there: Level) -> Tensor:
         dt, data = here.t - there.t, process.unwhiten(x)
-        if mean is None:
-            s, noise = (process.unwhiten(a) for a in V.mean_and_noise(data, here.t, source))
+        if own:  # score and noise share one evaluation
+            s, noise = (process.unwhiten(a) for a in V.mean_and_noise(data, here.t, generator))
         else:
-            s, noise = problem.s(x, here), process.unwhiten(gaussian_noise(V, data, here.t, source))
+            s, noise = problem.s(x, here), process.unwhiten(gaussian_noise(V, data, here.t, generator))
         return x + dt * (here.beta * x + here.D * s) + math.sqrt(dt) * here.D * noise
 
-    return step
+    return problem.solve(step)
 
 
 class Learned(Score):
@@ -245,18 +184,21 @@ def check_kernel(V: VKernel, mean: Score | None) -> Score:
     """Return the mean score to use with ``V``; refuse what is not a V-kernel, or belongs to another process."""
     require(isinstance(V, VKernel), f"V must be a V-kernel such as vk.kernels.Naive, not {V!r}.")
     mean = check_score(V.mean if mean is None else mean, "The effective dynamics")
-    require(
-        V.process == mean.process,
-        f"The V-kernel belongs to another process ({V.process!r}) than the mean score ({mean.process!r}).",
-    )
+    processes = f"another process ({V.process!r}) than the mean score ({mean.process!r})"
+    require(V.process == mean.process, f"The V-kernel belongs to {processes}.")
     return mean
 
 
-def gaussian_noise(V: VKernel, x: Tensor, t: Time, generator: Generator) -> Tensor:
-    """Return a Gaussian draw with covariance ``V.cov(x, t)``, like x; refuse what is not a covariance."""
+def covariance(V: VKernel, x: Tensor, t: Time) -> Covariance:
+    """Return ``V.cov(x, t)``; refuse what is not a covariance operator on ``x``."""
     cov = V.cov(x, t)
-    if not isinstance(cov, Covariance) or cov.batch + cov.shape != tuple(x.shape):
-        raise InputError(f"V.cov(x, t) must be a Covariance on shape {tuple(x.shape)}; got {cov!r}.")
-    noise = cov.draw(generator)
+    good = isinstance(cov, Covariance) and cov.batch + cov.shape == tuple(x.shape)
+    require(good, f"V.cov(x, t) must be a Covariance on shape {tuple(x.shape)}; got {cov!r}.")
+    return cov
+
+
+def gaussian_noise(V: VKernel, x: Tensor, t: Time, generator: Generator) -> Tensor:
+    """Draw a Gaussian with covariance ``V.cov(x, t)``, like x."""
+    noise = covariance(V, x, t).draw(generator)
     require(bool(noise.isfinite().all()), "V is not a covariance here: its draw is not finite.")
     return noise

@@ -19,17 +19,17 @@ Nyström approximation of the given ``rank``: :math:`\Sigma \Omega (\Omega^T \Si
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from itertools import pairwise
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.covariance import Covariance, Factored, Matrix
+from vkernel.core.checks import check_whole
+from vkernel.core.covariance import Covariance, Factored, Matrix, flat
 from vkernel.core.errors import require
-from vkernel.core.progress import Progress
-from vkernel.core.rng import Generator
-from vkernel.sample.loop import Callback, Level, Problem, Solution, check_save, integrate
+from vkernel.sample.loop import Options, Problem, Solution, walk
 from vkernel.sample.sde import VKernel, check_kernel
 from vkernel.score.base import Score
 
@@ -37,143 +37,100 @@ DENSE = 64  # up to this dimension the covariance is a matrix
 
 
 def semiclassical(
-    V: VKernel,
-    x_T: Tensor,
-    *,
-    mean: Score | None = None,
-    steps: int | Tensor = 100,
-    spacing: str | None = "log",
-    rank: int = 16,
-    save: Iterable[str] = (),
-    callback: Callback | None = None,
-    generator: Generator = None,
-    progress: Progress = False,
+    V: VKernel, x_T: Tensor, *, mean: Score | None = None, rank: int = 16, **options: Unpack[Options]
 ) -> tuple[Tensor | Solution, Covariance]:
     """Return mean and covariance of x at eps given ``x_T (*batch, *shape)``, to leading order in V.
 
     ``mean`` is the mean score (default ``V.mean``); ``rank`` and ``generator`` are those of the Nyström approximation
-    in more than 64 dimensions; ``callback(step, t, x)`` receives the deterministic path. With ``save="path"`` the mean
-    is a :class:`~vkernel.sample.loop.Solution` that holds this path.
+    in more than 64 dimensions. The callback receives, and ``save="path"`` keeps, the deterministic path; the mean is
+    then a :class:`~vkernel.sample.loop.Solution`.
     """
-    save = check_save(save, ("path",))
     mean = check_kernel(V, mean)
-    require(
-        mean.process.base is mean.process, "The semiclassical law is for isotropic processes; whiten the data first."
-    )
-    require(rank >= 1, f"rank must be at least 1; got {rank}.")
-    dtype = Problem(mean, x_T, steps, spacing).dtype
-    problem = Problem(mean, x_T.double(), steps, spacing)
-
-    def step(x: Tensor, here: Level, there: Level) -> Tensor:
-        return x + (here.t - there.t) * (here.beta * x + here.D * problem.s(x, here))
-
-    _, path = integrate(problem.x_T, problem.levels, step, keep=True, callback=callback, progress=progress)
-    chain = _Chain(problem, path)
-    d = math.prod(problem.shape)
-    if V.factors(problem.x_T, problem.levels[0].t) is not None:
-        cov: Covariance = chain.factored(V)
-    elif not V.white:
-        require(d <= DENSE, f"A quenched V without factors needs d ≤ {DENSE}; here d = {d}.")
-        cov = chain.quenched(V)
-    elif d <= DENSE:
-        cov = chain.white(V)
-    else:
-        cov = chain.nystrom(V, min(rank, d), rng.as_generator(generator))
-    states = [problem.out(x).to(dtype) for x in path]
-    return (Solution(states[-1], problem.times, torch.stack(states)) if save else states[-1]), cov
+    isotropic = mean.process.base is mean.process
+    require(isotropic, "The semiclassical law is for isotropic processes; whiten the data first.")
+    check_whole(rank, "rank")
+    problem = Problem(mean, x_T, **options)
+    path = problem.follow(walk(problem.x_T.double(), problem.levels, problem.euler, problem.progress), keep=True)
+    chain, d = _Chain(problem, path), math.prod(problem.shape)
+    if V.factors(path[0], problem.levels[0].t) is not None:
+        return problem.solution(path), chain.factored(V)
+    require(V.white or d <= DENSE, f"A quenched V without factors needs d ≤ {DENSE}; here d = {d}.")
+    return problem.solution(path), chain.dense(V) if d <= DENSE else chain.nystrom(V, min(rank, d))
 
 
 class _Chain:
     """The linearised chain along one path."""
 
     def __init__(self, problem: Problem, path: list[Tensor]) -> None:
-        self.problem, self.levels, self.path = problem, problem.levels, path
-        self.batch, self.shape = problem.batch, problem.shape
-
-    def steps(self) -> range:
-        return range(len(self.levels) - 1)
-
-    def dt(self, k: int) -> float:
-        return self.levels[k].t - self.levels[k + 1].t
+        self.problem, self.levels, self.path, self.shape = problem, problem.levels, path, problem.shape
+        self.dt = [here.t - there.t for here, there in pairwise(self.levels)]
+        self.steps = range(len(self.dt))
 
     def push(self, k: int, v: Tensor, transposed: bool = False) -> Tensor:
-        """A_k v, or its transpose."""
+        """Return A_k v, or its transpose."""
         level, x, score = self.levels[k], self.path[k], self.problem.score
         change = (score.vjp if transposed else score.jvp)(x, level.t, v)
-        return v + self.dt(k) * (level.beta * v + level.D * change)
+        return v + self.dt[k] * (level.beta * v + level.D * change)
 
     def matrix(self, k: int) -> Tensor:
-        """A_k as matrices, ``(*batch, d, d)``."""
-        shape = self.shape
-        eye = torch.eye(math.prod(shape), dtype=torch.float64, device=self.path[0].device)
-        columns = [self.push(k, e.reshape(shape).expand_as(self.path[k])).reshape(*self.batch, -1) for e in eye]
-        return torch.stack(columns, -1)
+        """Return A_k as matrices, ``(*batch, d, d)``."""
+        x, shape = self.path[k], self.shape
+        eye = torch.eye(math.prod(shape), dtype=torch.float64, device=x.device)
+        return torch.stack([flat(self.push(k, e.reshape(shape).expand_as(x)), shape) for e in eye], -1)
 
-    def white(self, V: VKernel) -> Covariance:
+    def cov(self, V: VKernel, k: int, j: int) -> Tensor:
+        """Return Cov[xi_k, xi_j] as matrices, for a white V with j = k."""
+        one, two = self.levels[k], self.levels[j]
+        if V.white:
+            return self.dt[k] * one.D**2 * V.cov(self.path[k], one.t).dense()
+        cov = V.cov(self.path[k], one.t, self.path[j], two.t).dense()
+        return self.dt[k] * one.D * self.dt[j] * two.D * cov
+
+    def dense(self, V: VKernel) -> Covariance:
+        """Return Sigma as a matrix, for a quenched V through Cov[delta_k, xi_j], j ≥ k."""
         d = math.prod(self.shape)
-        sigma = torch.zeros((*self.batch, d, d), dtype=torch.float64, device=self.path[0].device)
-        for k in self.steps():
-            a, level = self.matrix(k), self.levels[k]
-            noise = V.cov(self.path[k], level.t).dense()
-            sigma = a @ sigma @ a.mT + self.dt(k) * level.D**2 * noise
-        return Matrix(sigma, self.shape)
-
-    def factored(self, V: VKernel) -> Covariance:
-        g: Tensor | None = None
-        for k in self.steps():
-            level = self.levels[k]
-            factors = V.factors(self.path[k], level.t)
-            assert factors is not None
-            fresh = self.dt(k) * level.D * factors
-            g = fresh if g is None else self._pushed(k, g) + fresh
-        assert g is not None
-        return Factored(g, self.shape)
-
-    def _pushed(self, k: int, g: Tensor) -> Tensor:
-        """A_k on each of many vectors: by its matrix where there are more of them than dimensions."""
-        d = math.prod(self.shape)
-        if len(g) <= d or d > DENSE:
-            return torch.stack([self.push(k, row) for row in g])
-        rows = g.reshape(len(g), *self.batch, d)
-        return torch.einsum("...ij,f...j->f...i", self.matrix(k), rows).reshape(g.shape)
-
-    def quenched(self, V: VKernel) -> Covariance:
-        """The double sum, through the cross-covariance of the deviation with the noise at each step."""
-        d = math.prod(self.shape)
-        zero = torch.zeros((*self.batch, d, d), dtype=torch.float64, device=self.path[0].device)
-        sigma, with_noise = zero, [zero for _ in self.steps()]  # Cov[delta_k, xi_l] for all l
-        for k in self.steps():
+        sigma = self.path[0].new_zeros(*self.problem.batch, d, d)
+        mixed = [] if V.white else [sigma for _ in self.steps]
+        for k in self.steps:
             a = self.matrix(k)
-            noise = [self._cross(V, k, j) for j in self.steps()]
-            mixed = a @ with_noise[k]
-            sigma = a @ sigma @ a.mT + mixed + mixed.mT + noise[k]
-            with_noise = [a @ c + n for c, n in zip(with_noise, noise, strict=True)]
+            sigma = a @ sigma @ a.mT + self.cov(V, k, k)
+            if not V.white:
+                first, *rest = (a @ c for c in mixed)
+                sigma = sigma + first + first.mT
+                mixed = [c + self.cov(V, k, j) for j, c in enumerate(rest, k + 1)]
         return Matrix((sigma + sigma.mT) / 2, self.shape)
 
-    def _cross(self, V: VKernel, k: int, j: int) -> Tensor:
-        one, two = self.levels[k], self.levels[j]
-        cov = V.cov(self.path[k], one.t, self.path[j], two.t).dense()
-        return self.dt(k) * one.D * self.dt(j) * two.D * cov
+    def factored(self, V: VKernel) -> Covariance:
+        """Return Sigma by its factors; A_k is a matrix where there are more factors than dimensions."""
+        g, d = torch.zeros(()), math.prod(self.shape)
+        for k in self.steps:
+            level, factors = self.levels[k], V.factors(self.path[k], self.levels[k].t)
+            assert factors is not None
+            if k and (len(g) <= d or d > DENSE):
+                g = torch.stack([self.push(k, row) for row in g])
+            elif k:
+                g = torch.einsum("...ij,f...j->f...i", self.matrix(k), flat(g, self.shape)).reshape(g.shape)
+            g = self.dt[k] * level.D * factors + g
+        return Factored(g, self.shape)
 
     def product(self, V: VKernel, v: Tensor) -> Tensor:
-        """Sigma v: back along the path with transposed steps, then forward, with the noise added on the way."""
+        """Return Sigma v: back along the path with transposed steps, then forward, with the noise added."""
         back = [v]
-        for k in reversed(self.steps()):
+        for k in reversed(self.steps):
             back.append(self.push(k, back[-1], transposed=True))
-        back.reverse()  # back[k] is what v is at step k
         out = torch.zeros_like(v)
-        for k in self.steps():
+        for k, after in zip(self.steps, back[-2::-1], strict=True):  # v as it is after step k
             level = self.levels[k]
-            out = self.push(k, out) + self.dt(k) * level.D**2 * (V.cov(self.path[k], level.t) @ back[k + 1])
+            out = self.push(k, out) + self.dt[k] * level.D**2 * (V.cov(self.path[k], level.t) @ after)
         return out
 
-    def nystrom(self, V: VKernel, rank: int, source: torch.Generator) -> Covariance:
+    def nystrom(self, V: VKernel, rank: int) -> Covariance:
         x = self.path[0]
-        probes = rng.randn((rank, *x.shape), source, x.device, torch.float64)
+        probes = rng.randn((rank, *x.shape), self.problem.generator, x.device, torch.float64)
         image = torch.stack([self.product(V, p) for p in probes])
-        flat_p, flat_i = (a.reshape(rank, *self.batch, -1).movedim(0, -1) for a in (probes, image))
+        flat_p, flat_i = (flat(a, self.shape).movedim(0, -1) for a in (probes, image))
         values, vectors = torch.linalg.eigh((flat_p.mT @ flat_i + flat_i.mT @ flat_p) / 2)
         keep = values > 1e-10 * values.amax(-1, keepdim=True).clamp_min(1e-300)
         inverse = torch.where(keep, values.clamp_min(1e-300).rsqrt(), torch.zeros_like(values))
         factors = flat_i @ (vectors * inverse[..., None, :])
-        return Factored(factors.movedim(-1, 0).reshape(rank, *self.batch, *self.shape), self.shape)
+        return Factored(factors.movedim(-1, 0).reshape(probes.shape), self.shape)

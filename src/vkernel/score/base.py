@@ -74,7 +74,7 @@ class Score(ABC):
         """
         x, t = self.check(x, t)
         batch = self.split(x)[0]
-        along = [(self.jvp(x, t, v) * v).reshape(*batch, -1).sum(-1) for v in _signs(x, probes, generator)]
+        along = [(self.jvp(x, t, v) * v).reshape(*batch, -1).sum(-1) for v in signs(x, probes, generator)]
         return torch.stack(along).double().mean(0).to(x.dtype)
 
     def noise_trace(self, x: Tensor, t: Time, probes: int | Tensor = 8, generator: Generator = None) -> Tensor:
@@ -86,7 +86,7 @@ class Score(ABC):
         x, t = self.check(x, t)
         batch, shape = self.split(x)
         root = self.process.unwhiten
-        along = [(root(self.jvp(x, t, root(v))) * v).reshape(*batch, -1).sum(-1) for v in _signs(x, probes, generator)]
+        along = [(root(self.jvp(x, t, root(v))) * v).reshape(*batch, -1).sum(-1) for v in signs(x, probes, generator)]
         return self.levels(t.to(x.device))[1] * torch.stack(along).double().mean(0) + math.prod(shape)
 
     def jvp(self, x: Tensor, t: Time, v: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class Score(ABC):
         return x, t
 
 
-def _signs(x: Tensor, probes: int | Tensor, generator: Generator) -> Tensor:
+def signs(x: Tensor, probes: int | Tensor, generator: Generator) -> Tensor:
     """Return random sign vectors ``(count, *x.shape)``, unless ``probes`` already holds them."""
     if isinstance(probes, Tensor):
         return probes.to(x)
