@@ -196,11 +196,13 @@ class Transformed(Covariance):
         factor = torch.ones(()) if factor is None else factor
         super().__init__(tuple(torch.broadcast_shapes(base.batch, factor.shape)), base.shape, base)
         self.base, self.factor = base, factor.to(base.device, base.dtype)
+        self._square = over_event(self.factor**2, self.shape)
         self.map = None if map is None else map.to(base.device, base.dtype)
         self.dtype = dtype or base.dtype
 
     def __matmul__(self, v: Tensor) -> Tensor:
-        return self._mapped(self._scaled_base(self._mapped(self._checked(v).to(self.base.dtype)))).to(self.dtype)
+        inner = self._mapped(self._checked(v).to(self.base.dtype))
+        return self._mapped(self._square * (self.base @ inner)).to(self.dtype)
 
     def diag(self) -> Tensor:
         return self._variances().to(self.dtype)
@@ -222,16 +224,13 @@ class Transformed(Covariance):
     def _mapped(self, v: Tensor) -> Tensor:
         return v if self.map is None else self.map @ v
 
-    def _scaled_base(self, v: Tensor) -> Tensor:
-        return over_event(self.factor**2, self.shape) * (self.base @ v)
-
     def _variances(self) -> Tensor:
         """Return the diagonal before it is rounded; for a matrix A with columns a, the products a·Σa."""
         if isinstance(self.map, Matrix):
             columns = (a.expand(self.batch + self.shape) for a in self.map.entries.mT.reshape(-1, *self.shape))
-            variances = [flat(a * self._scaled_base(a), self.shape).sum(-1) for a in columns]
+            variances = [flat(a * self._square * (self.base @ a), self.shape).sum(-1) for a in columns]
             return torch.stack(variances, -1).reshape(self.batch + self.shape)
-        scaled = over_event(self.factor**2, self.shape) * self.base.diag()
+        scaled = self._square * self.base.diag()
         return scaled if self.map is None else self.map.entries**2 * scaled
 
 

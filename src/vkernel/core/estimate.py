@@ -34,10 +34,7 @@ N = TypeVar("N", bound="float | Tensor", default=float)
 
 @dataclass(frozen=True)
 class Estimate(Generic[N]):
-    """A value with standard error and 95 % interval: four floats, or four tensors of one shape (``Estimate[Tensor]``).
-
-    The constructors return floats where the result has no axes, and tensors otherwise.
-    """
+    """A value with standard error and 95 % interval: floats, or tensors where there are axes (``Estimate[Tensor]``)."""
 
     value: N
     se: N

@@ -20,10 +20,9 @@ class Reporter(Protocol):
 
 @contextmanager
 def progress(total: float, progress: Progress = True) -> Iterator[Reporter]:
-    """Yield a reporter for ``total`` units of work, to which the calls of the reporter add up.
+    """Yield a reporter, whose calls add up to ``total`` units of work.
 
-    ``True`` writes to standard error, ``False`` nowhere; a callable receives the label and the share of the work that
-    is finished, between 0 and 1.
+    ``True`` writes to standard error, ``False`` nowhere; a callable receives the label and the finished share.
     """
     if progress is True and sys.stderr.isatty():
         from rich.console import Console

@@ -155,10 +155,7 @@ class Empirical:
         return _as_tensor(block.reshape(len(block), self.d)).to(self.device)
 
     def segment(self, start: int, stop: int, weights: Tensor) -> Empirical:
-        """Return the points ``start`` to ``stop`` with these weights, which are not normalised and may all be zero.
-
-        Points in memory are copied, a memory map is viewed. This is one process's part of a sharded set.
-        """
+        """Return points ``start`` to ``stop``, copied or as a view of a memory map; their weights may all be zero."""
         return self._restricted(slice(start, stop), weights.to(self.device), measured=bool(weights.any()))
 
     @property

@@ -97,9 +97,8 @@ def _read_file(path: Path, layout: str | None, key: str | None) -> Points:
         require(known, f"{path} is one image; give the folder that holds the training images, or {sheet}.")
         return _read_sheets([path], layout)
     require(layout is None, f"layout={layout!r} describes PNG files, and {path} is none.")
-    what, reader = _READERS.get(suffix, ("an IDX file", _read_idx))
-    single = reader in (_read_npy, _read_text, _read_idx)
-    require(key is None or not single, f"{path} holds a single array, so key={key!r} picks nothing; leave it out.")
+    what, several, reader = _READERS.get(suffix, ("an IDX file", False, _read_idx))
+    require(several or key is None, f"{path} holds a single array, so key={key!r} picks nothing; leave it out.")
     with _reading(path, what):
         return reader(path, key)
 
@@ -151,10 +150,6 @@ def _choose(path: Path, names: Sequence[str], key: str | None) -> str:
 def _joined(names: Iterable[str]) -> str:
     names = list(names)
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-
-
-def _read_npy(path: Path, key: str | None) -> Points:
-    return np.lib.format.open_memmap(path, mode="r")
 
 
 def _read_npz(path: Path, key: str | None) -> Points:
@@ -363,13 +358,14 @@ def _read_sheets(paths: Sequence[Path], layout: str | None) -> np.ndarray:
     return rows.reshape(len(rows), -1, height, width)
 
 
-_READERS: dict[str, tuple[str, Reader]] = {
-    ".npy": ("a .npy array", _read_npy),
-    ".csv": ("a table of numbers (.csv)", _read_text),
-    ".tsv": ("a table of numbers (.tsv)", _read_text),
-    ".npz": ("a .npz archive", _read_npz),
-    ".parquet": ("a .parquet table", _read_parquet),
-    ".safetensors": ("safetensors", _read_safetensors),
-    ".pt": ("plain tensors", _read_torch),
-    ".pth": ("plain tensors", _read_torch),
+# what a file is, whether it can hold several arrays, and its reader
+_READERS: dict[str, tuple[str, bool, Reader]] = {
+    ".npy": ("a .npy array", False, lambda path, key: np.lib.format.open_memmap(path, mode="r")),
+    ".csv": ("a table of numbers (.csv)", False, _read_text),
+    ".tsv": ("a table of numbers (.tsv)", False, _read_text),
+    ".npz": ("a .npz archive", True, _read_npz),
+    ".parquet": ("a .parquet table", True, _read_parquet),
+    ".safetensors": ("safetensors", True, _read_safetensors),
+    ".pt": ("plain tensors", True, _read_torch),
+    ".pth": ("plain tensors", True, _read_torch),
 }

@@ -43,10 +43,7 @@ def energy_distance(a: Array, b: Array, **reading: Unpack[Reading]) -> Estimate:
 
 
 def kernel_distance(a: Array, b: Array, degree: int = 3, **reading: Unpack[Reading]) -> Estimate:
-    """Estimate MMD² for the kernel (x·y/k + 1)^degree from three units of each or more, unbiased.
-
-    All pairs are used, in time n² k and memory of one chunk.
-    """
+    """Estimate MMD² for the kernel (x·y/k + 1)^degree from three units of each or more, unbiased, in time n² k."""
     check_whole(degree, "degree")
     mmd = _within_and_between(*read_pair(a, b, **reading), lambda x, y: -kernel(x, y, degree), "kernel_distance")
     finite = math.isfinite(mmd.value)

@@ -76,10 +76,7 @@ class Likeness:
 def likeness(
     samples: Tensor, data: Images, test: Images | None = None, *, features: Features = "pixels", seed: int = 0
 ) -> Likeness:
-    """Measure how far the law of ``samples (n, *shape)`` is from that of the training images ``data``.
-
-    All are in the same units; ``test`` are images of the same law that the model did not see.
-    """
+    """Measure how far the law of ``samples (n, *shape)`` is from that of training images; ``test`` were not seen."""
     data = data if isinstance(data, Empirical) else Empirical(data)
     held = test if test is None or isinstance(test, Empirical) else Empirical(test)
     for name, images, least in (("training", data, LEAST if held else 2 * LEAST), ("test", held, LEAST)):
@@ -211,10 +208,7 @@ class Drift:
 
 
 def drift(samples: Tensor, data: Empirical) -> Drift:
-    """Compare per-image means and variances of ``samples (n, *shape)`` with those of the data, in the same units.
-
-    Samples that are not finite count as outside the data's range.
-    """
+    """Compare per-image means and variances of ``samples (n, *shape)`` with the data's; NaN are outside its range."""
     x = check_samples(samples, check_type(data, "data", Empirical), least=0)
     require(len(x) >= 4 and data.n >= 4, f"Drift needs 4 samples and 4 data; got {len(x)} and {data.n}.")
     kept = data.weights.cpu().nonzero()[:, 0]

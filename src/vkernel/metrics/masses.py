@@ -50,8 +50,7 @@ def total_variation(
 ) -> Estimate:
     """Estimate half the sum of absolute differences on a grid as in :func:`histogram`, with one more cell for the rest.
 
-    It is not corrected for bias (see the head of this package). The error is the jackknife's over members, or that of
-    200 resamples of a sample's counts drawn from ``generator``.
+    The error is the jackknife's over members, or that of 200 resamples of a sample's counts drawn from ``generator``.
     """
     pair = read_pair(a, b, **reading)
     edges, source = _edges(pair, bins, range), rng.as_generator(generator)
@@ -176,10 +175,7 @@ def boundary_mass(
 
 
 def memorised_fraction(x: Array, data: Data, threshold: float = 1 / 3, **reading: Unpack[Reading]) -> Estimate:
-    """Estimate the share of samples that are nearer to one training point than ``threshold`` times the second nearest.
-
-    Equal training points count as one, since a sample that copies a duplicated point is as near to the duplicate.
-    """
+    """Estimate the share of samples nearer to a distinct training point than ``threshold`` times the second nearest."""
     points = distinct(data)
     require(points.n >= 2, "A ratio of distances needs two distinct training points; these are all equal.")
     require(0 < threshold <= 1, f"threshold must be a ratio in (0, 1], not {threshold!r}.")
@@ -227,24 +223,18 @@ def collapse_ratio(
 
 @dataclass(frozen=True)
 class ModeWeights:
-    """How a law divides among the distinct training points, in their order (``share`` and ``weights``, ``(points,)``).
+    """How a law divides among the distinct training points, in their order."""
 
-    ``outside`` is the share beyond the radius of all, ``distance`` the total variation between share and weights.
-    """
-
-    share: Estimate[Tensor]
-    weights: Tensor
-    outside: Estimate
-    distance: Estimate
+    share: Estimate[Tensor]  # (points,)
+    weights: Tensor  # (points,)
+    outside: Estimate  # beyond the radius of all
+    distance: Estimate  # total variation between share and weights; what is outside counts as a point of weight zero
 
 
 def mode_weights(
     x: Array, data: Data, radius: float | None = None, *, generator: Generator = 0, **reading: Unpack[Reading]
 ) -> ModeWeights:
-    """Estimate the share of samples nearest to each training point, and within ``radius`` if given, and its weight.
-
-    Equal training points count as one. ``distance`` counts what is outside as a point of weight zero.
-    """
+    """Estimate the share of samples nearest to each distinct training point, and within ``radius`` if given."""
     require(radius is None or radius > 0, f"radius must be a positive distance or None, not {radius!r}.")
     points = distinct(data)
     sample = read(x, points.shape, **reading)

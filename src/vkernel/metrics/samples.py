@@ -19,6 +19,7 @@ from vkernel.core.estimate import Estimate
 from vkernel.data.empirical import Array, Empirical
 
 Members = bool | None | tuple[bool | None, bool | None]
+Shape = tuple[int, ...] | None
 CHUNK = 1 << 21  # numbers in a working array: 16 MB
 CANDIDATES = 8  # for each query, of which up to k are wanted
 
@@ -76,11 +77,7 @@ def as_numbers(x: Array, name: str) -> Tensor:
 
 
 def read(
-    x: Array,
-    shape: tuple[int, ...] | None = None,
-    name: str = "x",
-    members: Members = None,
-    skip_diverged: bool = False,
+    x: Array, shape: Shape = None, name: str = "x", members: Members = None, skip_diverged: bool = False
 ) -> Samples:
     """Read a sample or an ensemble (of events of ``shape``); leave out what diverged if ``skip_diverged``."""
     x = as_numbers(x, name)
