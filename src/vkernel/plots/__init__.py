@@ -22,7 +22,6 @@ from vkernel.plots.audits import (
     neighbour_ratios,
     responses,
     score_deviation,
-    several_errors,
 )
 from vkernel.plots.base import save, style, to_bytes, to_data_uri
 from vkernel.plots.curves import (
@@ -53,6 +52,6 @@ __all__ = [
     "end_images", "final_laws", "fraction_maps", "gap_curves", "gap_shares", "image_moments", "image_row", "law_grid",
     "law_panels", "line_maps", "membership_losses", "neighbour_ratios", "noise_profile", "pairs", "part_curves",
     "path_maps", "phase_diagram", "plane_laws", "ratio_curve", "ratio_panels", "responses", "sample_rows", "save",
-    "scatter_pairs", "score_deviation", "several_errors", "share_curve", "share_curves", "sources", "style", "to_bytes",
+    "scatter_pairs", "score_deviation", "share_curve", "share_curves", "sources", "style", "to_bytes",
     "to_data_uri", "value_curves", "variance_panels",
 ]  # fmt: skip

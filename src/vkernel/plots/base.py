@@ -15,7 +15,6 @@ from typing import Any, Literal, ParamSpec, TypeAlias
 import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
-from cycler import cycler
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
@@ -32,24 +31,19 @@ _DARK: ContextVar[bool] = ContextVar("dark", default=False)
 Values: TypeAlias = npt.ArrayLike | Tensor
 LineStyle: TypeAlias = str | tuple[int, tuple[float, ...]]
 
-# Text, background and grid, then the line colours in the order of use. reports/templates/style.css has the same ones.
-_THEMES = {
-    False: (
-        ("#1c2430", "#ffffff", "#dfe3e8"),
-        ("#0072b2", "#d55e00", "#00805d", "#a8528b", "#b07800", "#3f3f46"),
-    ),
-    True: (
-        ("#e4e8ee", "#171b21", "#343b45"),
-        ("#56b4e9", "#f28e3c", "#2fc49a", "#dd9bc0", "#e6b33d", "#c9ced6"),
-    ),
-}
 _OWNED = ("font", "axes", "figure", "savefig", "xtick", "ytick", "legend", "grid", "lines", "image", "text", "mathtext")
 DASHED, DOTTED = (0, (4, 2)), (0, (1, 1.6))
 DOT = "#ff5a36"  # training points, on a map of any colour
 MARKERS = "osD^v*"
 
 
-# --- style ----------------------------------------------------------------------------------------------------------
+@functools.cache
+def _theme(dark: bool) -> mpl.RcParams:
+    """Return matplotlib's defaults, changed by ``style.mplstyle`` and by the colours of a theme."""
+    found = {k: mpl.rcParamsDefault[k] for k in mpl.rcParamsDefault if k.partition(".")[0] in _OWNED}
+    for name in ("style", "dark" if dark else "light"):
+        found |= mpl.rc_params_from_file(Path(__file__).with_name(f"{name}.mplstyle"), use_default_template=False)
+    return mpl.RcParams(found)
 
 
 @contextlib.contextmanager
@@ -57,53 +51,20 @@ def style(dark: bool | None = None) -> Iterator[None]:
     """Apply the package's style to every figure drawn inside; ``dark=None`` keeps the current theme."""
     token = _DARK.set(_DARK.get() if dark is None else dark)
     try:
-        with mpl.rc_context(rc_params()):
+        with mpl.rc_context(_theme(_DARK.get())):
             yield
     finally:
         _DARK.reset(token)
 
 
-def rc_params() -> mpl.RcParams:
-    """Return matplotlib's settings for the current theme: its defaults, changed where the style differs."""
-    colour, paper, grid = _THEMES[_DARK.get()][0]
-    base = {k: mpl.rcParamsDefault[k] for k in mpl.rcParamsDefault if k.partition(".")[0] in _OWNED}
-    style = {
-        **dict.fromkeys(("font.size", "axes.labelsize"), 10.5),
-        **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 9.5),
-        **dict.fromkeys(("legend.facecolor", "figure.facecolor", "savefig.facecolor", "axes.facecolor"), paper),
-        **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), colour),
-        **dict.fromkeys(("text.color", "xtick.color", "ytick.color"), colour),
-        **dict.fromkeys(("figure.constrained_layout.w_pad", "figure.constrained_layout.h_pad"), 0.06),
-        "axes.titlesize": 11,
-        "axes.titlepad": 7,
-        "axes.linewidth": 0.8,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.prop_cycle": cycler(color=lines()),
-        "figure.constrained_layout.use": True,
-        "grid.color": grid,
-        "grid.linewidth": 0.7,
-        "image.cmap": "viridis",
-        "image.interpolation": "nearest",
-        "legend.edgecolor": "none",
-        "legend.framealpha": 0.85,
-        "lines.linewidth": 1.8,
-        "lines.markersize": 4,
-        "svg.hashsalt": "vkernel",
-    }
-    return mpl.RcParams(base | style)
-
-
 def lines() -> tuple[str, ...]:
     """Return the line colours of the current theme, in the order of use."""
-    return _THEMES[_DARK.get()][1]
+    return tuple(_theme(_DARK.get())["axes.prop_cycle"].by_key()["color"])
 
 
 def ink() -> str:
     """Return the colour of text and axes in the current theme."""
-    return _THEMES[_DARK.get()][0][0]
+    return str(_theme(_DARK.get())["text.color"])
 
 
 def styled(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
@@ -117,24 +78,11 @@ def styled(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
     return drawn
 
 
-# --- arrays and axes ------------------------------------------------------------------------------------------------
-
-
 def array(values: Values, ndim: int | None = None, what: str = "values") -> np.ndarray:
     """Convert a tensor on any device, an array, a labelled array or a list to float64."""
     out = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values, dtype=np.float64)
     require(ndim is None or out.ndim == ndim, f"A plot needs {what} with {ndim} axes; got shape {out.shape}.")
     return out
-
-
-def plain_ticks(values: np.ndarray) -> tuple[list[float], list[str]]:
-    """Choose ticks for a logarithmic axis of few decades, and label them with plain numbers."""
-    low, high = float(values.min()), float(values.max())
-    steps = (1, 1.5, 2, 3, 5, 7) if high < 10 * low else (1, 2, 5) if high < 200 * low else (1,)
-    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [step * 10.0**e for e in exponents for step in steps]
-    ticks = [v for v in ticks if low * 0.98 <= v <= high * 1.02]
-    return ticks, [f"{v:.3g}" for v in ticks]
 
 
 def number(value: float) -> str:
@@ -143,17 +91,50 @@ def number(value: float) -> str:
 
 
 def log_axis(ax: Axes, axis: Literal["x", "y"], values: np.ndarray) -> None:
-    """Make an axis logarithmic, with plain numbers as ticks."""
-    ax.set(**{f"{axis}scale": "log"})
-    (ax.set_xticks if axis == "x" else ax.set_yticks)(*plain_ticks(values))
+    """Make an axis logarithmic, with three plain numbers or a few more as ticks; the ends where none is between."""
+    values = values[np.isfinite(values) & (values > 0)]
+    require(values.size, f"A logarithmic axis needs a finite number above zero; {ax.get_xlabel() or axis} has none.")
+    low, high = float(values.min()), float(values.max())
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.4, 1.6, 1.8, *range(2, 10))):
+        ticks = [v for v in (k * 10.0**e for e in exponents for k in steps) if 0.99 * low <= v <= 1.01 * high]
+        if len(ticks) >= 3:
+            break
+    ticks = ticks[:: math.ceil(len(ticks) / 8)] if len(ticks) > 1 else sorted({low, high})
+    ax.set(**{f"{axis}scale": "log"} | ({f"{axis}lim": (low / 1.25, high * 1.25)} if low == high else {}))
+    (ax.set_xticks if axis == "x" else ax.set_yticks)(ticks, [f"{v:.3g}" for v in ticks])
     ax.minorticks_off()
 
 
-def band(ax: Axes, x: Values, curve: Values, colour: str, label: str = "", fmt: str = "-", alpha: float = 0.25) -> None:
-    """Draw a curve ``(3, len(x))``, which holds value, low end and high end, as a line in a band."""
-    value, low, high = array(curve, 2, "value, low, high")
-    ax.fill_between(array(x), low, high, color=colour, alpha=alpha, lw=0)
-    ax.plot(array(x), value, fmt, color=colour, label=label)
+def band(
+    ax: Axes,
+    x: Values,
+    curve: Values,
+    colour: str,
+    label: str = "",
+    ls: LineStyle = "-",
+    marker: str = "",
+    alpha: float = 0.25,
+) -> None:
+    """Draw a curve ``(3, len(x))``, which holds value, low end and high end, as a line in a band, by ascending x.
+
+    A place without neighbours has a bar. A logarithmic axis leaves out values that are not positive, and an interval
+    that reaches zero leaves the picture at the bottom.
+    """
+    x, curve = array(x, 1, "positions"), array(curve, 2, "value, low, high")
+    require(curve.shape == (3, len(x)), f"A curve at {len(x)} positions has shape (3, {len(x)}), not {curve.shape}.")
+    order = np.argsort(x)
+    x, (value, low, high) = x[order], np.where(np.isfinite(curve), curve, np.nan)[:, order]
+    if ax.get_yscale() == "log":
+        value = np.where(value > 0, value, np.nan)
+        low = np.fmax(low, 1e-6 * value)  # below the picture
+    there = np.isfinite(value + low + high)
+    alone = there & ~np.append(False, there[:-1]) & ~np.append(there[1:], False)
+    ax.fill_between(x, low, high, where=there, color=colour, alpha=alpha, lw=0)
+    if alone.any():
+        ax.vlines(x[alone], low[alone], high[alone], color=colour, lw=1.4)
+    inside = colour if ls == "-" else ax.get_facecolor()
+    ax.plot(x, value, color=colour, ls=ls, marker=marker, mfc=inside, label=label)
 
 
 def error_bars(
@@ -169,15 +150,15 @@ def error_bars(
     ax.plot(x, np.where(shown, value, np.nan), color=colour, lw=1.4, ls=ls)
     bars: dict[str, Any] = {"color": colour, "marker": marker, "ms": 5, "ls": "", "lw": 1.3, "capsize": 3}
     ax.errorbar(x[shown], value[shown], error[:, shown], label=label, **bars)
+    arrow = {"arrowstyle": "-|>", "color": colour, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
     for place, top in zip(x[~shown], high[~shown], strict=True):
-        arrow = {"arrowstyle": "-|>", "color": colour, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
         ax.annotate("", (place, top / 3), (place, top), arrowprops=arrow)
         ax.plot([place], [top], marker="_", ms=9, color=colour)
 
 
-def level(ax: Axes, value: float, label: str = "") -> None:
-    """Draw a dotted horizontal line as a reference."""
-    ax.axhline(value, color=ink(), lw=1, ls=":", label=label)
+def level(ax: Axes, value: float, label: str = "", ls: LineStyle = ":") -> None:
+    """Draw a horizontal line as a reference."""
+    ax.axhline(value, color=ink(), lw=1, ls=ls, label=label)
 
 
 def map_axes(axes: np.ndarray, rows: Sequence[str], columns: Sequence[str], xlabel: str = "x₁") -> None:
@@ -193,7 +174,7 @@ def map_axes(axes: np.ndarray, rows: Sequence[str], columns: Sequence[str], xlab
 def legend_below(figure: Figure, handles: Sequence[Artist], labels: Sequence[str] = (), ncols: int = 0) -> None:
     """Put one legend below all panels; ``labels`` default to those of the handles."""
     names = list(labels) or [str(h.get_label()) for h in handles]
-    entries = figure.legend(handles, names, loc="outside lower center", ncols=ncols or len(handles))
+    entries = figure.legend(handles, names, loc="outside lower center", ncols=ncols or len(handles), handlelength=2.9)
     for handle in entries.legend_handles:  # white crosses are seen on a map, but not on white paper
         if isinstance(handle, Line2D) and handle.get_markeredgecolor() == "white" and handle.get_marker() == "x":
             handle.set_markeredgecolor(ink())
@@ -205,9 +186,6 @@ def colour_bar(figure: Figure, image: ScalarMappable, axes: Axes | np.ndarray, l
     bar.set_label(label)
     bar.outline.set_visible(False)
     return bar
-
-
-# --- output ---------------------------------------------------------------------------------------------------------
 
 
 def to_bytes(figure: Figure, format: str = "png", dpi: int = 144) -> bytes:

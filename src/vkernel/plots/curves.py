@@ -26,8 +26,9 @@ class Panel:
     ``curves`` maps a label to ``(3, len(x))``: value, low end and high end. ``expected`` maps labels of curves to
     positions and values of a line in the same colour; values ``(3, k)`` are drawn with a band. ``levels`` are dotted
     horizontal lines or, for pairs, shaded ranges; ``marks`` are dotted vertical lines. ``log`` names the logarithmic
-    axes. With ``even`` the positions are equally spaced and labelled by their values. ``colours`` are indices of line
-    colours, ``styles`` line styles, in the order of the curves; ``top`` is the end of a linear y axis.
+    axes. With ``even`` the positions are equally spaced and labelled by their values. In the order of the curves,
+    ``colours`` are indices of line colours (6 is the colour of text), ``styles`` line styles, and ``markers`` those of
+    bands (default: circles, if there are few places). ``top`` is the end of a linear y axis.
     """
 
     x: Values
@@ -44,25 +45,26 @@ class Panel:
     top: float | None = None
     colours: Sequence[int] = range(6)
     styles: Sequence[base.LineStyle] = ("-",)
+    markers: str = ""
 
     def draw(self, ax: Axes) -> None:
         """Draw the panel on an axis."""
         x = array(self.x, 1, "positions")
         places = np.arange(len(x), dtype=float) if self.even else x
-        ax.set(**{f"{axis}scale": "log" for axis in self.log})
-        ax.set(xlabel=self.xlabel, ylabel=self.ylabel, title=self.title)
+        few, palette = len(x) <= 8, (*lines(), ink())
+        bands = self.markers or ("o" if few else " ")
+        ax.set(xlabel=self.xlabel, ylabel=self.ylabel, title=self.title, yscale="log" if "y" in self.log else "linear")
         for k, (label, curve) in enumerate(self.curves.items()):
-            colour = lines()[self.colours[k % len(self.colours)]]
+            colour, ls = palette[self.colours[k % len(self.colours)]], self.styles[k % len(self.styles)]
             if label in self.expected:
                 at, value = (array(v) for v in self.expected[label])
                 base.band(ax, at, value if value.ndim == 2 else [value] * 3, colour, alpha=0.18)
-            few = len(x) <= 8
             if self.kind == "band":
-                base.band(ax, places, curve, colour, label, "o-" if few else "-")
+                base.band(ax, places, curve, colour, label, ls, bands[k % len(bands)])
                 continue
             aside = few * (k - (len(self.curves) - 1) / 2)  # error bars must not cover each other
             shifted = places * (1 + 0.03 * aside) if "x" in self.log else places + 0.015 * aside * (np.ptp(places) or 1)
-            base.error_bars(ax, shifted, curve, colour, label, base.MARKERS[k % 6], self.styles[k % len(self.styles)])
+            base.error_bars(ax, shifted, curve, colour, label, base.MARKERS[k % 6], ls)
         if self.expected:
             ax.plot([], [], color=ink(), label="predicted")
         for label, height in self.levels.items():
@@ -72,21 +74,25 @@ class Panel:
                 base.level(ax, height, label)
         for label, place in self.marks.items():
             ax.axvline(place, color=ink(), lw=1, ls=":", label=label)
-        if self.even or len(x) <= 8:
+        if "x" in self.log:
+            base.log_axis(ax, "x", x)
+        if self.even or (few and self.kind == "bars"):
             ax.set_xticks(places, [base.number(v) for v in x])
             ax.minorticks_off()
-        elif "x" in self.log:
-            base.log_axis(ax, "x", x)
         self._limit(ax)
 
     def _limit(self, ax: Axes) -> None:
-        """Set the y axis so that it holds every curve, up to a factor ten below the least value."""
+        """Set the y axis so that it holds every value and level, and intervals up to a factor ten beyond."""
         every = np.concatenate([array(curve).reshape(3, -1) for curve in self.curves.values()], 1)
+        values = every[0][np.isfinite(every[0]) & (every[0] > 0)]
         if "y" not in self.log:
             ax.set_ylim(np.fmin.reduce(every[0], initial=0.0), self.top)  # a curve may be all NaN
-        elif (every[0] > 0).any():
-            least = every[0][every[0] > 0].min()
-            low, high = max(float(np.nanmin(every[1])), least / 10) / 1.5, float(np.nanmax(every)) * 1.5
+        elif not values.size:
+            ax.text(0.5, 0.5, "no value above zero", transform=ax.transAxes, ha="center", va="center")
+        else:
+            levels = [end for height in self.levels.values() for end in np.atleast_1d(height)]
+            low = min(max(np.nanmin(every[:2]), values.min() / 10), *levels, math.inf) / 1.5
+            high = max(min(np.nanmax(every), values.max() * 10), *levels, 0) * 1.5
             ax.set_ylim(low, high)
             if high < 50 * low:  # fewer than two powers of ten would be ticks
                 base.log_axis(ax, "y", np.array([low, high]))
