@@ -47,3 +47,15 @@ def progress(total: float, progress: Progress = True) -> Iterator[Reporter]:
             print(f"{label}: {100 * share:.0f} % after {now - start:.0f} s", file=sys.stderr)
 
     yield step
+
+
+def part(step: Reporter, label: str, units: float) -> Callable[[str, float], None]:
+    """Return a callback for the progress, from 0 to 1, of work that is ``units`` of a larger whole."""
+    done = 0.0
+
+    def report(_: str, share: float) -> None:
+        nonlocal done
+        step(label, units * (share - done))
+        done = share
+
+    return report

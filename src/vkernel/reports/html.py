@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from vkernel.core.errors import require
 from vkernel.core.estimate import Estimate
 from vkernel.version import __version__
 
@@ -90,6 +91,7 @@ def render(template: str, **values: object) -> str:
 def sentences(template: str, block: str, **values: object) -> str:
     """Fill in one block of a text; line ends and repeated spaces become one space."""
     held = _environment(False, False).get_template(template)
+    require(block in held.blocks, f"{template} has no sentences on {block}.")
     return " ".join("".join(held.blocks[block](held.new_context(values))).split())
 
 

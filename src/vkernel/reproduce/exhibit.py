@@ -46,6 +46,7 @@ from vkernel.core import rng
 from vkernel.core.errors import InputError
 from vkernel.core.estimate import Estimate
 from vkernel.core.files import write
+from vkernel.core.progress import part
 
 MEMORY = 1 << 28  # of exact scores: fixed, so that blocks, and with them the rounding, are the same everywhere
 
@@ -127,14 +128,7 @@ class Run:
 
     def progress(self, share: float) -> Callable[[str, float], None]:
         """Return a callback for the progress, from 0 to 1, of work that is ``share`` of the exhibit."""
-        done = 0.0
-
-        def report(label: str, now: float) -> None:
-            nonlocal done
-            self.step(share * (now - done))
-            done = now
-
-        return report
+        return part(lambda _, done=1.0: self.step(done), "", share)
 
     def study(self, spec: Mapping[str, Any], share: float, **changes: Any) -> Dataset:
         """Run a study with some tables changed and return its results; it is ``share`` of the work of the exhibit."""

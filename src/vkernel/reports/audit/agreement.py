@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,34 +47,14 @@ import xarray
 from torch import Tensor
 
 from vkernel.adapters.checkpoints import Checkpoints
-from vkernel.core import rng
+from vkernel.core import estimate, rng
 from vkernel.core.errors import require
-from vkernel.core.estimate import (
-    TINY,
-    Z95,
-    Estimate,
-    centred_ranks,
-    fieller_ratio,
-    holm,
-    jackknife,
-    jackknife_se,
-    matched_correlation,
-    spearman,
-    stacked,
-)
+from vkernel.core.estimate import TINY, Estimate, fieller_ratio, jackknife, spearman, stacked
 from vkernel.core.progress import Progress
 from vkernel.core.progress import progress as report_progress
 from vkernel.data.empirical import Empirical
 from vkernel.metrics import distinct, nearest
-from vkernel.reports.audit.levels import (
-    NoisyImages,
-    Times,
-    audit_times,
-    check_inputs,
-    coordinates,
-    mean_of_finite,
-    variables,
-)
+from vkernel.reports.audit.levels import NoisyImages, audit_times, check_inputs, coordinates, mean_of_finite, variables
 from vkernel.sample import Scores, pf_ode
 from vkernel.sample.scores import kurtosis, skewness
 from vkernel.score.empirical import EmpiricalScore
@@ -105,7 +85,7 @@ def agreement(
     scores: Scores,
     data: Empirical,
     *,
-    times: Times = None,
+    times: Sequence[float] | Tensor | None = None,
     images: int = 96,
     samples: Tensor | None = None,
     seed: int = 0,
@@ -117,15 +97,14 @@ def agreement(
     """Measure how much the members disagree at each noise level, and whether they do where C is large.
 
     Args:
-        scores: the runs, such as ``Checkpoints`` or an ``Ensemble``.
         data: the training set, in their pixel units.
         images: the number of places of each kind.
         samples: ``(M, n, *shape)``, of each member from the same n starts, for :func:`same_noise`.
         draws: draws of noise for each image (a path has one), averaged over first.
         exact: the score of the training set, if it exists already.
     """
-    known = isinstance(scores, Scores)
-    require(known, f"Agreement needs Scores, such as Checkpoints([…]), not {type(scores).__name__}.")
+    kind = type(scores).__name__
+    require(isinstance(scores, Scores), f"Agreement needs Scores, such as Checkpoints([…]), not {kind}.")
     process, data, _ = check_inputs(scores, data, least=FEWEST, images=images, draws=draws, batch=batch)
     shape = scores.shape
     require(shape in (None, data.shape), f"The data have shape {data.shape}, the checkpoints take {shape}.")
@@ -136,7 +115,11 @@ def agreement(
     summaries: list[dict[str, Estimate]] = []
     with report_progress(3 * len(t), progress) as step:
         for place, level, parts in _places(scores, data, t, images, draws, seed, batch):
-            measured = _measure_level(scores, exact, parts, t[level])
+            rows: dict[int, list[Level]] = {}
+            for draw, x in parts:
+                rows.setdefault(draw, []).append(_measure(scores, exact, x, t[level]))
+            by_draw = [{name: torch.cat([part[name] for part in row]) for name in row[0]} for row in rows.values()]
+            measured = {name: torch.stack([row[name] for row in by_draw]) for name in by_draw[0]}
             summaries.append(_summary(measured))
             found[place].append({k: v.mean(0) for k, v in measured.items() if k not in ("rank_V", "rank_C")})
             step(f"{place}, t = {float(t[level]):.4g}")
@@ -208,28 +191,19 @@ def _nearest_other(x0: Tensor, data: Empirical) -> Tensor:
     return others[index[:, 1]].to(x0)
 
 
-def _measure_level(scores: Scores, exact: EmpiricalScore, parts: Iterator[tuple[int, Tensor]], t: Tensor) -> Level:
-    rows: dict[int, list[Level]] = {}
-    for draw, x in parts:
-        rows.setdefault(draw, []).append(_measure(scores, exact, x, t))
-    draws = rows.values()
-    return {name: torch.stack([torch.cat([part[name] for part in row]) for row in draws]) for name in rows[0][0]}
-
-
 def _measure(scores: Scores, exact: EmpiricalScore, x: Tensor, t: Tensor) -> Level:
     """All quantities at the places ``x (B, *shape)``, with B in front."""
     with torch.no_grad():
         s = scores(x, t).to(x.device, torch.float64).flatten(2)
-    bad = (~s.isfinite()).flatten(1).any(1).nonzero().flatten().tolist()
-    name = _names(scores)[bad[0]] if bad else ""
-    require(not bad, f"{name} returned NaN or infinite values at t = {float(t):g}.")
+    for name, member in zip(_names(scores), s, strict=True):
+        require(bool(member.isfinite().all()), f"{name} returned NaN or infinite values at t = {float(t):g}.")
     ideal, cov = exact.with_covariance(x.double(), t)
     groups, scale = scores.groups, float(scores.process.sigma(t)) ** 2 / s.shape[-1]
     v, c = groups.factors(s).square().sum(0), cov.diag().flatten(1)
     bias = (s.mean(0) - ideal.flatten(1)).square() - groups.of_mean(s)
     found = {"variance": scale * v.sum(1), "bias": scale * bias.sum(1), "target": scale * c.sum(1)}
-    found["rank_V"] = centred_ranks(v)
-    found["rank_C"] = centred_ranks(torch.where(c.sum(1, keepdim=True) > TINY, c, 0.0))
+    found["rank_V"] = estimate.centred_ranks(v)
+    found["rank_C"] = estimate.centred_ranks(torch.where(c.sum(1, keepdim=True) > TINY, c, 0.0))
     if len(s) >= 4 and not groups.grouped:
         found |= {"skewness": skewness(s).mean(1), "kurtosis": kurtosis(s).mean(1)}
     if groups.grouped:
@@ -248,7 +222,7 @@ def _summary(level: Level) -> dict[str, Estimate]:
     found["V_over_bias"] = fieller_ratio(each["variance"], each["bias"])
     found["V_over_C"] = fieller_ratio(each["variance"], each["target"])
     found["rank"] = spearman(each["variance"], each["target"], FEWEST)
-    found["rank_coordinates"], found["rank_specific"] = matched_correlation(level["rank_V"], level["rank_C"])
+    found["rank_coordinates"], found["rank_specific"] = estimate.matched_correlation(level["rank_V"], level["rank_C"])
     return found | {name: fieller_ratio(each[name], each["variance"], -math.inf) for name in shares}
 
 
@@ -259,21 +233,19 @@ def _without_one(found: dict[str, list[Level]]) -> dict[str, Any]:
     rows = [found[place] for place in PLACES]
     means = torch.stack([torch.stack([level["without"].mean(0) for level in row]) for row in rows])
     ranks = [[[spearman(v, at["target"], FEWEST).value for v in at["without"].T] for at in row] for row in rows]
-    error = {"long_name": "standard error over members of the variance (jackknife)", "units": "1"}
-    about = {"long_name": "rank without one member, or one group", "units": "1"}
-    return {
-        "variance_members": (("place", "t"), jackknife_se(means, -1).numpy(), error),
-        "rank_without": (("place", "t", "unit"), ranks, about),
-    }
+    words = "standard error over members of the variance (jackknife)", "rank without one member, or one group"
+    error, rank = ({"long_name": about, "units": "1"} for about in words)
+    errors = ("place", "t"), estimate.jackknife_se(means, -1).numpy(), error
+    return {"variance_members": errors, "rank_without": (("place", "t", "unit"), ranks, rank)}
 
 
 def _verdicts(ds: xarray.Dataset) -> list[list[float]]:
     """1 where V follows C, -1 where it opposes, 0 where neither is beyond doubt, NaN where C is not resolved."""
     low, high = (torch.from_numpy(ds[f"rank_{end}"].values).atanh() for end in ("low", "high"))
-    z = Z95 * (low + high) / (high - low)
+    z = estimate.Z95 * (low + high) / (high - low)
     z[torch.from_numpy((ds.target <= RESOLVED).values)] = math.nan
     chance = torch.special.erfc(z.abs() / math.sqrt(2))
-    return (0 * z + z.sign().where(holm(chance), 0 * z)).tolist()
+    return (0 * z + z.sign().where(estimate.holm(chance), 0 * z)).tolist()
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from vkernel.core import rng
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate
 from vkernel.core.files import write
-from vkernel.core.progress import Progress, Reporter
+from vkernel.core.progress import Progress, Reporter, part
 from vkernel.core.progress import progress as report_progress
 from vkernel.data.empirical import Empirical
 from vkernel.metrics import collapse_ratio
@@ -257,8 +257,8 @@ def audit(
         fits = net.shape in (None, points.shape)
         require(fits, f"The {name} data have shape {points.shape}, but {net.name} takes {net.shape}.")
         check_inputs(net, data, held)
-    groups_given = f"There are {len(nets)} networks and {len(groups or ())} groups."
-    require(groups is None or len(groups) == len(nets), groups_given)
+    counts = f"There are {len(nets)} networks and {len(groups or ())} groups."
+    require(groups is None or len(groups) == len(nets), counts)
     require(0 < threshold <= 1, f"threshold must be a ratio in (0, 1], not {threshold!r}.")
     require((data.weights > 0).sum() >= FEWEST, f"An audit needs {FEWEST} training images or more; got {data.n}.")
     if data.n * data.d <= IN_MEMORY:  # the ideal score reads the data many times
@@ -381,9 +381,9 @@ class _Problem:
         return found
 
     def _levels(self, nets: list[Wrapped]) -> dict[str, xarray.Dataset]:
-        part = self._part("errors by noise level", LEVELS * len(nets))
         sizes: dict[str, Any] = {"images": self.sizes.images, "draws": self.sizes.draws, "seed": self.seed}
-        found = levels(nets, self.data, self.test, times=self.times, exact=self.exact, progress=part, **sizes)
+        done = part(self.step, "errors by noise level", LEVELS * len(nets))
+        found = levels(nets, self.data, self.test, times=self.times, exact=self.exact, progress=done, **sizes)
         return {net.name: found.isel(model=m) for m, net in enumerate(nets)}
 
     def _network(self, net: Wrapped, read: Conventions, curve: xarray.Dataset) -> NetworkAudit:
@@ -399,8 +399,8 @@ class _Problem:
     def _samples(self, net: Wrapped, kind: str) -> SampleAudit:
         sizes, data = self.sizes, self.data
         x_T = start(net, sizes.samples, self.seed, data.shape)
-        part = self._part(f"{net.name}: samples ({kind})", SAMPLES)
-        x = draw(net, x_T, kind, steps=sizes.steps, seed=self.seed, progress=part)
+        done = part(self.step, f"{net.name}: samples ({kind})", SAMPLES)
+        x = draw(net, x_T, kind, steps=sizes.steps, seed=self.seed, progress=done)
         moved, near, plain = drift(x, data), self._copies(x, self.extract), None
         if moved.alarm and self.extract.plain and len(data.shape) > 1:
             plain = self._copies(x, extractor("standardised"))
@@ -430,16 +430,5 @@ class _Problem:
             samples=x[:, good] if int(good.sum()) >= 3 else None,
             seed=self.seed,
             exact=self.exact,
-            progress=self._part("agreement of the networks", AGREE),
+            progress=part(self.step, "agreement of the networks", AGREE),
         )
-
-    def _part(self, label: str, units: float) -> Callable[[str, float], None]:
-        """A callback that reports a share of some units of work under one label."""
-        done = 0.0
-
-        def report(_: str, share: float) -> None:
-            nonlocal done
-            self.step(label, units * (share - done))
-            done = share
-
-        return report

@@ -14,9 +14,9 @@ raised if it is blind at half of the levels or more.
 With the Jacobian :math:`J = \partial f/\partial x` at an image, the **gain** along u is :math:`|Ju|/|u|`, for u
 constant, u = x and random directions. The smallest gain is sought in the block Krylov space :math:`\{u, J^TJu,
 (J^TJ)^2u, \dots\}` of these, as the least singular value of J there (Rayleigh and Ritz): an upper bound, no larger than
-the gain along any u, and exact once the space is complete. J is never formed and nothing is inverted. J is applied by
-``torch.func.jvp``, its transpose by autograd. Where a network has no such derivative, or one that finite differences
-contradict (it detaches, say), finite differences are used; without a transpose, random directions replace Krylov's.
+the gain along any u, and exact once the space is complete. J is never formed; it is applied by ``torch.func.jvp``, its
+transpose by autograd. Where a network has no such derivative, or one that finite differences contradict (it detaches,
+say), finite differences are used; without a transpose, random directions replace Krylov's.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ PROBES = 4  # random directions for each image
 class Blind:
     """The result of :func:`blind`; lists and tensors run along the noise levels, in ascending order by default.
 
-    ``response``: R by change; ``blind``: the levels at which it is below the threshold; ``gain``: along ``constant``,
-    ``image`` and ``random`` directions; ``least``: the smallest gain found, with ``cosine`` to the constant image (NaN
-    where it was not sought); ``derivative``: how J was applied.
+    ``response`` is R by change, ``blind`` the levels at which it is below the threshold; ``gain`` along ``constant``,
+    ``image`` and ``random`` directions; ``least`` the smallest gain found, with ``cosine`` to the constant image (NaN
+    where it was not sought); ``derivative`` how J was applied.
     """
 
     t: list[float]
@@ -214,7 +214,8 @@ def smallest_gain(jacobian: Jacobian, size: int, generator: torch.Generator) -> 
     block = torch.cat([torch.ones_like(noise[:1]), jacobian.x.reshape(1, d), noise])
     space = images = noise[:0]
     while len(space) < size:
-        new = _orthonormal(space, block[: size - len(space)], generator)
+        basis = torch.linalg.qr(torch.cat([space, block[: size - len(space)]]).mT).Q.mT
+        new = basis[len(space) :]  # directions that vanish are replaced by others, orthogonal as well
         moved = jacobian(new.reshape(-1, *shape))
         space, images = torch.cat([space, new]), torch.cat([images, moved.reshape(-1, d)])
         if len(space) < size:
@@ -223,16 +224,3 @@ def smallest_gain(jacobian: Jacobian, size: int, generator: torch.Generator) -> 
     u, s, _ = torch.linalg.svd(images, full_matrices=False)
     direction = u[:, -1] @ space
     return float(s[-1]), min(1.0, float(direction.sum().abs() / math.sqrt(d)))
-
-
-def _orthonormal(space: Tensor, block: Tensor, generator: torch.Generator) -> Tensor:
-    """The rows of ``block`` made orthonormal to ``space`` and to each other; random ones for those that vanish."""
-    for row in block:
-        rest, size = row, row.norm()
-        for again in range(3):
-            rest = rest - (space @ rest) @ space
-            if rest.norm() <= 1e-6 * size and again < 2:
-                rest = rng.randn(tuple(row.shape), generator, row.device, row.dtype)
-                size = rest.norm()
-        space = torch.cat([space, rest[None] / rest.norm()])
-    return space[len(space) - len(block) :]

@@ -1,17 +1,10 @@
 r"""Does a network denoise under its stated conventions, and better than a linear denoiser?
 
 At each of a few noise levels, images :math:`x_0` of the data and noise give :math:`x = \alpha x_0 + \sigma\,
-\mathrm{noise}`, and the error of a predictor is :math:`E|\widehat{\mathrm{noise}} - \mathrm{noise}|^2 / d`. With
-:math:`s^2` the data's variance per coordinate and :math:`r = \sigma/(\alpha s)`,
-
-=========================================  =================================================================
-predictor                                  error
-=========================================  =================================================================
-noise = 0                                  :math:`1`
-x0 = mean of the data                      :math:`1/r^2`
-trivial: the best blend of the two         :math:`1/(1+r^2)`, from :math:`\sigma(x-\alpha m)/(\alpha^2s^2+\sigma^2)`
-ideal                                      that of the data's own :math:`E[x_0|x]`, an EmpiricalScore
-=========================================  =================================================================
+\mathrm{noise}`, and the error of a predictor is :math:`E|\widehat{\mathrm{noise}} - \mathrm{noise}|^2 / d`. Let
+:math:`s^2` be the data's variance per coordinate, m its mean, :math:`r = \sigma/(\alpha s)`. The prediction noise = 0
+has the error 1, x0 = m has :math:`1/r^2`, and their best blend, the **trivial** predictor :math:`\sigma(x - \alpha
+m)/(\alpha^2s^2+\sigma^2)`, has :math:`1/(1+r^2)`. The **ideal** one is the data's own :math:`E[x_0|x]`.
 
 **Conventions** (:func:`check`). An untrained network is no better than the trivial predictor under any convention (a v
 network or an EDM denoiser that returns zero *is* such a blend), and a little training beats it by far. Levels are even
@@ -25,17 +18,16 @@ more, where noise and v differ, and with trivial errors below .1 counted as .1. 
 * no other convention beats the trivial predictor with a contrast lower by a tenth or more, and by three standard
   errors of the (paired) difference.
 
-Other conventions are evaluated on fewer images and the same noise. The pixel range changes :math:`s`, and the levels
-follow it. Another prediction reuses the same outputs. Another time or another range are tried first; if none fits,
-both at once.
+Other conventions are evaluated on fewer images and the same noise. The levels follow the pixel range, which changes
+:math:`s`. Another prediction reuses the same outputs. Another time or another range are tried first; if none fits, both
+at once.
 
 **Skill** (:func:`skill`). The best linear denoiser, :math:`\widehat{\mathrm{noise}}(x) = \sigma\,(\alpha^2\Sigma +
 \sigma^2)^{-1} (x - \alpha m)`, holds all that a mean and a covariance can predict. The ratio q of the network's error
 to its error is measured at the same levels on training images; m and :math:`\Sigma` come from *other* training images.
 The standard error of q is that of the mean of :math:`(e_i - q\,l_i)/\bar l`. The skill is one less the mean of q over
 levels. A network is called **under-trained** if at some level the interval of q lies above 1, or if the interval of its
-skill lies below .1. How much skill can be reached depends on the data; no threshold here means that training is
-finished.
+skill lies below .1. How much skill can be reached depends on the data; no threshold means that training is finished.
 """
 
 from __future__ import annotations
@@ -137,13 +129,7 @@ class Conventions:
 
 
 def check(
-    model: Score,
-    data: Empirical,
-    *,
-    levels: int = 6,
-    images: int = 64,
-    seed: int = 0,
-    exact: EmpiricalScore | None = None,
+    model: Score, data: Empirical, *, levels: int = 6, images: int = 64, seed: int = 0, exact: Score | None = None
 ) -> Conventions:
     """Measure whether the network denoises ``data`` under its stated conventions, and which would fit better.
 
@@ -172,14 +158,10 @@ def check(
     some, error = data.rows(0, min(data.n, 256)), Estimate[Tensor].of_mean(errors, 1)
     middle = float(tried[stated].contrast.mean())  # conventions with the same contrast are equivalent
     means = {c: float(trial.contrast.mean()) for c, trial in tried.items() if _beats(trial.loss)}
+    curves = batch.times, batch.r, error.value, error.se, trivial.mean(1), ideal.mean(1)
     return Conventions(
         stated,
-        batch.times.tolist(),
-        batch.r.tolist(),
-        error.value.tolist(),
-        error.se.tolist(),
-        trivial.mean(1).tolist(),
-        ideal.mean(1).tolist(),
+        *(curve.tolist() for curve in curves),
         own.loss,
         fits=good and better is None,
         untrained=not good and better is None,

@@ -27,13 +27,11 @@ from torch import Tensor
 
 from vkernel import plots
 from vkernel.data.empirical import Empirical
-from vkernel.metrics.copies import CHANCE, Copies
-from vkernel.metrics.likeness import LEAST, Drift, Likeness, image_moments
+from vkernel.metrics.copies import CHANCE
+from vkernel.metrics.likeness import LEAST, image_moments
 from vkernel.reports import html
-from vkernel.reports.audit.agreement import Agreement, SameNoise
-from vkernel.reports.audit.blind import Blind
-from vkernel.reports.audit.conventions import Convention, Conventions, Skill
-from vkernel.reports.audit.levels import TEXTS, Membership
+from vkernel.reports.audit.conventions import Convention
+from vkernel.reports.audit.levels import TEXTS
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -45,7 +43,6 @@ LARGE = 0.5  # of the common error: a variance between runs that is worth reduci
 SHOWN = 12  # samples of each sampler, and of members from the same noise
 PAIRED = 12  # samples beside their nearest training images
 POINTS = 2000  # training images whose moments are drawn
-DESCRIBED = (Agreement, Blind, Conventions, Copies, Drift, Likeness, Membership, SameNoise, Skill)
 QUESTIONS: dict[str, str] = TEXTS["questions"]
 SAMPLERS: dict[str, str] = TEXTS["samplers"]
 _COLOURS = {"good": "green", "alarm": "bold red", "note": "yellow", "unknown": "magenta"}
@@ -74,16 +71,12 @@ class Advice:
 
 def describe(result: object, name: str = "network") -> str:
     """Describe one result of an audit in sentences; ``name`` is that of the network."""
-    kind = type(result)
-    if kind not in DESCRIBED:
-        raise TypeError(f"There is no description of a {kind.__name__}.")
-    powerless = isinstance(result, Copies) and math.comb((n := len(result.ratio)) + result.units, n) <= 1 / CHANCE
-    return say(kind.__name__, r=result, name=name, powerless=powerless)
+    return say(type(result).__name__, r=result, name=name)
 
 
 def say(block: str, **values: object) -> str:
     """Return the sentences of one block of ``templates/audit.txt``."""
-    return html.sentences("audit.txt", block, describe=describe, CHANCE=CHANCE, LEAST=LEAST, **values)
+    return html.sentences("audit.txt", block, describe=describe, comb=math.comb, CHANCE=CHANCE, LEAST=LEAST, **values)
 
 
 def verdicts(audit: Audit) -> list[Verdict]:
@@ -228,51 +221,41 @@ def _first_sentence(words: str) -> str:
 
 def page(audit: Audit) -> str:
     """Return the HTML report."""
-    return html.page(
-        "audit.html",
-        title=f"Audit of {', '.join(n.name for n in audit.networks)}",
-        audit=audit,
-        compared=say("compared", audit=audit),
-        questions=QUESTIONS,
-        verdicts=audit.verdicts,
-        advice=audit.advice,
-        figures={n.name: _figures(audit, n) for n in audit.networks},
-        together=_together(audit),
-    )
+    figures = {n.name: _figures(audit, n) for n in audit.networks}
+    values = {"compared": say("compared", audit=audit), "questions": QUESTIONS, "together": _together(audit)}
+    title = f"Audit of {', '.join(figures)}"
+    return html.page("audit.html", title=title, audit=audit, figures=figures, **values)
 
 
-def _figure(key: str, draw: Callable[[], Figure], **context: Any) -> dict[str, Any]:
+def _figure(key: str, draw: Callable[..., Figure], *given: Any, **context: Any) -> dict[str, Any]:
     """A figure, the key of its title and caption in the template, and what these mention."""
-    return {"key": key, "picture": html.picture(draw), **context}
+    return {"key": key, "picture": html.picture(functools.partial(draw, *given)), **context}
 
 
 def _figures(audit: Audit, n: NetworkAudit) -> list[dict[str, Any]]:
     if n.levels is None or n.skill is None or n.blind is None:
         return []
-    ds, process, data = n.levels, n.net.process, n.net.scaled(audit.data)
+    process, data = n.net.process, n.net.scaled(audit.data)
     t = torch.tensor(n.skill.t, dtype=torch.float64)
     linear = (process.sigma(t) / process.alpha(t)).tolist(), n.skill.linear.value.tolist()
     out = [
-        _figure("errors", lambda: plots.denoising_errors(ds, linear)),
-        _figure("deviation", lambda: plots.score_deviation(ds)),
+        _figure("errors", plots.denoising_errors, n.levels, linear),
+        _figure("deviation", plots.score_deviation, n.levels),
         *_copies(n),
         *(_pictures(n, data) if _is_image(data.shape) else []),
     ]
     if (found := n.membership) is not None:
         level, ratio = found.by_level, (process.sigma(found.t) / process.alpha(found.t)).tolist()
         losses = found.train.mean(0), found.test.mean(0), found.t, level.value, level.low, level.high, ratio
-        out.append(_figure("losses", lambda: plots.membership_losses(*losses)))
-    response = n.blind.to_dataset()
+        out.append(_figure("losses", plots.membership_losses, *losses))
     some = torch.randperm(data.n, generator=torch.Generator().manual_seed(audit.seed))[:POINTS]
     moments = {SAMPLERS[kind]: _moments(s.images) for kind, s in n.samples.items()}
-    own = _moments(data.take(some))
-    out.append(_figure("responses", lambda: plots.responses(response)))
-    return [*out, _figure("moments", lambda: plots.image_moments(moments, own))]
+    out.append(_figure("responses", plots.responses, n.blind.to_dataset()))
+    return [*out, _figure("moments", plots.image_moments, moments, _moments(data.take(some)))]
 
 
-def _moments(images: Tensor) -> tuple[Tensor, Tensor]:
-    mean, variance = image_moments(images[images.flatten(1).isfinite().all(1)]).T
-    return mean, variance
+def _moments(images: Tensor) -> tuple[Tensor, ...]:
+    return image_moments(images[images.flatten(1).isfinite().all(1)]).unbind(1)
 
 
 def _copies(n: NetworkAudit) -> list[dict[str, Any]]:
@@ -284,8 +267,8 @@ def _copies(n: NetworkAudit) -> list[dict[str, Any]]:
     ratios[first.reference_kind] = first.reference_ratio
     drifted, stated = any(s.standardised for s in n.samples.values()), (first.threshold, first.reference_kind)
     return [
-        _figure("ratios", lambda: plots.neighbour_ratios(ratios, *stated), drifted=drifted),
-        _figure("copies", lambda: plots.copy_curve(first.thresholds, curves, *stated)),
+        _figure("ratios", plots.neighbour_ratios, ratios, *stated, drifted=drifted),
+        _figure("copies", plots.copy_curve, first.thresholds, curves, *stated),
     ]
 
 
@@ -298,22 +281,20 @@ def _pictures(n: NetworkAudit, data: Empirical) -> list[dict[str, Any]]:
     """Samples beside the training images that they resemble most, and the first samples of each sampler."""
     out, limits, typical = [], n.net.range, data[:POINTS].float().cpu()
     rows = {SAMPLERS[kind]: _shown(s.images[:SHOWN]) for kind, s in n.samples.items()}
-    drifted = {SAMPLERS[kind]: s.standardised is not None for kind, s in n.samples.items()}
-    for (sampler, relight), s in zip(drifted.items(), n.samples.values(), strict=True):
-        if relight:  # in the data's range they would all look alike
-            rows[f"{sampler}, relit"] = relit(rows[sampler], typical)
-        held = s.comparison
+    for kind, s in n.samples.items():
+        held, drifted = s.comparison, s.standardised is not None
+        if drifted:  # in the data's range they would all look alike
+            rows[f"{SAMPLERS[kind]}, relit"] = relit(rows[SAMPLERS[kind]], typical)
         worst = [k for k in held.worst(PAIRED).tolist() if held.index[k, 0] >= 0]
         if not worst:
             continue
         sources, pairs = data[held.index[worst, 0]].float(), _shown(s.images[worst])
-        if relight:
+        if drifted:
             pairs = torch.cat([relit(a[None], b[None]) for a, b in zip(pairs, sources.cpu(), strict=True)])
         titles = [f"{held.ratio[k]:.2f}" + (" copy" if held.ratio[k] < held.threshold else "") for k in worst]
-        draw = functools.partial(plots.sources, pairs, sources, titles, limits)
-        counts = {"count": int((held.ratio < held.threshold).sum()), "of": len(s.images)}
-        out.append(_figure("sources", draw, sampler=sampler, drifted=relight, **counts))
-    return [*out, _figure("samples", lambda: plots.sample_rows(rows, limits), drifted=any(drifted.values()))]
+        facts = {"count": int((held.ratio < held.threshold).sum()), "of": len(s.images), "drifted": drifted}
+        out.append(_figure("sources", plots.sources, pairs, sources, titles, limits, sampler=SAMPLERS[kind], **facts))
+    return [*out, _figure("samples", plots.sample_rows, rows, limits, drifted=len(rows) > len(n.samples))]
 
 
 def relit(images: Tensor, like: Tensor) -> Tensor:
@@ -331,11 +312,10 @@ def _shown(images: Tensor) -> Tensor:
 def _together(audit: Audit) -> list[dict[str, Any]]:
     if audit.agreement is None:
         return []
-    ds, members = audit.agreement.dataset, audit.members
-    out = [_figure("agreement", lambda: plots.agreement_curves(ds))]
+    out = [_figure("agreement", plots.agreement_curves, audit.agreement.dataset)]
     if _is_image(audit.data.shape):
-        rows = {n.name: _shown(n.samples["ode"].images[:SHOWN]) for n in members}
-        out.append(_figure("same_noise", lambda: plots.sample_rows(rows, members[0].net.range)))
+        rows = {n.name: _shown(n.samples["ode"].images[:SHOWN]) for n in audit.members}
+        out.append(_figure("same_noise", plots.sample_rows, rows, audit.members[0].net.range))
     return out
 
 
@@ -363,14 +343,10 @@ def _network(n: NetworkAudit) -> dict[str, Any]:
         del samples[kind]["images"]
     conventions = _described(n.conventions, n.name)
     del conventions["tried"]
-    return {
-        "name": net.name,
-        "predicts": net.predicts,
+    stated = {name: _plain(vars(net)[name]) for name in ("name", "predicts", "range", "label", "notes")}
+    return stated | {
         "time": net.time if isinstance(net.time, str) else "a function of t",
-        "range": _plain(net.range),
-        "label": net.label,
         "process": repr(net.process),
-        "notes": list(net.notes),
         "conventions": conventions,
         "skill": n.skill and _described(n.skill, n.name),
         "levels": _plain(n.levels),
