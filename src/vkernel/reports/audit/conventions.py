@@ -158,11 +158,12 @@ def check(
     some, error = data.rows(0, min(data.n, 256)), Estimate[Tensor].of_mean(errors, 1)
     middle = float(tried[stated].contrast.mean())  # conventions with the same contrast are equivalent
     means = {c: float(trial.contrast.mean()) for c, trial in tried.items() if _beats(trial.loss)}
-    curves = batch.times, batch.r, error.value, error.se, trivial.mean(1), ideal.mean(1)
+    curves = {"t": batch.times, "r": batch.r, "trivial": trivial.mean(1), "ideal": ideal.mean(1)}
+    curves |= {"error": error.value, "se": error.se}
     return Conventions(
         stated,
-        *(curve.tolist() for curve in curves),
-        own.loss,
+        **{name: curve.tolist() for name, curve in curves.items()},
+        loss=own.loss,
         fits=good and better is None,
         untrained=not good and better is None,
         better=better,
