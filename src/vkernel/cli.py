@@ -239,9 +239,9 @@ def study_run(
 def study_list() -> None:
     """List the studies that come with the package; study run takes their names, or their files."""
     from vkernel.study import read
-    from vkernel.study.shipped import studies
+    from vkernel.study.spec import shipped
 
-    for name, path in studies().items():
+    for name, path in shipped().items():
         typer.echo(f"{name}: {read(path).question}\n  {path}")
 
 

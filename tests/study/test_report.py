@@ -19,7 +19,7 @@ from scipy import stats
 from studies import SMALL, grid, inf
 
 from vkernel import InputError, study
-from vkernel.study import report, runners, work
+from vkernel.study import report, work
 from vkernel.study.spec import read
 from vkernel.study.store import Store
 
@@ -37,7 +37,7 @@ def filled(tmp_path: Path, values: np.ndarray, **extra: Any) -> xr.Dataset:
             row = values[condition.index]
             rest = {n: np.zeros((len(row), *q.shape)) for n, q in work.layout(spec).items()}
             store.write(condition, 0, rest | {"away": row})
-        return store.dataset()
+        return study.load(store.path)
 
 
 RATIO = {"value": "away", "of": {"K": 1, "eps": 1e-3}, "to": {"K": inf, "eps": 1e-3}, "words": "more"}
@@ -154,7 +154,7 @@ def test_figures(small: Path, wanted: dict[str, Any] | None) -> None:
 
 def test_a_figure_of_nothing_yet_and_of_no_factors(tmp_path: Path) -> None:
     with Store.open(tmp_path / "a", read(grid(objective__K=[1, 2]))) as opened:
-        ds = opened.dataset()
+        ds = study.load(opened.path)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         report.figure(ds).savefig(io.BytesIO())
@@ -195,44 +195,22 @@ def test_exports_are_read_back_equal(small: Path, tmp_path: Path) -> None:
 # How far it is
 
 
-def test_the_live_table() -> None:
-    from rich.console import Console
-
-    spec = read(grid(objective__K=list(range(1, 41))))
-    done = np.zeros((40, 3), dtype=bool)
-    done[0] = True
-    done[1, 2] = True  # the short block alone
-    table = runners.LiveTable(spec, done, False)
-    cells = list(spec.conditions())
-    table.advance(cells[1], 0)
-    console = Console(record=True, force_terminal=True, width=120, file=io.StringIO())
-    console.print(table.render())
-    said = console.export_text()
-    assert "small: 5 of 120 blocks" in said
-    assert "members a second" in said
-    assert "left" in said
-    assert "5/5" in said
-    assert "3/5" in said, "one block of two and the short one"
-    assert said.count("/5") == runners.ROWS
-    table.advance(cells[39], 0)
-    console.print(table.render())
-    assert "40" in console.export_text()
-    assert [runners.duration(s) for s in (5, 600, 7200)] == ["5 s", "10 min", "2.0 h"]
-
-
-def test_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(runners, "EVERY", 0.0)
-    study.run(grid(objective__K=[1, inf]), tmp_path / "s")
+def test_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("vkernel.core.progress.EVERY", 0.0)
+    spec, seen = grid(objective__K=[1, inf]), []
+    with Store.open(tmp_path / "s", read(spec)) as store:
+        first = next(iter(store.spec.conditions()))
+        store.write(first, 0, work.compute(store.spec, first, 0))
+    study.run(spec, tmp_path / "s")
     lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 6
-    assert lines[0].startswith("K = 1: 1 of 6 blocks, ")
-    assert lines[-1].startswith("K = inf: 6 of 6 blocks, ")
-    study.run(grid(objective__K=[1, inf]), tmp_path / "quiet", progress=False)
+    assert lines[0] == "1 of 6 blocks are there already."
+    assert lines[1].startswith("small: 17 % after")
+    assert lines[2].startswith("K = 1: 33 % after")
+    assert lines[-1].startswith("K = inf: 100 % after")
+    study.run(spec, tmp_path / "quiet", progress=False)
+    study.run(spec, tmp_path / "called", progress=lambda label, share: seen.append((label, round(6 * share))))
+    assert seen == [("small", 0), *(("K = 1", k) for k in (1, 2, 3)), *(("K = inf", k) for k in (4, 5, 6))]
     assert capsys.readouterr().err == ""
-    spec = read(SMALL)
-    with runners.LiveTable(spec, np.array([True, False, False])):
-        pass
-    assert "1 of 3 blocks are there already" in capsys.readouterr().err
 
 
 def test_wrong_runners(tmp_path: Path) -> None:

@@ -17,11 +17,12 @@ from vkernel import study as vk_study
 from vkernel.core.errors import InputError
 from vkernel.reproduce import shipped as page_of_studies
 from vkernel.reproduce.exhibit import Part
-from vkernel.study import report, shipped
+from vkernel.study import report
+from vkernel.study import spec as specs
 
-SHIPPED = Path(shipped.__file__).parent
+SHIPPED = Path(specs.__file__).parent / "shipped"
 FILES = sorted(SHIPPED.glob("*.toml"))
-each = pytest.mark.parametrize("name", shipped.ORDER)
+each = pytest.mark.parametrize("name", specs.SHIPPED)
 
 
 @pytest.fixture(scope="module")
@@ -35,17 +36,19 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_all_files_are_known_by_name() -> None:
-    assert {path.stem for path in FILES} == set(shipped.ORDER)
-    assert list(shipped.studies()) == list(shipped.ORDER)
-    assert shipped.find("capacity") == SHIPPED / "capacity.toml"
-    assert shipped.find("no such") == Path("no such")
-    assert shipped.find("examples/studies/capacity.toml") == SHIPPED / "capacity.toml", "as in vkernel 0.1"
-    assert shipped.find("elsewhere/capacity.toml") == Path("elsewhere/capacity.toml")
+    assert {path.stem for path in FILES} == set(specs.SHIPPED)
+    assert list(specs.shipped()) == list(specs.SHIPPED)
+    found = vk_study.read(SHIPPED / "capacity.toml")
+    assert vk_study.read("capacity") == found
+    assert vk_study.read("examples/studies/capacity.toml") == found, "as in vkernel 0.1"
+    for name in ("no such", "elsewhere/capacity.toml"):
+        with pytest.raises(InputError, match=f"The study {name} cannot be read"):
+            vk_study.read(name)
 
 
 @each
 def test_each_says_what_it_asks_and_has_two_sizes(name: str) -> None:
-    path = shipped.studies()[name]
+    path = specs.shipped()[name]
     spec, large = vk_study.read(path), vk_study.read(name, large=True)
     assert spec.question.endswith("?")
     assert spec.title
@@ -67,7 +70,7 @@ def test_each_runs_and_its_number_is_computable(out: Path, name: str) -> None:
     assert spec.seed == 2
     assert spec.finding is not None
     for where in (spec.finding.of, spec.finding.to):
-        values = report.members_of(found, spec.finding.value, where)
+        values = found[spec.finding.value].sel(where).values
         assert np.isfinite(values).all()
         assert ((values >= 0) & (values <= 1)).all()
     found[spec.finding.value].load()[:] = np.random.default_rng(0).random(found[spec.finding.value].shape) + 0.1
@@ -89,7 +92,7 @@ def test_each_figure_draws_with_readable_axes(out: Path, name: str) -> None:
 
 def test_the_page_has_them_all(out: Path) -> None:
     text = (out / "index.html").read_text().replace("\u00a0", " ")
-    for name, path in shipped.studies().items():
+    for name, path in specs.shipped().items():
         spec = vk_study.read(path)
         assert f'id="study-{name}"' in text
         assert spec.title in text
@@ -129,8 +132,8 @@ def test_another_seed_in_the_same_folder_is_refused_before_any_work(out: Path, m
 
 def test_a_run_that_is_stopped_leaves_its_page_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second study is interrupted after one block: the first is on the page, and the block is kept."""
-    two = dict(list(shipped.studies().items())[:2])
-    monkeypatch.setattr(page_of_studies, "studies", lambda: two)
+    two = dict(list(specs.shipped().items())[:2])
+    monkeypatch.setattr(page_of_studies, "shipped", lambda: two)
     monkeypatch.setattr(reproduce, "exhibits", lambda: [])
     without_pictures(monkeypatch)
     from vkernel.study import runners, work
@@ -178,7 +181,7 @@ def test_processes_are_compared_at_the_same_noise() -> None:
     ],
 )
 def test_a_cutoff_that_cannot_be_is_refused(process: dict, said: str) -> None:
-    raw = tomllib.loads(shipped.studies()["capacity"].read_text())
+    raw = tomllib.loads(specs.shipped()["capacity"].read_text())
     raw["process"] = process
     with pytest.raises(InputError, match=said):
         vk_study.read(raw)
@@ -187,7 +190,7 @@ def test_a_cutoff_that_cannot_be_is_refused(process: dict, said: str) -> None:
 def test_the_command_line_lists_them_and_runs_them_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(cli.app, ["study", "list"])
     assert done.exit_code == 0
-    for name in shipped.ORDER:
+    for name in specs.SHIPPED:
         assert f"{name}: " in done.output
     given = {}
     monkeypatch.setattr(reproduce, "run", lambda out, **words: given.update(words))
@@ -202,7 +205,7 @@ def test_the_study_that_the_how_to_explains_is_one() -> None:
     raw = tomllib.loads(fence[1])
     assert vk_study.read(raw).shape == (3, 3)
     assert vk_study.read(raw, large=True).members == 1000
-    for name in shipped.ORDER:
+    for name in specs.SHIPPED:
         assert f"`{name}`" in page
 
 

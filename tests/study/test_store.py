@@ -439,4 +439,4 @@ def test_blocks_that_are_missing(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s", spec) as opened:
         missing = opened.missing()
         assert [(c.index, b) for c, b in missing] == [((i, j), b) for i in range(2) for j in range(2) for b in range(3)]
-        assert bool(opened.dataset()["away"].isnull().all())
+        assert bool(study.load(opened.path)["away"].isnull().all())

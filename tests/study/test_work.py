@@ -363,3 +363,16 @@ def test_conditions_that_differ_in_the_sampler_train_once(monkeypatch: pytest.Mo
     for cell in range(4):
         block(spec, cell=cell)
     assert trained == [[0, 1], [0, 1]]
+
+
+def test_the_first_members_alone() -> None:
+    """Members beyond ``first`` are NaN, whatever the block; the others are what they are without it."""
+    spec = with_(measure={"keep": 4, "times": [0.3], "places": 3})
+    some = with_sampler(spec, first=3)
+    for number, kept in enumerate((2, 1, 0)):
+        got, whole = block(some, number), block(spec, number)
+        assert np.array_equal(got["score"], whole["score"])
+        for name in ("away", "nearest", "sample"):
+            assert np.allclose(got[name][:kept], whole[name][:kept], rtol=1e-9)
+            assert np.isnan(got[name][kept:]).all()
+    refused(with_(sampler={"first": 3, "law": "exact"}), "sampler.first", "law members")

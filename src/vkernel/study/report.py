@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -58,8 +57,9 @@ def means(ds: xarray.Dataset) -> xarray.Dataset:
         found = np.full((5, *values.shape[:axis], *values.shape[axis + 1 :]), np.nan)
         for cell in np.ndindex(values.shape[:axis]):
             there = np.isfinite(values[cell])
-            whole = (there | ~there.any(0)).reshape(len(there), -1).all(1) & there.reshape(len(there), -1).any(1)
-            found[(4, *cell)] = (there & whole.reshape(-1, *(1,) * (there.ndim - 1))).sum(0)
+            flat = there.reshape(len(there), -1)
+            whole = (flat | ~flat.any(0)).all(1) & flat.any(1)
+            found[(4, *cell)] = there[whole].sum(0)
             if whole.any():
                 estimate = Estimate.of_mean(torch.from_numpy(values[cell][whole]))
                 found[(slice(0, 4), *cell)] = np.stack([np.asarray(part) for part in estimate.fields])
@@ -71,28 +71,21 @@ def means(ds: xarray.Dataset) -> xarray.Dataset:
 
 
 def finding(ds: xarray.Dataset) -> Estimate | None:
-    """Return the number the study ends in, or ``None`` where it names none or members are missing."""
-    spec = spec_of(ds)
-    if spec.finding is None:
+    """Return the number the study ends in, or ``None`` where it names none or members are missing.
+
+    Factors that a condition does not name are averaged over; a member that is missing in one cell does not count.
+    """
+    found = spec_of(ds).finding
+    if found is None:
         return None
-    cells = np.stack([members_of(ds, spec.finding.value, where) for where in (spec.finding.of, spec.finding.to)])
-    a, b = torch.from_numpy(cells[:, np.isfinite(cells).all(0)])
+    cells = [ds[found.value].sel(where) for where in (found.of, found.to)]
+    values = np.stack([c.mean([d for d in c.dims if d != "member"], skipna=False).values for c in cells])
+    a, b = torch.from_numpy(values[:, np.isfinite(values).all(0)]).double()
     if len(a) < 2:
         return None
-    if spec.finding.kind == "difference":
+    if found.kind == "difference":
         return Estimate.of_mean(a - b)
     return ratio_of_means(a, b, paired=True) if a.mean() > 0 and b.mean() > 0 else None
-
-
-def members_of(ds: xarray.Dataset, name: str, where: Mapping[str, str | float]) -> np.ndarray:
-    """Return the members' values in one condition; factors that are not named are averaged over."""
-    require(name in ds, f"The study keeps no quantity {name!r}; it keeps {', '.join(map(str, ds.data_vars))}.")
-    for dim, label in where.items():
-        known = ds[dim].values.tolist()
-        require(label in known, f"finding: {dim} has no value {label!r}; it has {known}.")
-    chosen = ds[name].sel(where)
-    others = [d for d in chosen.dims if d != "member"]
-    return np.asarray(chosen.mean(others, skipna=False).values, dtype=np.float64)  # a member counts whole
 
 
 def sentence(ds: xarray.Dataset) -> str:
@@ -118,12 +111,10 @@ def table(ds: xarray.Dataset) -> Table:
         out.add_column(factor.dim)
     for name in names:
         out.add_column(name, justify="right")
-    for condition in spec.conditions():
-        cells = [short(v) for v in condition.labels.values()]
-        for name in names:
-            value, se = (float(found[n].values[condition.index]) for n in (name, f"{name}_se"))
-            cells.append("–" if math.isnan(value) else f"{value:.3g} ± {se:.1g}")
-        out.add_row(*cells)
+    for c in spec.conditions():
+        pairs = [[float(found[n].values[c.index]) for n in (name, f"{name}_se")] for name in names]
+        cells = ("–" if math.isnan(value) else f"{value:.3g} ± {se:.1g}" for value, se in pairs)
+        out.add_row(*map(short, c.labels.values()), *cells)
     return out
 
 
@@ -135,32 +126,22 @@ def figure(ds: xarray.Dataset) -> MatplotlibFigure:
     require(spec.grid, "A study without factors has nothing to draw against; use study export.")
     require(names, "The study keeps no number of each member to draw; use study export.")
     drawn = spec.figure or Figure(x=spec.grid[0].dim, value=names[0])
-    require(
-        drawn.value in names, f"figure: {drawn.value!r} is not one number per member; there are {', '.join(names)}."
-    )
+    good = drawn.value in names
+    require(good, f"figure: {drawn.value!r} is not one number per member; there are {', '.join(names)}.")
     keep = [d for d in (drawn.y, drawn.lines, drawn.x) if d]
     held = [f.dim for f in spec.grid if f.dim not in keep]  # factors that are not drawn stay at their first value
     found = means(ds[[drawn.value]]).isel(dict.fromkeys(held, 0)).transpose(*keep)
     mean, se, low, high = (found[f"{drawn.value}{part}"].values for part in ("", "_se", "_low", "_high"))
     at = ", ".join(f"{d} = {text(ds[d].values[0])}" for d in held)
     title = (drawn.title or spec.title) + (f" ({at})" if at else "")
-    about = str(ds[drawn.value].attrs.get("long_name", drawn.value))
-    axis = {f.dim: f.about or f.dim.replace("_over_", "/") for f in spec.grid}
+    about, axis = str(ds[drawn.value].attrs.get("long_name", drawn.value)), {f.dim: f.axis for f in spec.grid}
     x = ds[drawn.x].values.tolist()
     if drawn.y:
         across = (axis[drawn.x], axis[drawn.y], about)
         return plots.phase_diagram(x, ds[drawn.y].values.tolist(), mean, se, names=across, title=title)
-    return plots.value_curves(
-        x,
-        mean,
-        low,
-        high,
-        names=(axis[drawn.x], about),
-        lines_by=axis.get(drawn.lines or "", ""),
-        labels=[text(v) for v in ds[drawn.lines].values] if drawn.lines else None,
-        title=title,
-        log=drawn.log,
-    )
+    lines, labels = drawn.lines or "", [text(v) for v in ds[drawn.lines].values] if drawn.lines else None
+    how: dict[str, Any] = {"lines_by": axis.get(lines, ""), "labels": labels, "log": drawn.log, "title": title}
+    return plots.value_curves(x, mean, low, high, names=(axis[drawn.x], about), **how)
 
 
 def text(value: str | float) -> str:

@@ -1,51 +1,10 @@
-r"""The study file: TOML, or a dictionary of the same form, which is checked before anything is computed.
+"""The study file: TOML, or a dictionary of the same form, which is checked before anything is computed.
 
-================  ======================================================================================================
-``[data]``        ``name`` of a toy set (``rotation`` for the square), ``path`` of a file, ``points``, or ``even = n``
-                  evenly spaced numbers on [-1, 1]; ``weights``
-``[process]``     ``kind`` (vp, vpsong, cosine, ve, edm, flow, toy) and its parameters, such as ``eps``; or ``cutoff``,
-                  the noise level sigma/alpha at eps, to compare processes at equal noise
-``[model]``       ``kind`` linear (``features`` gaussian, fourier, polynomial or random; ``per_axis``, ``low``,
-                  ``high``, ``length``, ``ridge``), lazy (``kernel`` ntk, nngp or rbf; ``depth``, ``activation``,
-                  ``tau``, ``init``, ``init_width``, ``length``) or mlp (``width``, ``depth``, ``activation``, ``lr``,
-                  ``batch``, ``steps``, ``decay``); ``target``
-``[training]``    ``draws`` P or ``F_over_P`` (linear models), ``times``, ``vary``
-``[objective]``   ``K`` targets averaged: 1 is J1, inf is J0; ``of`` draws, subset or efm; or ``c``, the factor of the
-                  noise of J1's target
-``[sampler]``     ``law`` (below), ``samples`` of each member (0: only scores are kept), ``steps``, ``method``,
-                  ``spacing``; ``sets``, ``kappa``, ``lookup`` (below)
-``[measure]``     what is kept of each member: ``gap``, ``away``, ``bins``, ``limit``, ``regions`` (below); scores at
-                  ``times`` and ``places``; ``keep``, the number of samples that are stored themselves
-``[grid]``        factors, each of any field above: ``"table.field" = [values]`` or ``{values = […], labels = […],
-                  name = …, about = …}``, where ``about`` labels an axis; or of a whole table:
-                  ``sampler = {values = [{…}, {…}], labels = […]}``
-``[large]``       the same fields with other values, for ``--large``
-``[figure]``      what is drawn; ``[finding]``: which two conditions are compared
-================  ======================================================================================================
-
-``sampler.law`` says what is sampled. ODEs are probability-flow ODEs; ``exact`` and ``mean`` are equal for all members.
-
-=================  =====================================================================================================
-``members``        the ODE of each trained model
-``mean``           the ODE of the mean score of ``sets`` trained models
-``field``          the ODE of Gaussian fields, with the mean and the V-kernel that theory predicts for a linear model
-                   (averaged over ``sets`` sets of inputs)
-``semiclassical``  the same, with the flow linearised around the path of the mean score
-``exact``          the ODE of the exact score of the training set
-``naive``          the effective SDE of the exact score and the naive V-kernel of strength ``kappa``
-``resampled``      the exact score with a training point drawn anew at every step, of strength ``kappa``
-=================  =====================================================================================================
-
-``sampler.lookup = {nodes = 2001, limit = 5.0, read = "linear"}`` evaluates denoisers of numbers at ``nodes`` places on
-± ``limit`` alone and interpolates between them, or reads the next node to the right (``read = "right"``).
-
-``measure.regions`` names parts of space: ``arcs = {norm = [0.75, 1.25], away = 0.25}`` adds the quantity ``arcs``, the
-share of samples with 0.75 < \|x\| < 1.25 that are farther than 0.25 from every training point. Further conditions are
-``beside`` (within this distance of a straight line between consecutive training points; the last and the first are
-consecutive) and ``around`` with ``within`` (within this distance of a place). Training points are at
-:math:`\alpha_\epsilon y`, as everywhere in ``[measure]``.
-
-Every error names the key and says what would be valid.
+Each class below is a table of the file and its fields are the keys, which docs/howto/studies.md explains. ``[data]``,
+``[process]``, ``[model]``, ``[training]``, ``[objective]``, ``[sampler]`` and ``[measure]`` describe a condition.
+``[grid]`` has the factors, each of any of their fields: ``"table.field" = [values]`` or ``{values = […], labels = […],
+name = …, about = …}``; or of a whole table: ``sampler = {values = [{…}, {…}], labels = […]}``. ``[large]`` has other
+values for ``--large``. An error names the key and says what would be valid.
 """
 
 from __future__ import annotations
@@ -60,15 +19,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from vkernel.core.errors import InputError, require
 from vkernel.process import from_spec as make_process
-from vkernel.study.shipped import find
 
-TAKEN = {"member", "block", "done", "x", "y", "time", "place", "point", "index", "component"} | {
-    "away", "gap", "nearest", "share", "density", "score", "sample",
-}  # fmt: skip
+TAKEN = {"member", "block", "done", "x", "y", "time", "place", "point", "index", "component"}  # names in the store
+TAKEN |= {"away", "gap", "nearest", "share", "density", "score", "sample"}
 MODEL_KEYS = {
     "linear": {"kind", "target", "ridge", "features", "per_axis", "low", "high", "length"},
     "lazy": {"kind", "target", "kernel", "activation", "depth", "tau", "init", "init_width", "length"},
@@ -76,6 +33,15 @@ MODEL_KEYS = {
 }
 WITHOUT_MODEL, IN_THEORY = ("exact", "naive", "resampled"), ("field", "semiclassical")  # laws of sampler.law
 NOISY, ODES = ("naive", "resampled"), ("members", "mean", "field", "exact")
+SHIPPED: tuple[str, ...] = (
+    "target_noise",
+    "process_and_cutoff",
+    "nonlinearity",
+    "capacity",
+    "features",
+    "training_set",
+)
+SHIPPED += ("phase_capacity_noise", "phase_size_time", "phase_cutoff_capacity")  # in the order of the documentation
 
 
 class Table(BaseModel):
@@ -84,9 +50,7 @@ class Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Data(Table):
-    """The training set."""
-
+class Data(Table):  # the training set
     name: str | None = None
     rotation: float | None = None
     path: str | None = None
@@ -94,40 +58,28 @@ class Data(Table):
     even: int | None = Field(None, ge=2)
     weights: list[float] | None = None
 
-    @model_validator(mode="after")
-    def _check_source(self) -> Data:
-        sources = {"name": self.name, "path": self.path, "points": self.points, "even": self.even}
-        given = [key for key, value in sources.items() if value is not None]
-        if len(given) != 1:
-            raise ValueError(f"give exactly one of name, path, points and even; got {', '.join(given) or 'none'}")
-        sizes = {len(p) for p in self.points or [] if isinstance(p, list)}
-        if len(sizes) > 1:
-            raise ValueError(f"points must have equally many coordinates; got {sorted(sizes)}")
-        return self
-
 
 class ProcessTable(BaseModel):
-    """The forward process; its parameters are checked when it is made."""
+    """The forward process; a condition checks its parameters by making it."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     kind: str = "vp"
 
     def with_eps(self) -> ProcessTable:
-        """Return the table with the eps at which sigma/alpha is ``cutoff``, where that is given."""
+        """Return the table of a process that can be made, with the eps at which sigma/alpha is ``cutoff``, if given."""
         given = self.model_dump()
         cutoff = given.pop("cutoff", None)
-        if cutoff is None:
-            return self
-        require("eps" not in given, "give eps or cutoff, not both.")
-        good = isinstance(cutoff, int | float) and math.isfinite(cutoff) and cutoff > 0
-        require(good, f"cutoff must be a positive number, sigma/alpha at eps; got {cutoff!r}.")
-        eps = make_process({**given, "eps": 0.0}).time(torch.tensor(cutoff, dtype=torch.float64))
-        return ProcessTable(**given, eps=float(eps))
+        if cutoff is not None:
+            require("eps" not in given, "give eps or cutoff, not both.")
+            good = isinstance(cutoff, int | float) and math.isfinite(cutoff) and cutoff > 0
+            require(good, f"cutoff must be a positive number, sigma/alpha at eps; got {cutoff!r}.")
+            eps = make_process({**given, "eps": 0.0}).time(torch.tensor(cutoff, dtype=torch.float64))
+            given["eps"] = float(eps)
+        make_process(given)
+        return ProcessTable(**given)
 
 
-class Model(Table):
-    """The model; keys are arguments of its constructor, and each kind has its own (``MODEL_KEYS``)."""
-
+class Model(Table):  # the model; keys are arguments of its constructor, and each kind has its own (MODEL_KEYS)
     kind: Literal["linear", "lazy", "mlp"] = "linear"
     target: Literal["score", "x0", "noise"] = "x0"
     ridge: float = Field(0.1, ge=0)
@@ -149,48 +101,28 @@ class Model(Table):
     decay: Literal["cosine"] | None = None
 
 
-class TrainingTable(Table):
-    """The number of draws, the density of their times, and what differs between members."""
-
+class TrainingTable(Table):  # the number of draws, the density of their times, and what differs between members
     draws: int | None = Field(None, ge=1)
     F_over_P: float | None = Field(None, gt=0)
     times: Literal["uniform", "log"] = "uniform"
     vary: list[Literal["inputs", "targets", "init", "order"]] = ["inputs", "targets", "init", "order"]
 
-    @model_validator(mode="after")
-    def _check_draws(self) -> TrainingTable:
-        if self.draws is not None and self.F_over_P is not None:
-            raise ValueError("give draws or F_over_P, not both")
-        return self
 
-
-class ObjectiveTable(Table):
-    """The number of targets that are averaged (1 is J1, inf is J0), or the factor of their noise."""
-
+class ObjectiveTable(
+    Table
+):  # the number of targets that are averaged (1 is J1, inf is J0), or the factor of their noise
     K: float = 1.0
     of: Literal["draws", "subset", "efm"] = "draws"
     c: float | None = Field(None, allow_inf_nan=False)
 
-    @model_validator(mode="after")
-    def _check_whole(self) -> ObjectiveTable:
-        if not (math.inf == self.K or (self.K >= 1 and int(self.K) == self.K)):
-            raise ValueError(f"K must be a whole number ≥ 1, or inf for J0; got {self.K!r}")
-        if self.c is not None and self.K != 1:
-            raise ValueError("give K or c, not both")
-        return self
 
-
-class Lookup(Table):
-    """A grid on which scores in one dimension are evaluated once a step for all samples."""
-
+class Lookup(Table):  # a grid on which scores in one dimension are evaluated once a step for all samples
     nodes: int = Field(2001, ge=2)
     limit: float = Field(5.0, gt=0)
     read: Literal["linear", "right"] = "linear"
 
 
-class Sampler(Table):
-    """Which law is sampled, and how."""
-
+class Sampler(Table):  # which law is sampled, and how
     samples: int = Field(256, ge=0)
     steps: int = Field(100, ge=1)
     method: Literal["euler", "heun", "exponential", "dopri5"] = "exponential"
@@ -199,29 +131,18 @@ class Sampler(Table):
     sets: int = Field(64, ge=8)
     kappa: float | None = Field(None, ge=0)
     lookup: Lookup | None = None
+    first: int | None = Field(None, ge=1)  # members beyond the first so many are not sampled
 
 
-class Region(Table):
-    """A part of space; a sample lies in it if it meets every condition that is given."""
-
+class Region(Table):  # a part of space; a sample lies in it if it meets every condition that is given
     norm: tuple[float, float] | None = None
     away: float | None = Field(None, gt=0)
     beside: float | None = Field(None, gt=0)
     around: list[float] | None = None
     within: float | None = Field(None, gt=0)
 
-    @model_validator(mode="after")
-    def _check_some(self) -> Region:
-        if (self.around is None) != (self.within is None):
-            raise ValueError("around, a place, and within, a distance, belong together")
-        if self.norm is None and self.away is None and self.beside is None and self.around is None:
-            raise ValueError("a region needs a condition: norm, away, beside, or around and within")
-        return self
 
-
-class Measure(Table):
-    """What is kept of each member."""
-
+class Measure(Table):  # what is kept of each member
     gap: tuple[float, float] | None = None
     away: float = Field(0.5, gt=0, lt=1)
     bins: int = Field(60, ge=1)
@@ -231,16 +152,10 @@ class Measure(Table):
     regions: dict[str, Region] = {}
     keep: int = Field(0, ge=0)
 
-    @model_validator(mode="after")
-    def _check_gap(self) -> Measure:
-        if self.gap is not None and not 0 <= self.gap[0] < self.gap[1]:
-            raise ValueError(f"gap must be [low, high] with 0 ≤ low < high; got {list(self.gap)}")
-        return self
 
-
-class Figure(Table):
-    """What ``study plot`` draws: a value against a factor, one line for each value of another, or a phase diagram."""
-
+class Figure(
+    Table
+):  # what study plot draws: a value against a factor x, a line for each of another, or a phase diagram
     x: str
     lines: str | None = None
     y: str | None = None
@@ -249,9 +164,7 @@ class Figure(Table):
     title: str | None = None
 
 
-class Finding(Table):
-    """The number a study ends in: the ratio or the difference of a value between two conditions."""
-
+class Finding(Table):  # the number a study ends in: the ratio or the difference of a value between two conditions
     value: str = "away"
     of: dict[str, str | float]
     to: dict[str, str | float]
@@ -259,9 +172,7 @@ class Finding(Table):
     words: str
 
 
-class Factor(Table):
-    """One axis of the grid: a field, its values, their labels, and the name of the axis."""
-
+class Factor(Table):  # one axis of the grid: a field, its values, their labels, and the name of the axis
     field: str
     values: list[Any] = Field(min_length=1)
     labels: list[str | float | int] | None = None
@@ -269,16 +180,14 @@ class Factor(Table):
     unit: str = ""
     about: str = ""
 
-    @model_validator(mode="after")
-    def _check_sizes(self) -> Factor:
-        if self.labels is not None and len(self.labels) != len(self.values):
-            raise ValueError(f"there are {len(self.values)} values but {len(self.labels)} labels")
-        return self
-
     @property
     def dim(self) -> str:
-        """The name of the dimension."""
         return self.name or self.field.rpartition(".")[2]
+
+    @property
+    def axis(self) -> str:
+        """The name of the dimension for a reader."""
+        return self.about or self.dim.replace("_over_", "/")
 
     @property
     def coordinate(self) -> list[str] | list[float]:
@@ -289,9 +198,7 @@ class Factor(Table):
         return [v if isinstance(v, str) else json.dumps(v, default=str) for v in given]
 
 
-class Tables(Table):
-    """The seven tables that describe one condition."""
-
+class Tables(Table):  # they describe one condition
     data: Data
     process: ProcessTable = ProcessTable()
     model: Model = Model()
@@ -337,29 +244,29 @@ class Spec(Tables):
     finding: Finding | None = None
 
     @property
-    def blocks(self) -> int:
-        """The number of blocks of members in each condition."""
+    def blocks(self) -> int:  # of members in each condition
         return -(-self.members // self.block)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The number of values of each factor."""
         return tuple(len(f.values) for f in self.grid)
 
     def conditions(self) -> Iterator[Condition]:
         """Yield all cells of the grid, the last factor fastest; the error about an invalid cell names it."""
         base = self.model_dump(include=set(TABLES), exclude_unset=True)
         for index in itertools.product(*(range(n) for n in self.shape)):
-            tables = {t: base.get(t, {}) for t in TABLES}
-            labels = {f.dim: f.coordinate[i] for f, i in zip(self.grid, index, strict=True)}
-            for factor, i in zip(self.grid, index, strict=True):
+            tables, cell = {t: base.get(t, {}) for t in TABLES}, list(zip(self.grid, index, strict=True))
+            labels = {f.dim: f.coordinate[i] for f, i in cell}
+            for factor, i in cell:
                 table, _, field = factor.field.partition(".")
                 tables[table] = {**tables[table], field: factor.values[i]} if field else factor.values[i]
             try:
-                yield Condition(index=index, labels=labels, **tables)
-            except ValidationError as error:
+                condition = Condition(index=index, labels=labels, **tables)
+                _check_condition(condition)
+            except ValueError as error:  # ValidationError and InputError
                 where = f"Where {_labelled(labels)}: " if labels else ""
                 raise InputError(f"{where}{_sentence(error)}") from None
+            yield condition
 
     def members_of(self, block: int) -> range:
         """Return the indices of the members of a block."""
@@ -377,36 +284,52 @@ def read(source: str | Path | Mapping[str, object] | Spec, *, large: bool = Fals
     """
     if isinstance(source, Spec):
         return source
-    raw, name = (source, "the study") if isinstance(source, Mapping) else (_toml(Path(source)), str(source))
-    given = {key: value for key, value in raw.items() if key != "large"}
-    larger = raw.get("large", {})
+    raw: dict[str, Any] = copy.deepcopy({**source}) if isinstance(source, Mapping) else _toml(source)
+    name, larger = "the study" if isinstance(source, Mapping) else str(source), raw.pop("large", {})
     require(isinstance(larger, dict), f"{name}: large: it must be a table, [large]; got {larger!r:.60}.")
     require(larger or not large, f"{name} has no [large] table; run it without --large.")
-    small = _build(_merge(given, {}), name)
-    if not isinstance(larger, dict) or not larger:
-        return small
-    whole = _build(_merge(given, larger), f"{name}: with [large]")
+    small = _build(raw, {}, name)
+    whole = _build(raw, larger, f"{name}: with [large]") if larger else small
     return whole if large else small
 
 
-def _merge(given: Mapping[str, Any], larger: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tables with the values of ``[large]`` in place, and the grid as a list of factors."""
-    tables = copy.deepcopy({**given})
-    grid = _flat(tables.get("grid", {}))
-    for key, value in copy.deepcopy({**larger}).items():
+def shipped() -> dict[str, Path]:
+    """Return the files of the studies that ship with the package, by name."""
+    return {name: Path(__file__).resolve().parent / "shipped" / f"{name}.toml" for name in SHIPPED}
+
+
+def _toml(source: str | Path) -> dict[str, Any]:
+    """Read a file, or the shipped study of that name if there is none; 0.1 had them as examples/studies/NAME.toml."""
+    path = Path(source)
+    name = path.stem if path == Path("examples/studies", f"{path.stem}.toml") else str(source)
+    path = path if path.exists() else shipped().get(name, path)
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"The study {path} cannot be read: {error.strerror or error}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not TOML: {error}.") from None
+
+
+def _build(given: dict[str, Any], larger: dict[str, Any], name: str) -> Spec:
+    """Return the study with the values of ``[large]`` in place; refuse it where it cannot be run."""
+    tables, grid = {**given}, _flat(given.get("grid", {}))
+    for key, value in larger.items():
         if key == "grid" and isinstance(value, dict):
             for field, new in _flat(value).items():
-                old = grid.get(field)
-                if isinstance(old, dict) and not isinstance(new, dict):
-                    new = {**old, "values": new}  # the factor keeps its name
-                grid[field] = new
-        elif key in TABLES and isinstance(value, dict):
-            tables[key] = {**tables.get(key, {}), **value}
+                old = grid.get(field)  # the factor keeps its name
+                grid[field] = {**old, "values": new} if isinstance(old, dict) and not isinstance(new, dict) else new
         else:
-            tables[key] = value
+            tables[key] = {**given.get(key, {}), **value} if key in TABLES and isinstance(value, dict) else value
     if isinstance(tables.get("grid", {}), dict):
         tables["grid"] = [{"field": k, **(v if isinstance(v, dict) else {"values": v})} for k, v in grid.items()]
-    return tables
+    try:
+        spec = Spec(**tables)
+        _check_factors(spec)
+        _check_keys(spec, list(spec.conditions()))
+    except ValueError as error:
+        raise InputError(f"{name}: {_sentence(error, tables['grid'])}") from None
+    return spec
 
 
 def _flat(grid: Any) -> dict[str, Any]:
@@ -416,22 +339,6 @@ def _flat(grid: Any) -> dict[str, Any]:
         nested = field in TABLES and isinstance(value, dict) and "values" not in value
         found |= {f"{field}.{rest}": inner for rest, inner in value.items()} if nested else {field: value}
     return found
-
-
-def _build(tables: dict[str, Any], name: str) -> Spec:
-    """Return the study; refuse it where it cannot be run."""
-    try:
-        spec = Spec(**tables)
-        _check_factors(spec)
-        conditions = list(spec.conditions())
-        _check_keys(spec, conditions)
-        for condition in conditions:
-            _check_condition(condition)
-    except ValidationError as error:
-        raise InputError(f"{name}: {_sentence(error, tables['grid'])}") from None
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from None
-    return spec
 
 
 def _check_factors(spec: Spec) -> None:
@@ -446,14 +353,14 @@ def _check_factors(spec: Spec) -> None:
             good = name and not name.startswith((".", "__")) and not set(name) & set("/\\")
             require(good, f"{what}: {name!r} cannot be a name; give it a plain name.")
     for factor in spec.grid:
-        head, _, rest = factor.field.partition(".")
+        (head, _, rest), values, n = factor.field.partition("."), factor.coordinate, len(factor.values)
         require(head in TABLES, f"grid: there is no field {factor.field!r}; fields begin with {', '.join(TABLES)}.")
         good = rest != "" or all(isinstance(v, dict) for v in factor.values)
         require(good, f"grid: {head} is a table; vary one of its fields, as in {head}.FIELD.")
         good = head != "measure" or rest == "away"
         require(good, f"grid: {factor.field} is one for the whole store; of measure, only away may vary.")
-        values = factor.coordinate
-        require(len(set(values)) == len(values), f"grid: {factor.dim} has a value twice, {values}.")
+        require(len(values) == n, f"grid.{factor.field}: there are {n} values but {len(values)} labels.")
+        require(len(set(values)) == n, f"grid: {factor.dim} has a value twice, {values}.")
     drawn, found = spec.figure, spec.finding
     used = ([drawn.x, drawn.lines, drawn.y] if drawn else []) + ([*found.of, *found.to] if found else [])
     for dim in filter(None, used):
@@ -476,34 +383,48 @@ def _check_keys(spec: Spec, conditions: list[Condition]) -> None:
 
 
 def _check_condition(c: Condition) -> None:
-    """Refuse tables that contradict each other."""
-    t, s, m, linear = c.training, c.sampler, c.measure, c.model.kind == "linear"
+    """Refuse tables that contradict themselves or each other."""
+    d, t, o, s, m, linear = c.data, c.training, c.objective, c.sampler, c.measure, c.model.kind == "linear"
+    sources = [key for key in ("name", "path", "points", "even") if key in d.model_dump(exclude_none=True)]
+    sizes = sorted({len(p) for p in d.points or [] if isinstance(p, list)})
+    whole = o.K >= 1 and (math.isinf(o.K) or o.K.is_integer())
     drawn = t.draws is not None or t.F_over_P is not None or c.model.kind == "mlp" or s.law in WITHOUT_MODEL
-    for good, sentence in (
+    checks: list[tuple[object, str]] = [
+        (
+            len(sources) == 1,
+            f"data: give exactly one of name, path, points and even; got {', '.join(sources) or 'none'}.",
+        ),
+        (len(sizes) <= 1, f"data: points must have equally many coordinates; got {sizes}."),
+        (t.draws is None or t.F_over_P is None, "training: give draws or F_over_P, not both."),
         (t.F_over_P is None or linear, "training.F_over_P is for linear models; give training.draws."),
         (drawn, "training: give draws, the number P of noised points, or F_over_P."),
+        (whole, f"objective: K must be a whole number ≥ 1, or inf for J0; got {o.K!r}."),
+        (o.c is None or o.K == 1, "objective: give K or c, not both."),
         (linear or s.law not in IN_THEORY, f"sampler.law {s.law!r} needs the V-kernel of a linear model."),
         (s.kappa is not None or s.law not in NOISY, f"sampler.law {s.law!r} needs sampler.kappa, its strength."),
         (s.lookup is None or s.law in ODES, f"sampler.lookup is for probability-flow ODEs; sampler.law is {s.law!r}."),
+        (s.first is None or s.law == "members", f"sampler.first is for the law members; sampler.law is {s.law!r}."),
         (bool(m.times) == bool(m.places), "measure: scores are kept at places and times; give both, or neither."),
         (s.samples or m.places, "sampler.samples = 0 keeps scores only; give measure.places and measure.times."),
         (m.keep <= s.samples, f"measure.keep: {m.keep} samples cannot be kept of {s.samples} (sampler.samples)."),
-    ):
+    ]
+    if m.gap is not None:
+        checks.append(
+            (0 <= m.gap[0] < m.gap[1], f"measure: gap must be [low, high] with 0 ≤ low < high; got {list(m.gap)}.")
+        )
+    for name, region in m.regions.items():
+        key, given = f"measure.regions.{name}", region.model_dump(exclude_none=True)
+        paired = ("around" in given) == ("within" in given)
+        checks.append((paired, f"{key}: around, a place, and within, a distance, belong together."))
+        checks.append((given, f"{key}: a region needs a condition: norm, away, beside, or around and within."))
+    for good, sentence in checks:
         require(good, sentence)
 
 
-def _toml(path: Path) -> dict[str, Any]:
-    path = find(path)
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise InputError(f"The study {path} cannot be read: {error.strerror or error}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not TOML: {error}.") from None
-
-
-def _sentence(error: ValidationError, grid: Any = None) -> str:
+def _sentence(error: ValueError, grid: Any = None) -> str:
     """Return the first mistake as a sentence: the key, what is wrong, and what would be valid."""
+    if not isinstance(error, ValidationError):
+        return str(error)
     first = error.errors()[0]
     at = list(first["loc"])
     if len(at) > 1 and at[0] == "grid" and isinstance(at[1], int) and isinstance(grid, list):

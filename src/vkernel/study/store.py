@@ -8,9 +8,8 @@ in a folder beside the final one, and then renamed.
 
 One process at a time writes: the file lock beside the store is released by the system when its holder dies.
 
-``RESULTS`` is the version of the numbers. It changes when the same study would give other numbers, and a store of
-another version can be read but not continued, so that a store never mixes numbers that were computed differently.
-Version 1 is vkernel 0.1, whose stores carry no such number.
+``RESULTS`` is the version of the numbers: it changes when the same study would give other ones. A store of another
+version can be read but not continued, so that it never mixes both. Version 1 is vkernel 0.1, which recorded none.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ DONE = "done"
 COORDINATES = {
     "x": ("first coordinate of a sample", "unit of the data"),
     "y": ("second coordinate of a sample", "unit of the data"),
-    "time": ("time of a score", "unit of t"),
     "place": ("place of a score", "unit of the data"),
-    "point": ("index of the training point", "1"),
-    "index": ("index of the sample", "1"),
-    "component": ("component of the sample", "1"),
+    "time": ("time of a score", "unit of t"),
 }
+INDICES = {"member": "trained model", "block": "block of members", "point": "training point", "index": "sample"}
+COORDINATES |= {name: (f"index of the {what}", "1") for name, what in INDICES.items()}
+COORDINATES |= {"component": ("component of the sample", "1")}
 
 
 class Store:
@@ -78,9 +77,8 @@ class Store:
             try:
                 lock.acquire()
             except filelock.Timeout:
-                raise InputError(
-                    f"Another run is writing to {path}. Wait for it to end, stop it, or give another --store."
-                ) from None
+                advice = "Wait for it to end, stop it, or give another --store."
+                raise InputError(f"Another run is writing to {path}. {advice}") from None
         try:
             if not path.exists():
                 _create(path, spec)
@@ -97,18 +95,12 @@ class Store:
 
     def write(self, condition: Condition, block: int, values: dict[str, np.ndarray]) -> None:
         """Write a block: its quantities, and then its flag."""
-        members = self.spec.members_of(block)
-        where = (*condition.index, slice(members.start, members.stop))
-        safe = f"{int(self.done.sum())} of {self.done.size} blocks are safe; run again to go on."
-        with _readable_errors(self.path, safe):
+        members, safe = self.spec.members_of(block), f"{int(self.done.sum())} of {self.done.size} blocks are safe"
+        with _readable_errors(self.path, f"{safe}; run again to go on."):
             for name, value in values.items():
-                self.group[name][where] = value
+                self.group[name][(*condition.index, slice(members.start, members.stop))] = value
             self.group[DONE][(*condition.index, slice(block, block + 1))] = True
         self.done[(*condition.index, block)] = True
-
-    def dataset(self) -> xarray.Dataset:
-        """Return everything that is there so far."""
-        return load(self.path)
 
 
 def load(path: Path | str) -> xarray.Dataset:
@@ -132,48 +124,40 @@ def _create(path: Path, spec: Spec) -> None:
     import torch
     import zarr
 
-    dims, quantities = tuple(f.dim for f in spec.grid), layout(spec)
+    dims, cells, quantities = tuple(f.dim for f in spec.grid), (1,) * len(spec.grid), layout(spec)
     with _readable_errors(path), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # from Zarr: consolidated metadata and text are not in its standard yet
         beside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.new-"))
         try:
             group = zarr.open_group(str(beside), mode="w", zarr_format=3)
-            attrs: dict[str, Any] = {
+            about: dict[str, Any] = {
                 "vkernel_study": spec.to_json(),
                 "title": spec.title,
                 "question": spec.question,
                 "seed": spec.seed,
             }
-            attrs |= {"results": RESULTS, "vkernel": __version__, "torch": torch.__version__, "revision": _revision()}
-            group.attrs.update(attrs | {"data_sha256": fingerprint(datasets(spec))})
+            about |= {"results": RESULTS, "vkernel": __version__, "torch": torch.__version__, "revision": _revision()}
+            group.attrs.update(about | {"data_sha256": fingerprint(datasets(spec))})
 
-            def create(name: str, about: tuple[str, str], dims: tuple[str, ...], **options: Any) -> Any:
+            def create(name: str, about: str, unit: str, dims: tuple[str, ...], **options: Any) -> Any:
                 array = group.create_array(name, dimension_names=dims, **options)
-                array.attrs.update({"long_name": about[0], "units": about[1] or "1"})
+                array.attrs.update({"long_name": about, "units": unit or "1"})
                 return array
 
-            axes = {f.dim: (np.asarray(f.coordinate), (f.field, f.unit)) for f in spec.grid}
-            axes["member"] = np.arange(spec.members), ("index of the trained model", "")
-            axes["block"] = np.arange(spec.blocks), ("index of the block of members", "")
+            axes = {f.dim: (np.asarray(f.coordinate), f.field, f.unit) for f in spec.grid}
+            plain = {"member": np.arange(spec.members), "block": np.arange(spec.blocks)}
             for quantity in quantities.values():
-                axes |= {name: (values, COORDINATES[name]) for name, values in quantity.coordinates.items()}
-            for name, (values, about) in axes.items():
-                create(name, about, (name,), shape=values.shape, dtype=values.dtype)[...] = values
+                plain |= quantity.coordinates
+            axes |= {name: (values, *COORDINATES[name]) for name, values in plain.items()}
+            for name, (values, words, unit) in axes.items():
+                create(name, words, unit, (name,), shape=values.shape, dtype=values.dtype)[...] = values
             for name, q in quantities.items():
-                size = {
-                    "shape": (*spec.shape, spec.members, *q.shape),
-                    "chunks": (*(1,) * len(dims), spec.block, *q.shape),
-                }
-                along = (*dims, "member", *q.coordinates)
-                create(name, (q.about, q.unit), along, dtype="float64", fill_value=float("nan"), **size)
-            blocks = (*spec.shape, spec.blocks)
-            flags: dict[str, Any] = {
-                "shape": blocks,
-                "chunks": (1,) * len(blocks),
-                "dtype": "bool",
-                "fill_value": False,
-            }
-            create(DONE, ("whether a block of members is computed", ""), (*dims, "block"), **flags)
+                size = {"shape": (*spec.shape, spec.members, *q.shape), "chunks": (*cells, spec.block, *q.shape)}
+                own = (*dims, "member", *q.coordinates)
+                create(name, q.about, q.unit, own, dtype="float64", fill_value=float("nan"), **size)
+            size = {"shape": (*spec.shape, spec.blocks), "chunks": (*cells, 1)}
+            whether = "whether a block of members is computed"
+            create(DONE, whether, "", (*dims, "block"), dtype="bool", fill_value=False, **size)
             zarr.consolidate_metadata(str(beside))
             beside.rename(path)
         except BaseException:
@@ -195,21 +179,18 @@ def _revision() -> str:
 def _check_same(path: Path, spec: Spec) -> None:
     """Refuse a store of another version of the results, of another study, or of other data."""
     attrs = load(path).attrs
-    version = attrs.get("results", 1)
+    version, refusal = attrs.get("results", 1), "nothing was changed. Give another --store"
     require(
         version == RESULTS,
         f"{path} holds results of version {version}, made by vkernel {attrs.get('vkernel')}; vkernel {__version__} "
         f"computes version {RESULTS}, whose numbers may differ, and never mixes both in one store. It can be shown, "
-        "plotted and exported, but not continued; nothing was changed. Give another --store to compute it anew.",
+        f"plotted and exported, but not continued; {refusal} to compute it anew.",
     )
     there, ours = json.loads(attrs["vkernel_study"]), json.loads(spec.to_json())
     differ = [k for k in ours if there.get(k) != ours[k] and json.dumps(there.get(k)) != json.dumps(ours[k])]
-    require(
-        not differ,
-        f"{path} holds another study (it differs in {', '.join(differ)}); nothing was changed. Give another --store.",
-    )
+    require(not differ, f"{path} holds another study (it differs in {', '.join(differ)}); {refusal}.")
     same = attrs.get("data_sha256") == fingerprint(datasets(spec))
-    require(same, f"{path} was made from other training data; nothing was changed. Give another --store.")
+    require(same, f"{path} was made from other training data; {refusal}.")
 
 
 def _clean(path: Path) -> None:

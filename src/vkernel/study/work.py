@@ -1,30 +1,20 @@
 r"""One block of one condition: train its members, sample them, keep numbers. A pure function of (study, cell, block).
 
-Kept of every member, from samples :math:`x` that start at the same places for all:
-
-==============  =================================================================================================
-``away``        share of samples farther than ``measure.away`` × half the least distance of training points from
-                every training point (at :math:`\alpha_\epsilon y`)
-``gap``         :math:`P(a < |x| < b)` in one dimension, if ``measure.gap = [a, b]``
-``nearest``     mean distance to the nearest training point
-``share``       share of samples nearest to each training point
-``density``     histogram over ± ``measure.limit``, in one or two dimensions
-``sample``      the first ``measure.keep`` samples
-``score``       the score at ``measure.places`` places and ``measure.times`` (one dimension)
-==============  =================================================================================================
-
-and the share of samples in each of ``measure.regions``. A member that diverged is NaN in all of them.
+Samples start at the same places for all members. :func:`layout` lists what is kept of each, in words; distances are to
+the training points at :math:`\alpha_\epsilon y`, and ``away`` counts samples farther than ``measure.away`` × half the
+least distance of two of them from all. A member that diverged is NaN in every quantity.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import math
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -46,7 +36,7 @@ from vkernel.sample import effective_sde, naive, pf_ode, semiclassical
 from vkernel.sample.scores import Scores
 from vkernel.score.base import Score, Time
 from vkernel.score.empirical import EmpiricalScore
-from vkernel.study.spec import WITHOUT_MODEL, Condition, Lookup, Region, Spec
+from vkernel.study.spec import MODEL_KEYS, NOISY, WITHOUT_MODEL, Condition, Lookup, Region, Spec
 from vkernel.train import features, models
 from vkernel.train.ensemble import Ensemble, train_ensemble
 from vkernel.train.models.base import Model
@@ -61,21 +51,23 @@ class Quantity:
 
     def __init__(self, about: str, unit: str = "", **coordinates: np.ndarray) -> None:
         self.about, self.unit, self.coordinates = about, unit, coordinates
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(len(c) for c in self.coordinates.values())
+        self.shape = tuple(len(c) for c in coordinates.values())
 
 
 def layout(spec: Spec) -> dict[str, Quantity]:
     """Return the quantities that a study keeps; all its training sets must have events of one shape."""
-    sets = datasets(spec)
+    sets, m, found = datasets(spec), spec.measure, dict[str, Quantity]()
     shapes = {data.shape for data in sets}
     require(len(shapes) == 1, f"All training sets of a study must have events of one shape; got {sorted(shapes)}.")
-    d, most, m = math.prod(shapes.pop()), max(data.n for data in sets), spec.measure
-    found: dict[str, Quantity] = {}
-    if m.times and m.places:
-        require(d == 1, f"measure.times and measure.places keep scores in one dimension; the data have {d}.")
+    d, most = math.prod(shapes.pop()), max(data.n for data in sets)
+    require(
+        d == 1 or not m.places, f"measure.times and measure.places keep scores in one dimension; the data have {d}."
+    )
+    require(d == 1 or m.gap is None, f"measure.gap is for one dimension; the data have {d}. measure.away is for any.")
+    for name, region in m.regions.items():
+        good = region.around is None or len(region.around) == d
+        require(good, f"measure.regions.{name}.around: a place has {d} coordinates here; got {region.around}.")
+    if m.places:
         places = np.linspace(-m.limit, m.limit, m.places)
         found["score"] = Quantity("score", "1 / unit of x", time=np.asarray(m.times), place=places)
     if not any(c.sampler.samples for c in spec.conditions()):
@@ -85,12 +77,8 @@ def layout(spec: Spec) -> dict[str, Quantity]:
     if most <= MOST_POINTS:
         found["share"] = Quantity("share of samples nearest to each training point", point=np.arange(most))
     if m.gap is not None:
-        require(d == 1, f"measure.gap is for one dimension; the data have {d}. measure.away is for any.")
         found["gap"] = Quantity(f"share of samples with {m.gap[0]:g} < |x| < {m.gap[1]:g}")
-    for name, region in m.regions.items():
-        good = region.around is None or len(region.around) == d
-        require(good, f"measure.regions.{name}.around: a place has {d} coordinates here; got {region.around}.")
-        found[name] = Quantity(f"share of samples in the region {name}")
+    found |= {name: Quantity(f"share of samples in the region {name}") for name in m.regions}
     if d <= 2:
         centres = (np.arange(m.bins) + 0.5) * (2 * m.limit / m.bins) - m.limit
         axes = {"x": centres} if d == 1 else {"y": centres, "x": centres}
@@ -109,9 +97,8 @@ def prepare(spec: Spec) -> None:
             assert isinstance(problem.model, Model)  # made here for the first time
             good = o.of != "subset" or math.inf == o.K or n >= o.K
             require(good, f"objective.K: a subset of {o.K:g} points needs as many; the data have {n}.")
-            require(
-                condition.sampler.lookup is None or d == 1, f"sampler.lookup is for one dimension; the data have {d}."
-            )
+            good = condition.sampler.lookup is None or d == 1
+            require(good, f"sampler.lookup is for one dimension; the data have {d}.")
             for t in condition.measure.times:
                 problem.process.check(t)
         except InputError as error:
@@ -121,22 +108,31 @@ def prepare(spec: Spec) -> None:
         if part is not None and part.value not in numbers:
             raise InputError(f"{table}.value: the study keeps {', '.join(numbers)} of each member, not {part.value!r}.")
     for cell in (spec.finding.of, spec.finding.to) if spec.finding else ():
-        for factor in spec.grid:
-            good = factor.dim not in cell or cell[factor.dim] in factor.coordinate
-            require(good, f"finding: {factor.dim} has no value {cell.get(factor.dim)!r}; it has {factor.coordinate}.")
+        for f in spec.grid:
+            good = f.dim not in cell or cell[f.dim] in f.coordinate
+            require(good, f"finding: {f.dim} has no value {cell.get(f.dim)!r}; it has {f.coordinate}.")
 
 
 def compute(spec: Spec, condition: Condition, block: int) -> dict[str, np.ndarray]:
     """Return the quantities of the members of a block, ``(members, …)``, computed with ``spec.threads`` threads."""
+    good = spec.device != "cuda" or torch.cuda.is_available()
+    require(good, "device: there is no CUDA device where the blocks are computed; give device = 'cpu' or 'auto'.")
+    device = "cuda" if spec.device != "cpu" and torch.cuda.is_available() else "cpu"
+    with torch_threads(spec.threads), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # members that diverged are NaN in the store
+        found = _compute(Problem(spec, condition, device), spec.members_of(block))
+    return {name: value.cpu().numpy().astype(np.float64) for name, value in found.items()}
+
+
+@contextlib.contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let torch use so many threads: the order of sums, and with it the last bit, depends on it."""
     before = torch.get_num_threads()
-    torch.set_num_threads(spec.threads)  # the order of sums, and with it the last bit, depends on it
+    torch.set_num_threads(count)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # members that diverged are NaN in the store
-            found = _compute(Problem(spec, condition, _device(spec)), spec.members_of(block))
+        yield
     finally:
         torch.set_num_threads(before)
-    return {name: value.cpu().numpy().astype(np.float64) for name, value in found.items()}
 
 
 def _compute(problem: Problem, members: range) -> dict[str, Tensor]:
@@ -155,9 +151,6 @@ def _compute(problem: Problem, members: range) -> dict[str, Tensor]:
     return found
 
 
-# The objects of a condition
-
-
 @dataclass(frozen=True)
 class Problem:
     """What the tables of a condition stand for: a training set, a process, a model, and how it is trained."""
@@ -168,31 +161,40 @@ class Problem:
 
     @functools.cached_property
     def data(self) -> Empirical:
-        return make_data(self.condition).to(self.device)
+        d = self.condition.data
+        if d.path is not None:
+            found = load(d.path)
+        elif d.name is not None:
+            found = toy(d.name, d.rotation)
+        else:
+            try:
+                even = torch.linspace(-1, 1, d.even or 2, dtype=torch.float64)
+                found = Empirical(even if d.even else torch.tensor(d.points, dtype=torch.float64))
+            except ValueError as error:
+                raise InputError(f"data.points: {error}") from None
+        if d.weights is not None:
+            found = Empirical(found[:], weights=d.weights)
+        return found.to(self.device)
 
     @functools.cached_property
     def process(self) -> Process:
-        try:
-            return make_process(self.condition.process.model_dump())
-        except InputError as error:
-            raise InputError(f"process: {error}") from None
+        return make_process(self.condition.process.model_dump())
 
     @functools.cached_property
     def model(self) -> Model:
         m, d, process = self.condition.model, self.data.d, self.process
+        if m.kind == "linear" and m.features == "random":
+            waves = features.random_fourier(m.per_axis ** (d + 1), d, process, length=m.length, generator=0)
+            return models.Linear(waves, m.target, m.ridge)
         if m.kind == "linear":
-            if m.features != "random":
-                found: features.Features = features.grid(m.features, m.per_axis, d, m.low, m.high, process)
-            else:
-                found = features.random_fourier(m.per_axis ** (d + 1), d, process, length=m.length, generator=0)
-            return models.Linear(found, m.target, m.ridge)
+            return models.Linear(features.grid(m.features, m.per_axis, d, m.low, m.high, process), m.target, m.ridge)
         if m.kind == "lazy":
-            deep: dict[str, Any] = {"depth": m.depth, "activation": m.activation or "relu", "init_width": m.init_width}
-            kinds = {"ntk": models.NTK, "nngp": models.NNGP}
-            kernel = models.RBF(m.length) if m.kernel == "rbf" else kinds[m.kernel](**deep)
+            how: dict[str, Any] = {"depth": m.depth, "activation": m.activation or "relu", "init_width": m.init_width}
+            deep = models.NTK if m.kernel == "ntk" else models.NNGP
+            kernel = models.RBF(m.length) if m.kernel == "rbf" else deep(**how)
             return models.Lazy(kernel, m.tau, m.target, init=m.init)
-        how: dict[str, Any] = {"lr": m.lr, "batch": m.batch, "steps": m.steps, "decay": m.decay}
-        return models.MLP(m.width, m.depth, target=m.target, activation=m.activation or "silu", **how)
+        how = m.model_dump(include=MODEL_KEYS["mlp"] - {"kind", "activation"})
+        return models.MLP(**how, activation=m.activation or "silu")
 
     @property
     def training(self) -> dict[str, Any]:
@@ -205,14 +207,10 @@ class Problem:
         return {"draws": draws, "objective": objective, "vary": table.vary, "times": table.times}
 
     @functools.cached_property
-    def sha256(self) -> str:
-        return fingerprint([self.data])
-
-    @property
     def key(self) -> str:
         """A line that is the same for conditions that train the same models on the same device."""
         tables = [t.model_dump_json() for t in self.condition.trained]
-        return json.dumps([self.spec.seed, self.spec.threads, self.device, self.sha256, *tables])
+        return json.dumps([self.spec.seed, self.spec.threads, self.device, fingerprint([self.data]), *tables])
 
     def start(self, n: int) -> Tensor:
         """Return x_T, the same for all members: evenly spread in up to 8 dimensions, random beyond."""
@@ -221,28 +219,9 @@ class Problem:
         return (sigma * z).reshape(n, *self.data.shape).to(self.device)
 
 
-def make_data(condition: Condition) -> Empirical:
-    """Return the training set of a condition."""
-    d = condition.data
-    if d.path is not None:
-        found = load(d.path)
-    elif d.name is not None:
-        found = toy(d.name, d.rotation)
-    else:
-        try:
-            even = torch.linspace(-1, 1, d.even or 2, dtype=torch.float64)
-            found = Empirical(even if d.even else torch.tensor(d.points, dtype=torch.float64))
-        except ValueError as error:
-            raise InputError(f"data.points: {error}") from None
-    if d.weights is None:
-        return found
-    return Empirical(found.rows(0, found.n).reshape(found.n, *found.shape), weights=d.weights)
-
-
 def datasets(spec: Spec) -> list[Empirical]:
     """Return the training sets of a study, each once."""
-    tables = {c.data.model_dump_json(): c for c in spec.conditions()}
-    return [make_data(c) for c in tables.values()]
+    return [Problem(spec, c).data for c in {c.data.model_dump_json(): c for c in spec.conditions()}.values()]
 
 
 def fingerprint(sets: list[Empirical]) -> str:
@@ -250,16 +229,10 @@ def fingerprint(sets: list[Empirical]) -> str:
     found = hashlib.sha256()
     for data in sets:
         found.update(repr((data.n, data.shape)).encode())
-        for start in range(0, data.n, 4096):
-            found.update(data.rows(start, min(start + 4096, data.n)).double().cpu().contiguous().numpy().tobytes())
-        found.update(data.weights.double().cpu().contiguous().numpy().tobytes())
+        rows = (data.rows(start, min(start + 4096, data.n)) for start in range(0, data.n, 4096))
+        for part in (*rows, data.weights):
+            found.update(part.double().cpu().contiguous().numpy().tobytes())
     return found.hexdigest()
-
-
-def _device(spec: Spec) -> str:
-    good = spec.device != "cuda" or torch.cuda.is_available()
-    require(good, "device: there is no CUDA device where the blocks are computed; give device = 'cpu' or 'auto'.")
-    return "cuda" if spec.device != "cpu" and torch.cuda.is_available() else "cpu"
 
 
 _LAST = threading.local()
@@ -274,83 +247,65 @@ def _last(kind: str, key: str, make: Callable[[], T]) -> T:
     return found
 
 
-# Laws
-
-
 def _law(problem: Problem, members: range) -> tuple[Scores | Score, Callable[[Tensor], Tensor]]:
     """Return the scores of the members, and the function that samples them from x_T; one score is for all members."""
-    s, seed = problem.condition.sampler, problem.spec.seed
+    s, seed, data, process = problem.condition.sampler, problem.spec.seed, problem.data, problem.process
     steps: dict[str, Any] = {"steps": s.steps, "spacing": s.spacing}
     if s.law in WITHOUT_MODEL:
-        exact = EmpiricalScore(problem.data, problem.process)
-        if s.law == "exact":
-            return exact, lambda x_T: _flow(problem, exact, x_T)
-        kappa, V = s.kappa or 0.0, kernels.Naive(exact, s.kappa or 0.0)
+        exact, kappa = EmpiricalScore(data, process), s.kappa or 0.0
 
         def noisy(x_T: Tensor) -> Tensor:
-            streams = [rng.stream(seed, "study/noise", m) for m in members]
+            V, streams = kernels.Naive(exact, kappa), [rng.stream(seed, "study/noise", m) for m in members]
             if s.law == "naive":
                 return torch.stack([_tensor(effective_sde(V, x_T, generator=g, **steps)) for g in streams])
             return torch.stack([_tensor(naive(exact, x_T, kappa=kappa, generator=g, **steps)) for g in streams])
 
-        return exact, noisy
+        return exact, noisy if s.law in NOISY else functools.partial(_flow, problem, exact)
     if s.law in ("members", "mean"):
-        trained = _trained(problem, range(s.sets) if s.law == "mean" else members)
+        which = range(s.sets) if s.law == "mean" else members
+        how = {"members": list(which), "seed": seed, **problem.training}
+        train = functools.partial(train_ensemble, problem.model, data, process, **how)
+        trained = _last("ensemble", f"{which} {problem.key}", train)
         score = trained.mean_score if s.law == "mean" else trained
-        return score, lambda x_T: _flow(problem, score, x_T)
-    theory = _last("kernel", f"{s.sets} {problem.key}", lambda: _kernel(problem))
-    z = torch.stack(
-        [
-            rng.randn((len(theory.root),), rng.stream(seed, "study/field", m), theory.root.device, torch.float64)
-            for m in members
-        ]
+        return score, functools.partial(_flow, problem, score, start=members.start)
+    assert isinstance(problem.model, models.Linear)
+    how = {"seed": seed + 1, "sets": s.sets, **problem.training}  # inputs that the models have not seen
+    predict = functools.partial(kernels.Linear, problem.model, data, process, **how)
+    theory = _last("kernel", f"{s.sets} {problem.key}", predict)
+    size, device, streams = (
+        (len(theory.root),),
+        theory.root.device,
+        [rng.stream(seed, "study/field", m) for m in members],
     )
+    z = torch.stack([rng.randn(size, stream, device, torch.float64) for stream in streams])
     # mean plus field is a linear model again, with random weights
     weights = theory.mean_weights + (z @ theory.root).reshape(len(z), *theory.mean_weights.shape)
-    fields = Ensemble(problem.model, {"weights": weights}, problem.process, problem.data.shape)
-    if s.law == "field":
-        return fields, lambda x_T: _flow(problem, fields, x_T)
+    fields = Ensemble(problem.model, {"weights": weights}, process, data.shape)
 
     def linearised(x_T: Tensor) -> Tensor:
         mean, cov = semiclassical(theory, x_T, **steps)
         assert isinstance(cov, Factored)
         return _tensor(mean) + torch.einsum("mf,f...->m...", z, cov.factors)
 
-    return fields, linearised
+    return fields, linearised if s.law == "semiclassical" else functools.partial(_flow, problem, fields)
 
 
-def _trained(problem: Problem, members: range) -> Ensemble:
-    """Train the members, or return those of the block before where only sampler and measures differ."""
-    how = {"members": list(members), "seed": problem.spec.seed, **problem.training}
-    return _last(
-        "ensemble",
-        f"{members} {problem.key}",
-        lambda: train_ensemble(problem.model, problem.data, problem.process, **how),
-    )
+def _flow(problem: Problem, scores: Scores | Score, x_T: Tensor, start: int = 0) -> Tensor:
+    """The probability-flow ODE of each score from ``x_T (n, *shape)``: ``(M, n, *shape)``, M = 1 for one score.
 
-
-def _kernel(problem: Problem) -> kernels.Linear:
-    """The V-kernel that theory predicts for the models of a condition, from inputs that they have not seen."""
-    assert isinstance(problem.model, models.Linear)
-    how = problem.training | {"seed": problem.spec.seed + 1, "sets": problem.condition.sampler.sets}
-    return kernels.Linear(problem.model, problem.data, problem.process, **how)
-
-
-def _flow(problem: Problem, scores: Scores | Score, x_T: Tensor) -> Tensor:
-    """The probability-flow ODE of each score from ``x_T (n, *shape)``: ``(M, n, *shape)``, M = 1 for one score."""
+    Members that diverged, and those beyond ``sampler.first`` if the first of them is ``start``, are NaN.
+    """
     s = problem.condition.sampler
     how: dict[str, Any] = {"steps": s.steps, "method": s.method, "spacing": s.spacing}
     if isinstance(scores, Score):
-        if s.lookup is not None:
-            return _tensor(pf_ode(LookedUp(scores, s.lookup), x_T[None], **how))
-        return _tensor(pf_ode(scores, x_T, **how))[None]
-    x = x_T.new_full((len(scores), *x_T.shape), torch.nan)
-    if len(scores.diverged) == len(scores):
-        return x
-    if s.lookup is None:
-        return scores.sample(x_T=x_T, **how)
-    alive = [m for m in range(len(scores)) if m not in set(scores.diverged)]
-    x[alive] = _tensor(pf_ode(LookedUp(scores.finite, s.lookup), x_T.expand(len(alive), *x_T.shape), **how))
+        return _tensor(pf_ode(LookedUp(scores, s.lookup) if s.lookup else scores, x_T[None], **how))
+    x, count = x_T.new_full((len(scores), *x_T.shape), torch.nan), len(scores) if s.first is None else s.first - start
+    alive = [m for m in range(min(len(scores), count)) if m not in set(scores.diverged)]
+    if alive and s.lookup:
+        table = LookedUp(scores.select(alive), s.lookup)
+        x[alive] = _tensor(pf_ode(table, x_T.expand(len(alive), *x_T.shape), **how))
+    elif alive:
+        x[alive] = scores.select(alive).sample(x_T=x_T, **how)
     return x
 
 
@@ -366,24 +321,22 @@ class LookedUp(Score):
         self.scores, self.lookup, self.process, self.shape = scores, lookup, scores.process, (1,)
 
     def denoise(self, x: Tensor, t: Time) -> Tensor:
+        # in place: temporary arrays of this size would double the time
         limit, last = self.lookup.limit, self.lookup.nodes - 1
-        nodes = torch.linspace(-limit, limit, last + 1, dtype=x.dtype, device=x.device)[:, None]
+        nodes = torch.linspace(-limit, limit, last + 1, dtype=x.dtype, device=x.device)
         alpha, var = (a.to(x) for a in self.levels(torch.as_tensor(t)))
-        table = ((nodes + var * self.scores(nodes, t)) / alpha).reshape(-1, last + 1)
-        place = (x[..., 0] + limit) * (last / (2 * limit))
+        table = self.scores(nodes[:, None], t).reshape(-1, last + 1).mul_(var).add_(nodes).div_(alpha)
+        place = (x[..., 0] + limit).mul_(last / (2 * limit))
         if self.lookup.read == "right":
-            return table.gather(1, place.ceil().clamp(0, last).long())[..., None]
-        place = place.clamp(0, last)
-        below = place.floor().clamp(max=last - 1).long()
-        left, right = (table.gather(1, below + k) for k in (0, 1))
-        return (left + (right - left) * (place - below))[..., None]
+            return table.gather(1, place.ceil_().clamp_(0, last).long())[..., None]
+        below = place.clamp_(0, last).floor().clamp_(max=last - 1)
+        index = below.long()
+        left = table.gather(1, index)
+        return left.add_(table.gather(1, index.add_(1)).sub_(left).mul_(place.sub_(below)))[..., None]
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
         alpha, var = (a.to(x) for a in self.levels(torch.as_tensor(t)))
         return (alpha * self.denoise(x, t) - x) / var
-
-
-# Measures
 
 
 def _measure(x: Tensor, problem: Problem, wanted: dict[str, Quantity]) -> dict[str, Tensor]:
@@ -392,10 +345,10 @@ def _measure(x: Tensor, problem: Problem, wanted: dict[str, Quantity]) -> dict[s
     alpha = float(problem.process.alpha(torch.tensor(problem.process.eps, dtype=torch.float64)))
     near = nearest(x.nan_to_num(posinf=0, neginf=0).reshape(-1, data.d) / alpha, data, 1)
     distance, index = (part.reshape(x.shape[:2]) for part in (alpha * near[0], near[1]))
-    radius = m.away * alpha * _last("least", problem.sha256, lambda: _least(data)) / 2
+    radius = m.away * alpha * _last("least", problem.key, lambda: _least(data)) / 2
     found = {"away": (distance > radius).double().mean(1), "nearest": distance.mean(1)}
     if "share" in wanted:
-        counts = torch.zeros(len(x), wanted["share"].shape[0], dtype=torch.float64, device=x.device)
+        counts = x.new_zeros(len(x), wanted["share"].shape[0])
         found["share"] = counts.scatter_add_(1, index, torch.ones_like(distance)) / x.shape[1]
         found["share"][:, data.n :] = torch.nan
     regions = dict(m.regions) if m.gap is None else {"gap": Region(norm=m.gap), **m.regions}
@@ -406,8 +359,8 @@ def _measure(x: Tensor, problem: Problem, wanted: dict[str, Quantity]) -> dict[s
         inside = ((cell >= 0) & (cell < m.bins)).all(-1)
         where = cell.nan_to_num().clamp(0, m.bins - 1).long()
         where = where[..., 0] if data.d == 1 else where[..., 1] * m.bins + where[..., 0]
-        counts = torch.zeros(len(x), m.bins**data.d, dtype=torch.float64, device=x.device)
-        density = counts.scatter_add_(1, where, inside.double()) / x.shape[1] * (m.bins / (2 * m.limit)) ** data.d
+        counts = x.new_zeros(len(x), m.bins**data.d).scatter_add_(1, where, inside.double())
+        density = counts / x.shape[1] * (m.bins / (2 * m.limit)) ** data.d
         found["density"] = density.reshape(len(x), *wanted["density"].shape)
     if "sample" in wanted:
         found["sample"] = x[:, : m.keep].clone()
