@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from exhibits import Made, brute_force, check, make, says, without_pictures
+from exhibits import Made, brute_force, says, without_pictures
 
 import vkernel as vk
 from vkernel import plots
@@ -19,19 +19,9 @@ from vkernel.reproduce import images
 from vkernel.reproduce.exhibit import Run, Skip
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return make(tmp_path_factory.mktemp("images"), 3, images.digits_line, images.between_images)
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def line(made: Made) -> dict[str, np.ndarray]:
     return made.arrays["digits_line"]
-
-
-def test_every_exhibit_is_complete(made: Made) -> None:
-    assert set(made.exhibits) == {"digits_line", "between_images"}
-    check(made)
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exhibits import without_pictures
+from exhibits import Made, check, without_pictures
 
 import vkernel as vk
 from vkernel import reproduce
@@ -19,16 +19,6 @@ from vkernel.core.errors import InputError
 from vkernel.core.estimate import Estimate
 from vkernel.reproduce import exhibit
 from vkernel.reproduce.exhibit import Exhibit, Page, Part, Run, Skip, number, one_thread, percent
-
-
-@pytest.fixture(scope="module")
-def first(out: Path) -> dict[str, np.ndarray]:
-    return dict(np.load(out / "figure1.npz"))
-
-
-@pytest.fixture(scope="module")
-def line(out: Path) -> dict[str, np.ndarray]:
-    return dict(np.load(out / "digits_line.npz"))
 
 
 class Links(HTMLParser):
@@ -49,9 +39,16 @@ class Links(HTMLParser):
             self.images.append(given)
 
 
-def test_every_link_leads_somewhere_and_every_image_is_told(out: Path) -> None:
+def test_every_exhibit_is_complete(made: Made) -> None:
+    names = [part.make.__name__ for part in reproduce.exhibits()]
+    assert list(made.exhibits) == [name for name in names if name != "cifar_line"]
+    check(made)
+
+
+def test_every_link_leads_somewhere_and_every_image_is_told(made: Made) -> None:
     from PIL import Image
 
+    out = made.out
     links = Links((out / "index.html").read_text())
     assert len(links.images) == len(list(out.glob("*-dark.png"))) >= 3
     for address in links.addresses:
@@ -68,8 +65,9 @@ def test_every_link_leads_somewhere_and_every_image_is_told(out: Path) -> None:
     assert {file.name for file in out.iterdir()} <= linked  # nothing is left that no one finds, no temporary file
 
 
-def test_the_page_tells_what_was_computed(out: Path, first: dict, line: dict) -> None:
-    text = (out / "index.html").read_text().replace("\u00a0", " ")
+def test_the_page_tells_what_was_computed(made: Made) -> None:
+    first, line = made.arrays["figure1"], made.arrays["digits_line"]
+    text = (made.out / "index.html").read_text().replace("\u00a0", " ")
     assert "<!doctype html>" in text
     assert "prefers-color-scheme: dark" in text
     assert "Vastola" in text
@@ -86,15 +84,17 @@ def test_the_page_tells_what_was_computed(out: Path, first: dict, line: dict) ->
 
 
 def test_the_same_seed_gives_the_same_numbers(
-    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("VKERNEL_DATA", raising=False)
+    few = reproduce.exhibits()[:3]
     with monkeypatch.context() as patch:
         without_pictures(patch)
+        patch.setattr(reproduce, "exhibits", lambda: few)
         reproduce.run(tmp_path / "same", seed=3, quick=True)
         reproduce.run(tmp_path / "other", seed=4, quick=True)
     for name in ("figure1.npz", "digits_line.npz"):
-        assert (tmp_path / "same" / name).read_bytes() == (out / name).read_bytes()
+        assert (tmp_path / "same" / name).read_bytes() == (made.out / name).read_bytes()
     a, b = (np.load(tmp_path / folder / "digits_line.npz") for folder in ("same", "other"))
     np.testing.assert_array_equal(a["clean"], b["clean"])
     assert not np.array_equal(a["noisy"], b["noisy"])

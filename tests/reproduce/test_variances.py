@@ -7,23 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exhibits import Made, check, make, says
+from exhibits import Made, says
 
 import vkernel as vk
 from vkernel import plots
 from vkernel.reproduce import variances
 from vkernel.reproduce.exhibit import Run, number, percent
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    out = tmp_path_factory.mktemp("variances")
-    return make(out, 4, variances.v_linear, variances.shares, variances.v_lazy)
-
-
-def test_every_exhibit_is_complete(made: Made) -> None:
-    assert list(made.exhibits) == ["v_linear", "shares", "v_lazy"]
-    check(made)
 
 
 def test_the_finding_is_the_array(made: Made) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from vkernel.reproduce.exhibit import Exhibit, Page, Picture, Run
-
-Make = Callable[[Run], Exhibit]
+from vkernel import reproduce
+from vkernel.reproduce.exhibit import Exhibit, Page, Part, Picture, Run
 
 
 @dataclass
@@ -24,17 +22,26 @@ class Made:
     totals: dict[str, float] = field(default_factory=dict)
 
 
-def make(out: Path, seed: int, *functions: Make) -> Made:
-    """Make exhibits quickly, without CIFAR."""
+def make(out: Path, seed: int) -> Made:
+    """Make the page quickly, without CIFAR."""
     made = Made(out)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("VKERNEL_DATA", raising=False)
-        for function in functions:
+
+    def recorded(part: Part) -> Part:
+        def make(run: Run) -> Exhibit:
             steps: list[float] = []
-            exhibit = function(Run(out, seed, True, steps.append))
+            exhibit = part.make(replace(run, step=steps.append))
             made.exhibits[exhibit.name], made.totals[exhibit.name] = exhibit, sum(steps)
             with np.load(out / exhibit.data) as saved:
                 made.arrays[exhibit.name] = dict(saved)
+            return exhibit
+
+        return replace(part, make=make)
+
+    parts = [recorded(part) for part in reproduce.exhibits()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("VKERNEL_DATA", raising=False)
+        patch.setattr(reproduce, "exhibits", lambda: parts)
+        assert reproduce.run(out, seed=seed, quick=True) == (out / "index.html").resolve()
     return made
 
 
@@ -65,7 +72,7 @@ def words(exhibit: Exhibit) -> str:
 def without_pictures(patch: pytest.MonkeyPatch) -> None:
     """Draw nothing, for tests of numbers alone."""
 
-    def picture(page: Page, stem: str, draw: object, key: str = "main", **more: object) -> None:
+    def picture(page: Page, stem: str, *given: object, **how: object) -> None:
         page.pictures.append(Picture(stem, "", (), 1, 1))
 
     patch.setattr(Page, "picture", picture)

@@ -26,22 +26,22 @@ __all__ = ["exhibits", "run"]
 
 def exhibits() -> list[Part]:
     """Return the exhibits, in the order of the page, with the seconds that each takes on two cores."""
-    from vkernel.reproduce import figure2, images, maps, planes, samplers, variances
+    from vkernel.reproduce import exact, images, learned, variances
     from vkernel.reproduce.exhibit import Part
 
     return [
-        Part("Figure 1: where the target is noisy", 6.0, maps.figure1),
+        Part("Figure 1: where the target is noisy", 6.0, exact.figure1),
         Part("C along the line between two digits", 20.0, images.digits_line),
         Part("C along the line between two CIFAR images", 30.0, images.cifar_line),
-        Part("Memorisation, and the error that fakes generalization", 20.0, samplers.memorise),
-        Part("Trajectories over the C map", 9.0, maps.paths2d),
-        Part("Final laws against κ and step count", 32.0, samplers.laws),
-        Part("Figure 2: linear models between three points", 18.0, figure2.figure2),
-        Part("Figure 3: features decide where the gaps fill", 35.0, planes.figure3),
+        Part("Memorisation, and the error that fakes generalization", 20.0, exact.memorise),
+        Part("Trajectories over the C map", 9.0, exact.paths2d),
+        Part("Final laws against κ and step count", 32.0, exact.laws),
+        Part("Figure 2: linear models between three points", 18.0, learned.figure2),
+        Part("Figure 3: features decide where the gaps fill", 35.0, learned.figure3),
         Part("V, predicted and measured", 20.0, variances.v_linear),
         Part("Where the variance comes from", 20.0, variances.shares),
         Part("Training time: a lazy network's variance against τ", 24.0, variances.v_lazy),
-        Part("Networks on the plane of Figure 3", 40.0, planes.mlp_plane),
+        Part("Networks on the plane of Figure 3", 40.0, learned.mlp_plane),
         Part("Between two images", 14.0, images.between_images),
     ]
 
@@ -65,21 +65,14 @@ def run(out: Path, *, seed: int = 0, quick: bool = False, everything: bool = Fal
     parts = [*exhibits(), *studies]
     command = shlex.join(("vkernel", "reproduce", "--out", str(out), "--seed", str(seed), *["--all"] * everything))
     versions = f"torch {torch.__version__}, numpy {numpy.__version__}, Python {platform.python_version()}"
+    about = {"command": command + " (quick)" * quick, "seed": seed, "versions": f"vkernel {__version__}, {versions}"}
+    about["machine"] = f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads, no GPU used"
     made: list[exhibit.Exhibit] = []
     skipped: list[dict[str, str]] = []
 
     def write_page(complete: bool) -> Path:
-        text = html.page(
-            "index.html",
-            exhibits=made,
-            skipped=skipped,
-            hint=complete and not everything,
-            command=command + " (quick)" * quick,
-            seed=seed,
-            versions=f"vkernel {__version__}, {versions}",
-            machine=f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads, no GPU used",
-            seconds=time.perf_counter() - start,
-        )
+        seconds, hint = time.perf_counter() - start, complete and not everything
+        text = html.page("index.html", exhibits=made, skipped=skipped, hint=hint, seconds=seconds, **about)
         return write(out / "index.html", text).resolve()
 
     with progress(sum(part.seconds for part in parts)) as report:

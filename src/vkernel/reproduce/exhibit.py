@@ -10,8 +10,9 @@ these numbers:
 ``[pictures.NAME]``          ``alt``, for readers who do not see the picture, and ``caption``
 ``[tables.NAME]``            ``caption``, and ``cells``: a line for the head and one for each row, cells between " | "
 ``base``                     another such file, whose keys are added
-``[study]``, ``[full.KEY]``  the study that the exhibit runs (:mod:`vkernel.study.spec`), or sizes where it runs none
-``[quick]``                  in a test, the values that replace those
+``[study]``                  the study that the exhibit runs (:mod:`vkernel.study.spec`)
+``[full]``                   sizes of what it computes itself
+``[quick.study]``, [quick]   in a test, the values that replace those
 ===========================  ==========================================================================================
 
 Lists hold paragraphs; those that are empty once filled in are left out. Filters are ``number`` (three significant
@@ -22,18 +23,17 @@ file is written completely or not at all.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import io
 import math
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -47,7 +47,11 @@ from vkernel.core.errors import InputError
 from vkernel.core.estimate import Estimate
 from vkernel.core.files import write
 from vkernel.core.progress import part
+from vkernel.study.work import torch_threads
 
+T = TypeVar("T")
+Values = dict[str, Any]
+NONE: Values = {}
 MEMORY = 1 << 28  # of exact scores: fixed, so that blocks, and with them the rounding, are the same everywhere
 
 
@@ -55,10 +59,7 @@ class Skip(Exception):
     """Raised by an exhibit that cannot be made here; the message is a sentence for the page."""
 
 
-@dataclass(frozen=True)
-class Picture:
-    """Three files whose names begin with ``stem``, with a description and a caption."""
-
+class Picture(NamedTuple):  # three files whose names begin with ``stem``, with a description and a caption
     stem: str
     alt: str
     caption: tuple[str, ...]
@@ -66,19 +67,13 @@ class Picture:
     height: int
 
 
-@dataclass(frozen=True)
-class Table:
-    """Numbers as text; the first cell of a row is its name."""
-
+class Table(NamedTuple):  # numbers as text; the first cell of a row is its name
     caption: str
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
-@dataclass(frozen=True)
-class Finding:
-    """The number in which an exhibit results."""
-
+class Finding(NamedTuple):  # the number in which an exhibit results
     number: str
     interval: str
     words: tuple[str, ...]
@@ -109,22 +104,34 @@ class Run:
     quick: bool
     step: Callable[[float], None]
 
+    def key(self, purpose: str, member: int = 0) -> int:
+        """Return the seed of one purpose: it depends on the seed of the page and on nothing else."""
+        return rng.key(self.seed, f"reproduce/{purpose}", member)
+
     def stream(self, purpose: str, member: int = 0) -> torch.Generator:
-        """Return the random stream of one purpose: it depends on the seed and on nothing else."""
+        """Return the random stream of one purpose."""
         return rng.stream(self.seed, f"reproduce/{purpose}", member)
 
-    def sizes(self, name: str, key: str) -> SimpleNamespace:
-        """Return the sizes ``[full.key]`` of an exhibit, or ``[quick.key]``."""
-        return SimpleNamespace(**read(name)["quick" if self.quick else "full"][key])
+    def sizes(self, name: str, key: str = "") -> SimpleNamespace:
+        """Return the sizes ``[full]`` of an exhibit, or ``[quick]``, or one table of them."""
+        found = read(name)["quick" if self.quick else "full"]
+        return SimpleNamespace(**found[key] if key else found)
 
     def spec(self, name: str) -> dict[str, Any]:
         """Return the study of an exhibit; a quick run replaces values, and its ``grid`` the whole grid."""
         text = read(name)
         found = {"title": name, "seed": self.seed, **text["study"]}
-        for key, value in text["quick"].items() if self.quick else ():
+        for key, value in text["quick"]["study"].items() if self.quick else ():
             merge = isinstance(value, dict) and key != "grid"
             found[key] = found.get(key, {}) | value if merge else value
         return found
+
+    def each(self, items: Iterable[T], share: float) -> Iterator[T]:
+        """Yield items, and report their equal parts of ``share`` of the work of the exhibit as they are done."""
+        given = list(items)
+        for item in given:
+            yield item
+            self.step(share / len(given))
 
     def progress(self, share: float) -> Callable[[str, float], None]:
         """Return a callback for the progress, from 0 to 1, of work that is ``share`` of the exhibit."""
@@ -133,16 +140,13 @@ class Run:
     def study(self, spec: Mapping[str, Any], share: float, **changes: Any) -> Dataset:
         """Run a study with some tables changed and return its results; it is ``share`` of the work of the exhibit."""
         whole = {**spec, **changes}
+        whole["block"] = whole["members"]
         with tempfile.TemporaryDirectory() as folder:
-            store = Path(folder) / "store.zarr"
-            whole["block"] = whole["members"]
-            return study.run(whole, store, "threads", progress=self.progress(share)).load()
+            return study.run(whole, Path(folder, "store.zarr"), "threads", progress=self.progress(share)).load()
 
 
 @dataclass(frozen=True)
-class Part:
-    """An exhibit to be made: its title, the seconds it takes, and its function."""
-
+class Part:  # an exhibit to be made: its title, the seconds it takes, and its function
     title: str
     seconds: float
     make: Callable[[Run], Exhibit]
@@ -161,12 +165,14 @@ class Page:
         part = functools.reduce(lambda tree, name: tree[name], key.split("."), self.text)
         return _fill(part, self.values | more | {"text": functools.partial(self, **more)})
 
-    def picture(self, stem: str, draw: Callable[[], Figure], key: str = "main", **more: Any) -> None:
-        """Add a picture with the text ``pictures.key``: draw it for light and dark pages, and write PNG and SVG."""
+    def picture(
+        self, stem: str, draw: Callable[..., Figure], *args: Any, key: str = "main", more: Values = NONE, **how: Any
+    ) -> None:
+        """Add ``draw(*args, **how)``, for light and dark pages, as PNG and SVG, with the text ``pictures.key``."""
         text, dpi = self(f"pictures.{key}", **more), 50 if self.run.quick else 144
         for dark in (False, True):
             with plots.style(dark=dark):
-                figure = draw()
+                figure = draw(*args, **how)
             png = plots.to_bytes(figure, "png", dpi)
             write(self.run.out / f"{stem}{'-dark' if dark else ''}.png", png)
             if not dark:
@@ -181,33 +187,33 @@ class Page:
         if "finding" in self.text:
             found["finding"] = Finding(**self("finding"))
         if not data:
-            buffer, plain = io.BytesIO(), {key: np.asarray(value) for key, value in self.arrays.items()}
-            np.savez_compressed(buffer, **plain)  # type: ignore[arg-type]
+            buffer = io.BytesIO()
+            np.savez_compressed(buffer, **{key: np.asarray(value) for key, value in self.arrays.items()})  # type: ignore[arg-type]
             data = write(self.run.out / f"{self.name}.npz", buffer.getvalue()).name
-        tables = (
-            [_table(**table) for table in self("tables").values() if table["cells"]] if "tables" in self.text else ()
-        )
+        tables = []
+        for table in (self("tables") if "tables" in self.text else {}).values():
+            lines = [tuple(line.strip().split(" | ")) for line in table["cells"].splitlines() if line.strip()]
+            tables += [Table(table["caption"], lines[0], tuple(lines[1:]))] if lines else []
         self.run.step(share)
         return Exhibit(self.name, tuple(self.pictures), data, tables=tuple(tables), **found)
 
 
 @functools.cache
 def read(name: str) -> dict[str, Any]:
+    """Return the text of an exhibit."""
     found = tomllib.loads((resources.files("vkernel.reproduce") / "texts" / f"{name}.toml").read_text(encoding="utf-8"))
     return {**read(found["base"]), **found} if "base" in found else found
 
 
 def _fill(part: Any, values: Mapping[str, Any]) -> Any:
-    if isinstance(part, str):
-        return _unbroken(_templates().from_string(part).render(values))
     if isinstance(part, Mapping):
         return {key: _fill(value, values) for key, value in part.items()}
-    return tuple(text for text in (_fill(value, values) for value in part) if text)
-
-
-def _table(caption: str, cells: str) -> Table:
-    head, *rows = (tuple(line.strip().split(" | ")) for line in cells.splitlines() if line.strip())
-    return Table(caption, head, tuple(rows))
+    if not isinstance(part, str):
+        return tuple(text for text in (_fill(value, values) for value in part) if text)
+    text = _templates().from_string(part).render(values)
+    for pattern in (" = ", " · ", " %", " / ", " → ", " ± ", "tr C", "σ² tr"):  # no line ends in a formula
+        text = text.replace(pattern, pattern.replace(" ", "\u00a0"))
+    return text.strip()
 
 
 @functools.cache
@@ -217,13 +223,6 @@ def _templates() -> Any:
     found = jinja2.Environment(undefined=jinja2.StrictUndefined)
     found.filters |= {"number": number, "percent": percent, "interval": interval, "estimate": estimate, "mean": mean}
     return found
-
-
-def _unbroken(text: str) -> str:
-    """Return the text with non-breaking spaces inside formulas and before units."""
-    for pattern in (" = ", " · ", " %", " / ", " → ", " ± ", "tr C", "σ² tr"):
-        text = text.replace(pattern, pattern.replace(" ", "\u00a0"))
-    return text.strip()
 
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -249,15 +248,22 @@ def percent(share: Any) -> str:
     return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"
 
 
-def interval(found: Any, form: int | str = 3) -> str:
-    """Format the interval of an estimate, "low to high", with so many digits or in a format such as ".2f"."""
-    _, low, high = _three(found, form)
-    return f"{low} to {high}"
+def interval(found: Estimate | Sequence[Any], form: int | str = 3) -> str:
+    """Format the interval of an estimate, "low to high", with so many digits, as "%" or in a format such as ".2f"."""
+    low, high = (found.low, found.high) if isinstance(found, Estimate) else found[1:]
+    return f"{_format(low, form)} to {_format(high, form)}"
 
 
-def estimate(found: Any, form: int | str = 3, ends: int | str = "") -> str:
+def estimate(found: Estimate | Sequence[Any], form: int | str = 3, ends: int | str = "") -> str:
     """Format an estimate with its interval, "value (low to high)"; ``ends`` is the format of the interval."""
-    return f"{_three(found, form)[0]} ({interval(found, ends or form)})"
+    value = found.value if isinstance(found, Estimate) else found[0]
+    return f"{_format(value, form)} ({interval(found, ends or form)})"
+
+
+def _format(value: Any, form: int | str) -> str:
+    if form == "%":
+        return percent(value)
+    return number(value, form) if isinstance(form, int) else f"{float(value):{form}}"
 
 
 def mean(values: Tensor) -> str:
@@ -266,39 +272,22 @@ def mean(values: Tensor) -> str:
     return f"{found.value:.3f} ± {found.high - found.value:.3f}"
 
 
-def _three(found: Estimate | Sequence[Any], form: int | str) -> list[str]:
-    values = (found.value, found.low, found.high) if isinstance(found, Estimate) else found
-    if form == "%":
-        return [percent(v) for v in values]
-    return [number(v, form) if isinstance(form, int) else f"{float(v):{form}}" for v in values]
-
-
 def tensor(found: object) -> Tensor:
     """Return a sample as it is: without ``save``, samplers return tensors."""
     assert isinstance(found, Tensor)
     return found
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch use one thread: in many steps on small arrays, threads wait longer than they work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+one_thread = functools.partial(torch_threads, 1)  # in many steps on small arrays, threads wait longer than they work
 
 
 def open_folder(out: Path) -> Path:
     """Make the folder if needed, and refuse it if nothing can be written there."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise InputError(
-            f"{out} cannot be a folder for figures: a file is in its place. Give another --out."
-        ) from error
     except OSError as error:
-        raise InputError(f"The folder {out} cannot be made: {error.strerror or error}. Give another --out.") from error
+        taken = isinstance(error, FileExistsError | NotADirectoryError)
+        why = "a file is in its place" if taken else error.strerror or error
+        raise InputError(f"The folder {out} cannot be made: {why}. Give another --out.") from error
     write(out / ".vkernel-probe", b"").unlink(missing_ok=True)
     return out

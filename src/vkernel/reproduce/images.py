@@ -18,29 +18,28 @@ effective SDE with the naive kernel leave this path where the posterior is undec
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TypeVar
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from vkernel import kernels, plots, sample
-from vkernel.core.errors import InputError
+from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate, leave_one_out
 from vkernel.data import Empirical, digits, load
 from vkernel.metrics import nearest
 from vkernel.process import VP
-from vkernel.reproduce.exhibit import MEMORY, Exhibit, Page, Run, Skip, one_thread, tensor
+from vkernel.reproduce.exhibit import MEMORY, Exhibit, Page, Run, Skip, Values, one_thread, tensor
 from vkernel.score import EmpiricalScore, noise_fraction
 
+T = TypeVar("T")
 STRIP = (0.0, 0.25, 0.5, 0.75, 1.0)
 EPS = 1e-3
 NOISY, BARE = "with noise", "on the bare line"
@@ -48,7 +47,7 @@ NOISY, BARE = "with noise", "on the bare line"
 
 def digits_line(run: Run) -> Exhibit:
     """Follow C along the line between two of scikit-learn's digits."""
-    data = _digits()
+    data = _load(digits)
     from sklearn.datasets import load_digits
 
     return line(run, "digits", data, torch.from_numpy(load_digits().target))
@@ -59,17 +58,13 @@ def cifar_line(run: Run) -> Exhibit:
     folder = _cifar()
     if folder is None:
         raise Skip("Set the environment variable VKERNEL_DATA to a folder that holds cifar10/ with its sheets.")
-    try:
-        data = load(folder)
-        labels = _labels(folder / "labels.json", data.n)
-    except InputError as error:
-        raise Skip(str(error)) from error
-    return line(run, "cifar", data, labels)
+    data = _load(lambda: load(folder))
+    return line(run, "cifar", data, _load(lambda: _labels(folder / "labels.json", data.n)))
 
 
-def _digits() -> Empirical:
+def _load(make: Callable[[], T]) -> T:
     try:
-        return digits()
+        return make()
     except InputError as error:
         raise Skip(str(error)) from error
 
@@ -86,82 +81,56 @@ def _labels(path: Path, n: int) -> Tensor:
         labels = torch.tensor([c for sheet in sorted(sheets) if sheet < 50 for c in sheets[sheet]])
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise InputError(f"{path} does not give the classes of the images: {error}.") from error
-    if labels.shape != (n,):
-        raise InputError(f"{path} has {labels.numel()} classes for {n} images.")
+    require(labels.shape == (n,), f"{path} has {labels.numel()} classes for {n} images.")
     return labels
 
 
 def line(run: Run, key: str, data: Empirical, labels: Tensor) -> Exhibit:
     """Make the exhibit for labelled images, with the sizes ``key``."""
-    process, sizes, name = VP(), run.sizes("line", key), f"{key}_line"
+    process, s, name = VP(), run.sizes("line", key), f"{key}_line"
     score = EmpiricalScore(data, process, memory=MEMORY)
-    ends = math.log10(sizes.lowest), math.log10(process.T)
-    t = torch.logspace(*ends, sizes.levels, dtype=torch.float64).clamp_max(process.T)
+    t = torch.logspace(math.log10(s.lowest), math.log10(process.T), s.levels, dtype=torch.float64).clamp_max(process.T)
     a, b, distance = closest_pair(data, labels)
-    rho = []
-    for k, time in enumerate(t.tolist()):
-        rho.append(noise_fraction(score, process, time, sizes.queries, run.stream(f"{name}/rho", k)))
-        run.step(0.1 / len(t))
+    streams = [(time, run.stream(f"{name}/rho", k)) for k, time in enumerate(t.tolist())]
+    rho = [noise_fraction(score, process, time, s.queries, stream) for time, stream in run.each(streams, 0.1)]
     chosen = max(range(len(t)), key=lambda k: rho[k].value)
-    fine, places = (torch.linspace(-0.25, 1.25, k, dtype=torch.float64) for k in (sizes.fine, sizes.places))
-    bare, path, strip = (_path(data, a, b, lam) for lam in (fine, places, torch.tensor(STRIP, dtype=torch.float64)))
-    z = torch.randn((sizes.draws, *path.shape), generator=run.stream(f"{name}/line"), dtype=torch.float64)
+    fine, places = (torch.linspace(-0.25, 1.25, k, dtype=torch.float64) for k in (s.fine, s.places))
+    first, second = data[[a, b]].double()
+    lambdas = (fine, places, torch.tensor(STRIP, dtype=torch.float64))
+    weights = (lam.reshape(-1, *(1,) * len(data.shape)) for lam in lambdas)
+    bare, path, strip = ((1 - weight) * first + weight * second for weight in weights)
+    z = torch.randn((s.draws, *path.shape), generator=run.stream(f"{name}/line"), dtype=torch.float64)
     clean, draws = [], []
-    for time in t:
+    for time in run.each(t, 0.4):
         clean.append(_noise(score, process.alpha(time) * bare, time))
         draws.append(_noise(score, process.alpha(time) * path + process.sigma(time) * z, time))
-        run.step(0.4 / len(t))
     noisy: Estimate[Tensor] = Estimate.of_mean(torch.stack(draws, 1))
-    pairs = _random_pairs(labels, sizes.pairs, run.stream(f"{name}/pairs"))
+    both = torch.randperm(data.n, generator=run.stream(f"{name}/pairs"))[: data.n // 2 * 2].reshape(-1, 2)
+    pairs = both[labels[both[:, 0]] != labels[both[:, 1]]][: s.pairs]  # disjoint, of different class
     near = (t / t[chosen]).log2().abs() < 1.05
     levels = [int(k) for k in near.nonzero().flatten() if (int(k) - chosen) % 2 == 0]
-    logs = _log_ratios(run, name, score, t[levels], pairs, sizes.pair_draws)
-    curves: dict[str, Any] = {label: Estimate.of_mean(values, dim=1).exp() for label, values in logs.items()}
-    at = levels.index(chosen)
-    found: dict[str, Any] = {
-        "pair": [a, b],
-        "pair_labels": labels[[a, b]],
-        "pair_distance": distance,
-        "t": t,
-        "lam_clean": fine,
-        "clean": torch.stack(clean),
-        "lam": places,
-        "noisy": noisy.value,
-        "noisy_se": noisy.se,
-        "rho": torch.tensor([r.value for r in rho]),
-        "rho_se": torch.tensor([r.se for r in rho]),
-        "chosen_t": t[chosen],
-        "ratio_t": t[levels],
-        "ratio_noisy": curves[NOISY].stack(),
-        "ratio_clean": curves[BARE].stack(),
-        "ratio_pairs": pairs,
-        "ratio_at_chosen": logs[NOISY][at].exp(),
-        "ratio": curves[NOISY][at].stack(),
-    }
+    logs = _log_ratios(run, name, score, t[levels], pairs, s.pair_draws)
+    curves: Values = {label: Estimate.of_mean(values, dim=1).exp() for label, values in logs.items()}
+    at, lines = levels.index(chosen), {label: curve.stack() for label, curve in curves.items()}
+    ratios, best = logs[NOISY][at].exp(), curves[NOISY][at].stack()
+    found: Values = {"pair": [a, b], "pair_labels": labels[[a, b]], "pair_distance": distance}
+    found |= {"t": t, "lam_clean": fine, "clean": torch.stack(clean), "lam": places}
+    found |= {"noisy": noisy.value, "noisy_se": noisy.se, "rho": torch.tensor([r.value for r in rho])}
+    found |= {"rho_se": torch.tensor([r.se for r in rho]), "chosen_t": t[chosen], "ratio_t": t[levels]}
+    found |= {"ratio_noisy": lines[NOISY], "ratio_clean": lines[BARE], "ratio_pairs": pairs}
+    found |= {"ratio_at_chosen": ratios, "ratio": best}
     wanted = [float(t[chosen]) / k for k in (4, 2, 2**0.5, 1)]
     profiles = sorted({int((t.log() - math.log(w)).abs().argmin()) for w in wanted})
-    around = [k for k in range(len(levels)) if abs(float(t[levels[k]] / t[chosen]) - 1) < 0.5]
-    page = Page(
-        run,
-        name,
-        found,
-        text="line",
-        data=data,
-        s=sizes,
-        bare=curves[BARE][at],
-        first=profiles[0],
-        chosen=chosen,
-        around=around,
-    )
+    values: Values = {"bare": curves[BARE][at], "first": profiles[0], "chosen": chosen, "data": data, "s": s}
+    values["around"] = [k for k in range(len(levels)) if abs(float(t[levels[k]] / t[chosen]) - 1) < 0.5]
+    page = Page(run, name, found, text="line", **values)
     noised = process.perturb(strip, float(t[chosen]), generator=run.stream(f"{name}/strip"))
-    titles = "On the line itself", f"With noise: mean of {sizes.draws} draws (images: one draw, t = {t[chosen]:.3g})"
-    shown: dict[str, Any] = {"at": STRIP, "strip_clean": strip, "strip_noisy": noised}
+    with_noise = f"With noise: mean of {s.draws} draws (images: one draw, t = {t[chosen]:.3g})"
+    how: Values = {"at": STRIP, "strip_clean": strip, "strip_noisy": noised, "profiles": profiles, "key": "map"}
     maps = [found[k] for k in ("t", "lam_clean", "clean", "lam", "noisy", "noisy_se")]
-    page.picture(name, lambda: plots.line_maps(*maps, profiles=profiles, titles=titles, **shown), "map")
-    lines = {label: curve.stack() for label, curve in curves.items()}
-    (_, low, high), time = found["ratio"].tolist(), float(t[chosen])
-    draw = functools.partial(plots.ratio_curve, t[levels], lines, found["ratio_at_chosen"], low, high, time)
-    page.picture(f"{name}_ratio", draw, "ratio")
+    page.picture(name, plots.line_maps, *maps, titles=("On the line itself", with_noise), **how)
+    drawn = (t[levels], lines, ratios, *best.tolist()[1:], float(t[chosen]))
+    page.picture(f"{name}_ratio", plots.ratio_curve, *drawn, key="ratio")
     return page.exhibit(0.15)
 
 
@@ -183,18 +152,6 @@ def _noise(score: EmpiricalScore, x: Tensor, t: Tensor) -> Tensor:
     return score.covariance(x, t).trace() * (score.process.S(t) / score.data.d)
 
 
-def _path(data: Empirical, a: int, b: int, lam: Tensor) -> Tensor:
-    first, second = data[[a, b]].double()
-    weight = lam.reshape(-1, *(1,) * len(data.shape))
-    return (1 - weight) * first + weight * second
-
-
-def _random_pairs(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Return disjoint pairs of different class, in random order."""
-    both = torch.randperm(len(labels), generator=generator)[: len(labels) // 2 * 2].reshape(-1, 2)
-    return both[labels[both[:, 0]] != labels[both[:, 1]]][:count]
-
-
 def _log_ratios(
     run: Run, name: str, score: EmpiricalScore, times: Tensor, pairs: Tensor, draws: int
 ) -> dict[str, Tensor]:
@@ -203,11 +160,10 @@ def _log_ratios(
     places = torch.stack([a, (a + b) / 2, b])
     z = torch.randn((draws, 1, *a.shape), generator=run.stream(f"{name}/pair noise"), dtype=torch.float64)
     logs: dict[str, list[Tensor]] = {NOISY: [], BARE: []}
-    for t in times:
+    for t in run.each(times, 0.35):
         x = score.process.alpha(t) * places
         for label, queries in ((NOISY, x + score.process.sigma(t) * z), (BARE, x[None])):
             logs[label].append(log_ratio(_noise(score, queries, t)))
-        run.step(0.35 / len(times))
     return {label: torch.stack(values) for label, values in logs.items()}
 
 
@@ -226,39 +182,14 @@ def log_ratio(noise: Tensor) -> Tensor:
     return plain(noise) if k == 1 else k * plain(noise) - (k - 1) * leave_one_out(plain, noise).mean(0)
 
 
-@dataclass(frozen=True)
-class Ends:
-    """Ends of the PF-ODE ``(start, …)`` and of runs ``(κ, run, start, …)``: samples divided by alpha, index of the
-    nearest training image, distances to it and to the second nearest."""
+def ends(run: Run, name: str, sizes: SimpleNamespace) -> SimpleNamespace:
+    """Sample the PF-ODE and, ``sizes.runs`` times at each of ``sizes.kappas``, the effective SDE from equal starts.
 
-    flow: Tensor
-    flow_at: Tensor
-    flow_distance: Tensor
-    x: Tensor
-    at: Tensor
-    distance: Tensor
-    second: Tensor
-
-    @property
-    def elsewhere(self) -> Tensor:
-        """Whether a run ends at another image than the PF-ODE, ``(κ, run, start)``."""
-        return self.at != self.flow_at
-
-    @property
-    def shares(self) -> Estimate[Tensor]:
-        """The share of runs that end at another image, at each κ; the interval is over starts."""
-        found: Estimate[Tensor] = Estimate.of_mean(self.elsewhere.double().mean(1), dim=1)
-        return Estimate(found.value, found.se, found.low.clamp_min(0), found.high.clamp_max(1))
-
-    @property
-    def quartiles(self) -> list[Tensor]:
-        """The quartiles ``(3, κ)`` of the distances to the nearest and the second nearest image."""
-        q = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
-        return [torch.quantile(v.double().flatten(1), q, dim=1) for v in (self.distance, self.second)]
-
-
-def ends(run: Run, name: str, sizes: SimpleNamespace) -> Ends:
-    """Sample the PF-ODE and, ``sizes.runs`` times at each of ``sizes.kappas``, the effective SDE from equal starts."""
+    Of the ends of the PF-ODE, ``flow (start, …)``, and of the runs, ``x (κ, run, start, …)``, both divided by alpha:
+    the index ``at`` of the nearest training image, the ``distance`` to it and to the ``second`` nearest with their
+    ``quartiles (3, κ)``, whether a run ends ``elsewhere`` than the PF-ODE, and the ``shares`` of those at each κ, with
+    an interval over starts.
+    """
     process, data = VP(eps=EPS), sizes.data
     score = EmpiricalScore(data, process, memory=MEMORY)
     x_T = process.prior((sizes.starts, *data.shape), generator=run.stream(f"images/{name}"))
@@ -275,47 +206,48 @@ def ends(run: Run, name: str, sizes: SimpleNamespace) -> Ends:
         batch = x.shape[: x.ndim - len(data.shape)]
         return index[:, 0].reshape(batch), distance[:, 0].reshape(batch), distance[:, 1].reshape(batch)
 
-    return Ends(flow, *near(flow)[:2], x, *near(x))
+    (flow_at, flow_distance, _), (at, distance, second) = near(flow), near(x)
+    elsewhere, q = at != flow_at, torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+    share: Estimate[Tensor] = Estimate.of_mean(elsewhere.double().mean(1), dim=1)
+    found: Values = {"flow": flow, "flow_at": flow_at, "flow_distance": flow_distance, "elsewhere": elsewhere}
+    found |= {"x": x, "at": at, "distance": distance, "second": second}
+    found["quartiles"] = [torch.quantile(v.double().flatten(1), q, dim=1) for v in (distance, second)]
+    shares = Estimate(share.value, share.se, share.low.clamp_min(0), share.high.clamp_max(1))
+    return SimpleNamespace(**found, shares=shares)
 
 
 @one_thread()
 def between_images(run: Run) -> Exhibit:
     """Find where runs of the effective SDE end, on digits and, where they are, on CIFAR images."""
-    sources: dict[str, Callable[[], Empirical]] = {"digits": _digits}
-    folder = _cifar()
+    data, folder = {"digits": _load(digits)}, _cifar()
     if folder is not None:
-        sources["cifar"] = functools.partial(load, folder)
-    sets = {}
-    for name, source in sources.items():
         with contextlib.suppress(InputError):  # without CIFAR the digits suffice
-            data = source()
-            sets[name] = run.sizes("between_images", name)
-            sets[name].data = data
+            data["cifar"] = load(folder)
+    sets = {name: run.sizes("between_images", name) for name in data}
     found: dict[str, Tensor | tuple[float, ...]] = {}
     all_ends = {}
-    for name, given in sets.items():
+    for name, given in run.each(sets.items(), 0.7):
+        given.data = data[name]
         end = all_ends[name] = ends(run, name, given)
-        found |= {f"{name}_kappa": given.kappas, f"{name}_share": end.shares.stack(1)}
-        found |= {f"{name}_flow_at": end.flow_at, f"{name}_flow_distance": end.flow_distance}
-        found |= {f"{name}_at": end.at, f"{name}_distance": end.distance, f"{name}_second": end.second}
-        run.step(0.7 / len(sets))
-    first = all_ends["digits"]
+        arrays = {"kappa": given.kappas, "share": end.shares.stack(1), "second": end.second, "at": end.at}
+        arrays |= {"flow_at": end.flow_at, "flow_distance": end.flow_distance, "distance": end.distance}
+        found |= {f"{name}_{key}": value for key, value in arrays.items()}
+    first, eps = all_ends["digits"], torch.tensor(EPS, dtype=torch.float64)
     halfway = (first.distance[-1] / (first.distance[-1] + first.second[-1])).median()
-    values: dict[str, Any] = {"sets": sets, "ends": all_ends, "eps": EPS, "share": first.shares[-1], "halfway": halfway}
-    page, eps = Page(run, "between_images", found, **values), torch.tensor(EPS, dtype=torch.float64)
-    noise = float(VP().sigma(eps) / VP().alpha(eps))
+    values: Values = {"sets": sets, "ends": all_ends, "eps": EPS, "share": first.shares[-1], "halfway": halfway}
+    page, noise = Page(run, "between_images", found, **values), float(VP().sigma(eps) / VP().alpha(eps))
     for name, end in all_ends.items():
-        about: dict[str, Any] = {"s": sets[name], "end": end, "residue": noise * sets[name].data.d ** 0.5}
-        page.picture(f"between_{name}", _images(sets[name], end), "images", **about)
+        s, curves = sets[name], dict(zip(("to the nearest", "to the second nearest"), end.quartiles, strict=True))
+        more: Values = {"s": s, "end": end, "residue": noise * s.data.d**0.5}
+        page.picture(f"between_{name}", _draw, s, end, key="images", more=more)
         if name == "digits":
-            curves = dict(zip(("to the nearest", "to the second nearest"), end.quartiles, strict=True))
-            draw = functools.partial(plots.share_curve, sets[name].kappas, end.shares.stack(), curves)
-            page.picture("between_digits_share", draw, "curves", **about)
+            how: Values = {"key": "curves", "more": more}
+            page.picture("between_digits_share", plots.share_curve, s.kappas, end.shares.stack(), curves, **how)
     return page.exhibit(0.3)
 
 
-def _images(sizes: SimpleNamespace, end: Ends) -> Callable[[], Figure]:
-    """Return a function that draws ends of runs, from the starts whose runs differ most."""
+def _draw(sizes: SimpleNamespace, end: SimpleNamespace) -> Figure:
+    """Draw ends of runs, from the starts whose runs differ most."""
     order = end.elsewhere.double().mean((0, 1)).argsort(descending=True, stable=True)[: sizes.rows].sort().values
 
     def row(values: Tensor, first: Tensor) -> Tensor:  # (start, PF-ODE and κ × run, …)
@@ -325,5 +257,5 @@ def _images(sizes: SimpleNamespace, end: Ends) -> Callable[[], Figure]:
     notes = [[f"{float(v):.2f}" for v in line] for line in row(end.distance, end.flow_distance)]
     groups = [("PF-ODE", 1), *((f"effective SDE, κ = {k:g}", sizes.columns) for k in sizes.kappas)]
     mark, at = row(end.elsewhere, torch.zeros_like(end.flow_at, dtype=torch.bool)), end.flow_at[order]
-    labels, images = [f"no. {int(i)}" for i in at], row(end.x, end.flow)
-    return lambda: plots.end_images(sizes.data[at], images, labels, groups, mark, notes)
+    labels = [f"no. {int(i)}" for i in at]
+    return plots.end_images(sizes.data[at], row(end.x, end.flow), labels, groups, mark, notes)

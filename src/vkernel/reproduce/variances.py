@@ -33,17 +33,15 @@ import functools
 import math
 import warnings
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from vkernel import kernels, plots
-from vkernel.core import rng
 from vkernel.core.estimate import Estimate, jackknife, leave_one_out, ratio_of_means, relative_se
 from vkernel.data import toy
 from vkernel.process import VP
-from vkernel.reproduce.exhibit import Exhibit, Page, Run, one_thread, read
+from vkernel.reproduce.exhibit import Exhibit, Page, Run, Values, one_thread
 from vkernel.score import EmpiricalScore
 from vkernel.train import features
 from vkernel.train.ensemble import variance_split
@@ -52,8 +50,6 @@ from vkernel.train.models import NTK, Lazy, Linear
 PROCESS, DATA = VP(eps=1e-3), toy("triple")
 TIMES = (0.05, 0.2, 0.5)
 OBJECTIVES, FORMS = ("J1", "J0"), ("given inputs", "leading order")
-CASES = ((0.25, 300, 6, 40), (1.0, 200, 6, 24), (4.0, 120, 6, 12), (20.0, 80, 6, 8))  # P/F, members, groups, sets
-QUICK_CASES = ((0.25, 60, 3, 8), (1.0, 30, 3, 8))
 EXPECTED = (0.9, 1.15)  # the ratio at P/F ≥ 10, by the theory file
 
 
@@ -82,24 +78,24 @@ def _pooled(curves: Tensor, weights: Tensor) -> Tensor:
 @one_thread()
 def v_linear(run: Run) -> Exhibit:
     """Compare the predicted variance of linear models with that of ensembles."""
-    spec, cases = run.spec("v_linear"), QUICK_CASES if run.quick else CASES
-    model, x = denoiser(), places(0.2, spec["measure"]["places"])[0]
+    spec, sizes, model = run.spec("v_linear"), run.sizes("v_linear"), denoiser()
+    x, cases = places(0.2, spec["measure"]["places"])[0], sizes.cases
     weights = torch.stack([places(t, len(x))[1] for t in TIMES])
     S = PROCESS.S(torch.tensor(TIMES, dtype=torch.float64))[:, None]
-    seed, F = rng.key(run.seed, "reproduce/v_linear/ensemble"), model.features.count
+    seed, F = run.key("v_linear/ensemble"), model.features.count
 
     def curves(kernel: kernels.Linear) -> Tensor:  # (objective, T, n): without target noise, the misfit is that of J0
         both = (kernel, kernel.only("misfit"))
         return torch.stack([S * torch.stack([k.cov(x, t).trace() for t in TIMES]) for k in both])
 
-    common = (1 << 20) * curves(_leading(run, model, 1 << 20, 1 << (12 if run.quick else 17)))
+    common = (1 << 20) * curves(_leading(run, model, 1 << 20, sizes.quadrature))
     run.step(0.1)
     cost = [(2 * members + 2 * groups * sets) * max(r * F, 200) for r, members, groups, sets in cases]
     results = []
     for (r, members, groups, sets), share in zip(cases, (0.4 * c / sum(cost) for c in cost), strict=True):
         P = round(r * F)
-        seeds = (rng.key(run.seed, "reproduce/v_linear/kernel", group) for group in range(groups))
         kernel = functools.partial(kernels.Linear, model, DATA, PROCESS, draws=P, sets=sets)
+        seeds = [run.key("v_linear/kernel", group) for group in range(groups)]
         predicted, leading = torch.stack([curves(kernel(seed=s)) for s in seeds]), common / P
         run.step(share)
         ds = run.study(spec, share, members=members, seed=seed, training={"draws": P})["score"]
@@ -115,39 +111,27 @@ def v_linear(run: Run) -> Exhibit:
     band, line, order, table = (torch.stack(v, 1) for v in zip(*results, strict=True))
     table = table.movedim(1, 0)  # (P/F, objective, form, 3, 1 + T)
     held = (band[:, :, 1] <= line) & (line <= band[:, :, 2])  # (objective, P/F, T, n)
-    judged = [_leading(run, model, round(case[0] * F), 1 << 12) for case in cases]
-    arrays: dict[str, Any] = {
-        "draws_over_features": [case[0] for case in cases],
-        "times": TIMES,
-        "x": x[:, 0],
-        "objectives": OBJECTIVES,
-        "forms": FORMS,
-        "weights": weights,
-        "measured": band,
-        "given_inputs": line,
-        "leading": order,
-        "ratio": table,
-        "leading_warned": [not kernel.valid for kernel in judged],
-        "leading_why": [kernel.why for kernel in judged],
-    }
+    judged, r = [_leading(run, model, round(case[0] * F), 1 << 12) for case in cases], [case[0] for case in cases]
+    arrays: Values = {"draws_over_features": r, "times": TIMES, "x": x[:, 0], "objectives": OBJECTIVES, "forms": FORMS}
+    arrays |= {"weights": weights, "measured": band, "given_inputs": line, "leading": order, "ratio": table}
+    arrays |= {"leading_warned": [not V.valid for V in judged], "leading_why": [V.why for V in judged]}
     covered, ends = (held * weights).sum(-1).mean((0, 2)), table[..., 0]  # all times together
-    values: dict[str, Any] = {"covered": covered, "first": ends[0], "last": ends[-1]}
+    values: Values = {"covered": covered, "first": ends[0], "last": ends[-1]}
     page = Page(run, "v_linear", arrays, cases=cases, F=F, expected=EXPECTED, **values)
-    r = arrays["draws_over_features"]
-    draw = functools.partial(plots.variance_panels, r, TIMES, x[:, 0], OBJECTIVES, line, order, band, weights)
-    page.picture("v_linear", draw, "curves")
+    drawn = (r, TIMES, x[:, 0], OBJECTIVES, line, order, band, weights)
+    page.picture("v_linear", plots.variance_panels, *drawn, key="curves")
     titles = ("J1, noisy targets", "J0, noiseless targets")
     panels = {title: {f: table[:, k, i, :, 0].mT for i, f in enumerate(FORMS)} for k, title in enumerate(titles)}
-    page.picture("v_linear_ratio", lambda: plots.ratio_panels(r, panels, EXPECTED), "ratio")
+    page.picture("v_linear_ratio", plots.ratio_panels, r, panels, EXPECTED, key="ratio")
     return page.exhibit(0.1)
 
 
 def _leading(run: Run, model: Linear, P: int, count: int) -> kernels.Linear:
     """Return the V-kernel to leading order in 1/P; it may be used beyond its validity here."""
-    seed = rng.key(run.seed, "reproduce/v_linear/leading")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", kernels.ValidityWarning)
-        return kernels.Linear(model, DATA, PROCESS, draws=P, seed=seed, form="leading", quadrature=count)
+        how: Values = {"draws": P, "form": "leading", "quadrature": count}
+        return kernels.Linear(model, DATA, PROCESS, seed=run.key("v_linear/leading"), **how)
 
 
 # Sources
@@ -165,19 +149,19 @@ def share_of(found: Tensor) -> Estimate[Tensor]:
 @one_thread()
 def shares(run: Run) -> Exhibit:
     """Split the variance of linear models into target noise and inputs, measured and predicted."""
-    model, cases = denoiser(), [SimpleNamespace(**case) for case in read("shares")["quick" if run.quick else "full"]]
-    found = [places(t, 31 if run.quick else 121) for t in TIMES]
+    model, sizes = denoiser(), run.sizes("shares")
+    cases, found = [SimpleNamespace(**case) for case in sizes.cases], [places(t, sizes.places) for t in TIMES]
     x, t = torch.stack([x for x, _ in found]), torch.tensor(TIMES, dtype=torch.float64)[:, None]
     weights, F = PROCESS.S(t) * torch.stack([w for _, w in found]), model.features.count
 
     def split(case: SimpleNamespace, repetition: int, goal: str = "J1") -> Tensor:  # (source, where)
-        seed, sizes = rng.key(run.seed, "reproduce/shares/trainings", repetition), (case.inputs, case.targets)
-        how: dict[str, Any] = {"draws": round(F / case.ratio), "objective": goal, "progress": False}
-        return _pooled(variance_split(model, DATA, PROCESS, x, t, sizes, seed, **how).variance.value, weights)
+        seed, counts = run.key("shares/trainings", repetition), (case.inputs, case.targets)
+        how: Values = {"draws": round(F / case.ratio), "objective": goal, "progress": False}
+        return _pooled(variance_split(model, DATA, PROCESS, x, t, counts, seed, **how).variance.value, weights)
 
     def predict(case: SimpleNamespace, group: int) -> Tensor:  # the same by the V-kernel
-        seed = rng.key(run.seed, "reproduce/shares/kernel", group)
-        kernel = kernels.Linear(model, DATA, PROCESS, draws=round(F / case.ratio), seed=seed, sets=case.sets)
+        how: Values = {"draws": round(F / case.ratio), "sets": case.sets}
+        kernel = kernels.Linear(model, DATA, PROCESS, seed=run.key("shares/kernel", group), **how)
         parts = [kernel.only(part).cov(x, t).trace() for part in ("misfit", "target_noise")]
         return _pooled(torch.stack(parts), weights)
 
@@ -188,23 +172,16 @@ def shares(run: Run) -> Exhibit:
         run.step(share)
         predicted.append(share_of(torch.stack([predict(case, k) for k in range(case.groups)])).stack(-1))
         run.step(share)
-    ratios = [case.ratio for case in cases]
-    twin = split(cases[0], 0, "J0")
+    ratios, twin = [case.ratio for case in cases], split(cases[0], 0, "J0")
     run.step(0.05)
     table, theory = torch.stack(measured), torch.stack(predicted)  # (ratio, source, where, 3)
     noise, line, names = table[:, 1], theory[:, 1], ("all times", *(f"t = {t:g}" for t in TIMES))
-    arrays = {
-        "features_over_draws": ratios,
-        "where": names,
-        "sources": ("inputs", "targets"),
-        "share": table,
-        "predicted": theory,
-        "variance_of_J0": twin,
-    }
-    rows: dict[str, Any] = {"few": noise[0, 0], "one": noise[ratios.index(1.0), 0], "many": noise[-1, 0]}
+    arrays: Values = {"features_over_draws": ratios, "where": names, "sources": ("inputs", "targets")}
+    arrays |= {"share": table, "predicted": theory, "variance_of_J0": twin}
+    rows: Values = {"few": noise[0, 0], "one": noise[ratios.index(1.0), 0], "many": noise[-1, 0]}
     met = (noise[..., 1] <= line[..., 2]) & (line[..., 1] <= noise[..., 2])
     page = Page(run, "shares", arrays, noise=noise, line=line, met=met, F=F, cases=cases, times=TIMES, **rows)
-    page.picture("shares", lambda: plots.share_curves(ratios, names, noise.movedim(1, 0), line.movedim(1, 0)))
+    page.picture("shares", plots.share_curves, ratios, names, noise.movedim(1, 0), line.movedim(1, 0))
     return page.exhibit(0.15)
 
 
@@ -240,10 +217,6 @@ def _crossing(taus: Tensor, parts: Tensor, groups: int) -> Tensor:
     return jackknife(at(parts), leave_one_out(at, parts, groups, dim=1)).exp().stack()
 
 
-def _whole(parts: Tensor) -> Tensor:
-    return torch.cat([parts, parts.sum(-1, keepdim=True)], -1)
-
-
 def paired_squares(s: Tensor, s0: Tensor, still: Tensor, weights: Tensor) -> Tensor:
     """Return q ``(M, part + 1)``, the whole last, from scores ``(M, n)`` of J1, of J0, and of J0 with f₀ = 0."""
     S = PROCESS.S(torch.tensor(TIME, dtype=torch.float64))
@@ -253,21 +226,19 @@ def paired_squares(s: Tensor, s0: Tensor, still: Tensor, weights: Tensor) -> Ten
 @one_thread()
 def v_lazy(run: Run) -> Exhibit:
     """Follow the parts of the variance of a lazy network against its training time."""
-    spec, taus = run.spec("v_lazy"), QUICK_TAUS if run.quick else TAUS
-    groups, sets, few = (3, 4, 4) if run.quick else (4, 8, 22)
-    spec["seed"], measured = rng.key(run.seed, "reproduce/v_lazy/ensemble"), spec["grid"]["model.tau"]
+    spec, sizes, taus = run.spec("v_lazy"), run.sizes("v_lazy"), QUICK_TAUS if run.quick else TAUS
+    spec["seed"], measured = run.key("v_lazy/ensemble"), spec["grid"]["model.tau"]
     x, weights = places(TIME, spec["measure"]["places"])
+    how: Values = {"draws": spec["training"]["draws"], "sets": sizes.sets}
+    seeds = [run.key("v_lazy/kernel", group) for group in range(sizes.groups)]
     lines, directions = [], []
-    for tau in taus:
-        seeds = (rng.key(run.seed, "reproduce/v_lazy/kernel", group) for group in range(groups))
-        kernel = functools.partial(kernels.Lazy, lazy(tau), DATA, PROCESS, draws=spec["training"]["draws"], sets=sets)
-        found = [kernel(seed=seed) for seed in seeds]
+    for tau in run.each(taus, 0.3):
+        found = [kernels.Lazy(lazy(tau), DATA, PROCESS, seed=seed, **how) for seed in seeds]
         parts = [V.parts(x, TIME) for V in found]
         lines.append(torch.stack([torch.stack([weights @ p[name][:, 0, 0] for name in PARTS]) for p in parts]))
-        directions.append(sum(V.effective for V in found) / groups)
-        run.step(0.3 / len(taus))
+        directions.append(sum(V.effective for V in found) / sizes.groups)
     ds = run.study(spec, 0.45)
-    quiet: dict[str, Any] = {"model": spec["model"] | {"init": False}, "objective": {"K": math.inf}}
+    quiet: Values = {"model": spec["model"] | {"init": False}, "objective": {"K": math.inf}}
     still = run.study(spec, 0.1, sampler={"samples": 0}, grid={"model.tau": measured}, **quiet)["score"]
     both = [ds["score"].sel(objective=o) for o in OBJECTIVES]
     scores = [torch.from_numpy(v.isel(time=0).transpose("tau", "member", "place").values) for v in (*both, still)]
@@ -277,33 +248,32 @@ def v_lazy(run: Run) -> Exhibit:
     gaps = torch.from_numpy(ds["gap"].transpose("tau", "objective", "member").values)
     gaps = torch.cat([gaps, gaps[:, :1] - gaps[:, 1:]], 1)  # J1, J0 and their difference
     same, times = [taus.index(tau) for tau in measured], torch.tensor(measured, dtype=torch.float64)
-    cross = torch.stack([_crossing(times, line[same], groups), _crossing(times, q, 8)])  # predicted and measured
-    pairs = zip(q, _whole(line[same]), strict=True)
+    cross = torch.stack([_crossing(times, line[same], sizes.groups), _crossing(times, q, 8)])  # predicted and measured
+    whole = torch.cat([line, line.sum(-1, keepdim=True)], -1)  # (τ, group, part + 1)
+    pairs = zip(q, whole[same], strict=True)
     ratio = torch.stack([ratio_of_means(a, b, paired=False).stack() for a, b in pairs])  # (τ, 3, part + 1)
-    arrays: dict[str, Any] = {
-        "tau": taus,
-        "parts": [*PARTS, "total"],
-        "predicted": _whole(line).mean(1),
+    mass, predicted = Estimate.of_mean(gaps, dim=-1).stack(-1), whole.mean(1)
+    arrays: Values = {"tau": taus, "parts": [*PARTS, "total"], "predicted": predicted}
+    arrays |= {
         "learned_directions": directions,
         "measured_tau": measured,
         "measured": value,
         "ratio": ratio,
-        "gap_mass": Estimate.of_mean(gaps, dim=-1).stack(-1),
-        "gap_mass_of_few": _integrators(run, spec, few),
-        "crossing": torch.nan_to_num(cross, nan=-1.0),
+        "gap_mass": mass,
     }
-    sizes: dict[str, Any] = {"groups": groups, "sets": sets, "few": few, "euler": EULER, "time": TIME}
+    arrays |= {"gap_mass_of_few": _integrators(run, spec, sizes.few), "crossing": torch.nan_to_num(cross, nan=-1.0)}
     outside = [f"{tau:g}" for tau, (_, low, high) in zip(measured, ratio[..., -1], strict=True) if not low <= 1 <= high]
     names = [*PARTS.values(), "all together"]
-    page = Page(run, "v_lazy", arrays, spec=spec, cross=cross, outside=outside, names=names, **sizes)
-    curves = dict(zip(names, arrays["predicted"].mT, strict=True))
+    values: Values = {"cross": cross, "outside": outside, "names": names, "euler": EULER, "time": TIME}
+    page = Page(run, "v_lazy", arrays, spec=spec, **values, **vars(sizes))
+    curves = dict(zip(names, predicted.mT, strict=True))
     points = dict(zip(names, value.movedim((2, 0), (0, 1)), strict=True))
-    masses = {goal: arrays["gap_mass"][:, k].mT for k, goal in enumerate(OBJECTIVES)}
-    page.picture("v_lazy", lambda: plots.part_curves(taus, curves, measured, points, masses, float(cross[0, 0])))
+    masses = {goal: mass[:, k].mT for k, goal in enumerate(OBJECTIVES)}
+    page.picture("v_lazy", plots.part_curves, taus, curves, measured, points, masses, float(cross[0, 0]))
     return page.exhibit(0.1)
 
 
-def _integrators(run: Run, spec: dict[str, Any], members: int) -> Tensor:
+def _integrators(run: Run, spec: Values, members: int) -> Tensor:
     """Return mean gap masses ``(integrator, objective)`` at the last τ: as used, finer, and the paper's."""
     own, paper = spec["sampler"], {"steps": EULER, "method": "euler", "spacing": "uniform"}
     schemes = {"name": "scheme", "values": [own, own | {"steps": 2 * own["steps"]}, own | paper], "labels": [*"abc"]}
