@@ -47,6 +47,7 @@ from vkernel.core.errors import InputError
 from vkernel.core.estimate import Estimate
 from vkernel.core.files import write
 from vkernel.core.progress import part
+from vkernel.study.work import tensor as tensor
 from vkernel.study.work import torch_threads
 
 T = TypeVar("T")
@@ -117,13 +118,11 @@ class Run:
         found = read(name)["quick" if self.quick else "full"]
         return SimpleNamespace(**found[key] if key else found)
 
-    def spec(self, name: str) -> dict[str, Any]:
+    def spec(self, name: str) -> Values:
         """Return the study of an exhibit; a quick run replaces values, and its ``grid`` the whole grid."""
-        text = read(name)
-        found = {"title": name, "seed": self.seed, **text["study"]}
-        for key, value in text["quick"]["study"].items() if self.quick else ():
-            merge = isinstance(value, dict) and key != "grid"
-            found[key] = found.get(key, {}) | value if merge else value
+        found: Values = {"title": name, "seed": self.seed, **read(name)["study"]}
+        for key, value in read(name)["quick"]["study"].items() if self.quick else ():
+            found[key] = {**found.get(key, {}), **value} if isinstance(value, dict) and key != "grid" else value
         return found
 
     def each(self, items: Iterable[T], share: float) -> Iterator[T]:
@@ -270,12 +269,6 @@ def mean(values: Tensor) -> str:
     """Format the mean of a sample with the half width of its interval, "value ± half width"."""
     found = Estimate.of_mean(values)
     return f"{found.value:.3f} ± {found.high - found.value:.3f}"
-
-
-def tensor(found: object) -> Tensor:
-    """Return a sample as it is: without ``save``, samplers return tensors."""
-    assert isinstance(found, Tensor)
-    return found
 
 
 one_thread = functools.partial(torch_threads, 1)  # in many steps on small arrays, threads wait longer than they work

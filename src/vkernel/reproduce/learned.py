@@ -81,17 +81,11 @@ def figure2(run: Run) -> Exhibit:
             laws[scheme][objective], gaps[scheme][objective] = (mean, low, high), Estimate.of_mean(gap, dim=-1)
             found |= {f"{key}_gap": gap, f"{key}_modes": torch.stack(modes, -1)}
             found |= {f"{key}_density": mean, f"{key}_quartiles": torch.stack([low, high])}
-    ratios = [{0.5: "½", 0.25: "¼"}.get(F / P, f"{F / P:g}") for P in draws]
+    ratios = [{0.5: "½", 0.25: "¼"}.get(F / P, f"{F / P:g}") for P in draws]  # as text
     one, zero = (found[f"converged_{o}_gap"][SHOWN, SQUARE] for o in GOALS)
     values: Values = {"one": one.mean(), "zero": zero.mean(), "difference": Estimate.of_mean(one - zero)}
-    values |= {
-        "exact_gaps": bare,
-        "ratio": ratio_of_means(one, zero, paired=True),
-        "shares": gaps,
-        "schemes": schemes,
-        "ratios": ratios,
-    }
-    page = Page(run, "figure2", found, seed=run.seed, **values)
+    values |= {"ratio": ratio_of_means(one, zero, paired=True), "shares": gaps, "exact_gaps": bare}
+    page = Page(run, "figure2", found, seed=run.seed, schemes=schemes, ratios=ratios, **values)
     rows = [f"eps = {e:g}" for e in eps]
     grid = torch.linspace(-LIMIT, LIMIT, 601, dtype=torch.float64)
     noised = torch.stack([EmpiricalScore(toy("triple"), VP(eps=e)).posterior(grid[:, None], e).logp.exp() for e in eps])
@@ -145,11 +139,8 @@ def apart(found: Sequence[Estimate]) -> bool:
 @one_thread()
 def figure3(run: Run) -> Exhibit:
     """Map the average laws of linear models with two kinds of features, and compare masses of J1 and J0."""
-    spec, dims, order = (
-        run.spec("figure3"),
-        ("features", "objective", "rotation"),
-        ("features", "rotation", "objective"),
-    )
+    spec, dims = run.spec("figure3"), ("features", "objective", "rotation")
+    order = ("features", "rotation", "objective")
     ds, schemes = run.study(spec, 0.85), _schemes(spec)
     shown = ds.sel(scheme=["published", "converged"])
     mass, law = masses(shown, "scheme", *dims), laws(shown, "scheme", *dims)
@@ -160,12 +151,12 @@ def figure3(run: Run) -> Exhibit:
     finer = ds.sel(scheme="finer")["sample"] - ds.sel(scheme="converged")["sample"]
     moved = ((finer**2).sum("component", skipna=False) ** 0.5).quantile(0.95, ("member", "index"))
     arrays: Values = {**_common(ds, law, mass, *order), "seed": run.seed, "quick": run.quick}
+    arrays |= {"integrators": ["published", "converged"], "features": [kind.lower() for kind in KINDS]}
     arrays |= {
         "mean_score_mass": mean_score,
-        "integrators": ["published", "converged"],
-        "features": [kind.lower() for kind in KINDS],
+        "exact_score_mass": exact_mass,
+        "halving_moved": moved.transpose(*order).values,
     }
-    arrays |= {"exact_score_mass": exact_mass, "halving_moved": moved.transpose(*order).values}
     away = mass.mean(3)[..., 0, :]  # mean over rotations: (integrator, features, objective, M)
     kinds = [
         {

@@ -53,18 +53,11 @@ def _exhibit(name: str, spec: Spec, store: Path, run: Run) -> Exhibit:
     found = study.run(spec, store, progress=run.progress(1.0)).load()
     drawn, means = spec.figure, report.means(found)
     assert drawn is not None
-    about, axes = str(found[drawn.value].attrs["long_name"]), {f.dim: f.axis for f in spec.grid}
-    by = f", one line for each value of {axes[drawn.lines]}" if drawn.lines else ""
-    over = f"over {axes[drawn.x]} (columns) and {axes[drawn.y]} (rows)" if drawn.y else f"against {axes[drawn.x]}{by}"
     values: Values = {"spec": spec, "conditions": math.prod(spec.shape), "store": f"{FOLDER}/{store.name}"}
     values |= {"before": before, "value": report.finding(found), "verdict": report.sentence(found).rpartition("; ")[2]}
-    values |= {
-        "label": _label,
-        "about": f"{about[0].upper()}{about[1:]}",
-        "against": over,
-        "across": drawn.y or drawn.lines,
-    }
-    values |= {"means": means[drawn.value], "se": means[f"{drawn.value}_se"]}
+    values |= {"label": _label, "means": means[drawn.value], "se": means[f"{drawn.value}_se"]}
+    values |= {"axes": {f.dim: f.axis for f in spec.grid}, "across": drawn.y or drawn.lines}
+    values["what"] = found[drawn.value].attrs["long_name"]
     page = Page(run, f"study-{name}", {}, text="study", **values)
     page.picture(f"study-{name}", report.figure, found)
     data = report.export(store, run.out / FOLDER / f"{name}.csv")

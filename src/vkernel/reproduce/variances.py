@@ -253,14 +253,8 @@ def v_lazy(run: Run) -> Exhibit:
     pairs = zip(q, whole[same], strict=True)
     ratio = torch.stack([ratio_of_means(a, b, paired=False).stack() for a, b in pairs])  # (τ, 3, part + 1)
     mass, predicted = Estimate.of_mean(gaps, dim=-1).stack(-1), whole.mean(1)
-    arrays: Values = {"tau": taus, "parts": [*PARTS, "total"], "predicted": predicted}
-    arrays |= {
-        "learned_directions": directions,
-        "measured_tau": measured,
-        "measured": value,
-        "ratio": ratio,
-        "gap_mass": mass,
-    }
+    arrays: Values = {"tau": taus, "parts": [*PARTS, "total"], "predicted": predicted, "measured_tau": measured}
+    arrays |= {"learned_directions": directions, "measured": value, "ratio": ratio, "gap_mass": mass}
     arrays |= {"gap_mass_of_few": _integrators(run, spec, sizes.few), "crossing": torch.nan_to_num(cross, nan=-1.0)}
     outside = [f"{tau:g}" for tau, (_, low, high) in zip(measured, ratio[..., -1], strict=True) if not low <= 1 <= high]
     names = [*PARTS.values(), "all together"]

@@ -33,15 +33,8 @@ MODEL_KEYS = {
 }
 WITHOUT_MODEL, IN_THEORY = ("exact", "naive", "resampled"), ("field", "semiclassical")  # laws of sampler.law
 NOISY, ODES = ("naive", "resampled"), ("members", "mean", "field", "exact")
-SHIPPED: tuple[str, ...] = (
-    "target_noise",
-    "process_and_cutoff",
-    "nonlinearity",
-    "capacity",
-    "features",
-    "training_set",
-)
-SHIPPED += ("phase_capacity_noise", "phase_size_time", "phase_cutoff_capacity")  # in the order of the documentation
+SHIPPED = ["target_noise", "process_and_cutoff", "nonlinearity", "capacity", "features", "training_set"]
+SHIPPED += ["phase_capacity_noise", "phase_size_time", "phase_cutoff_capacity"]  # in the order of the documentation
 
 
 class Table(BaseModel):
@@ -108,9 +101,7 @@ class TrainingTable(Table):  # the number of draws, the density of their times, 
     vary: list[Literal["inputs", "targets", "init", "order"]] = ["inputs", "targets", "init", "order"]
 
 
-class ObjectiveTable(
-    Table
-):  # the number of targets that are averaged (1 is J1, inf is J0), or the factor of their noise
+class ObjectiveTable(Table):  # how many targets are averaged (1 is J1, inf is J0), or the factor of their noise
     K: float = 1.0
     of: Literal["draws", "subset", "efm"] = "draws"
     c: float | None = Field(None, allow_inf_nan=False)
@@ -153,9 +144,7 @@ class Measure(Table):  # what is kept of each member
     keep: int = Field(0, ge=0)
 
 
-class Figure(
-    Table
-):  # what study plot draws: a value against a factor x, a line for each of another, or a phase diagram
+class Figure(Table):  # what study plot draws: a value against x, with lines for another factor, or over x and y
     x: str
     lines: str | None = None
     y: str | None = None
@@ -386,14 +375,11 @@ def _check_condition(c: Condition) -> None:
     """Refuse tables that contradict themselves or each other."""
     d, t, o, s, m, linear = c.data, c.training, c.objective, c.sampler, c.measure, c.model.kind == "linear"
     sources = [key for key in ("name", "path", "points", "even") if key in d.model_dump(exclude_none=True)]
-    sizes = sorted({len(p) for p in d.points or [] if isinstance(p, list)})
-    whole = o.K >= 1 and (math.isinf(o.K) or o.K.is_integer())
+    got, sizes = ", ".join(sources) or "none", sorted({len(p) for p in d.points or [] if isinstance(p, list)})
+    (low, high), whole = m.gap or (0, 1), o.K >= 1 and (math.isinf(o.K) or o.K.is_integer())
     drawn = t.draws is not None or t.F_over_P is not None or c.model.kind == "mlp" or s.law in WITHOUT_MODEL
     checks: list[tuple[object, str]] = [
-        (
-            len(sources) == 1,
-            f"data: give exactly one of name, path, points and even; got {', '.join(sources) or 'none'}.",
-        ),
+        (len(sources) == 1, f"data: give exactly one of name, path, points and even; got {got}."),
         (len(sizes) <= 1, f"data: points must have equally many coordinates; got {sizes}."),
         (t.draws is None or t.F_over_P is None, "training: give draws or F_over_P, not both."),
         (t.F_over_P is None or linear, "training.F_over_P is for linear models; give training.draws."),
@@ -407,11 +393,8 @@ def _check_condition(c: Condition) -> None:
         (bool(m.times) == bool(m.places), "measure: scores are kept at places and times; give both, or neither."),
         (s.samples or m.places, "sampler.samples = 0 keeps scores only; give measure.places and measure.times."),
         (m.keep <= s.samples, f"measure.keep: {m.keep} samples cannot be kept of {s.samples} (sampler.samples)."),
+        (0 <= low < high, f"measure: gap must be [low, high] with 0 ≤ low < high; got {[low, high]}."),
     ]
-    if m.gap is not None:
-        checks.append(
-            (0 <= m.gap[0] < m.gap[1], f"measure: gap must be [low, high] with 0 ≤ low < high; got {list(m.gap)}.")
-        )
     for name, region in m.regions.items():
         key, given = f"measure.regions.{name}", region.model_dump(exclude_none=True)
         paired = ("around" in given) == ("within" in given)

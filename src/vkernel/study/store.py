@@ -130,14 +130,10 @@ def _create(path: Path, spec: Spec) -> None:
         beside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.new-"))
         try:
             group = zarr.open_group(str(beside), mode="w", zarr_format=3)
-            about: dict[str, Any] = {
-                "vkernel_study": spec.to_json(),
-                "title": spec.title,
-                "question": spec.question,
-                "seed": spec.seed,
-            }
+            about: dict[str, Any] = spec.model_dump(include={"title", "question", "seed"})
             about |= {"results": RESULTS, "vkernel": __version__, "torch": torch.__version__, "revision": _revision()}
-            group.attrs.update(about | {"data_sha256": fingerprint(datasets(spec))})
+            about |= {"vkernel_study": spec.to_json(), "data_sha256": fingerprint(datasets(spec))}
+            group.attrs.update(about)
 
             def create(name: str, about: str, unit: str, dims: tuple[str, ...], **options: Any) -> Any:
                 array = group.create_array(name, dimension_names=dims, **options)

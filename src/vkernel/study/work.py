@@ -60,9 +60,7 @@ def layout(spec: Spec) -> dict[str, Quantity]:
     shapes = {data.shape for data in sets}
     require(len(shapes) == 1, f"All training sets of a study must have events of one shape; got {sorted(shapes)}.")
     d, most = math.prod(shapes.pop()), max(data.n for data in sets)
-    require(
-        d == 1 or not m.places, f"measure.times and measure.places keep scores in one dimension; the data have {d}."
-    )
+    require(d == 1 or not m.places, f"measure.times and places keep scores in one dimension; the data have {d}.")
     require(d == 1 or m.gap is None, f"measure.gap is for one dimension; the data have {d}. measure.away is for any.")
     for name, region in m.regions.items():
         good = region.around is None or len(region.around) == d
@@ -257,8 +255,8 @@ def _law(problem: Problem, members: range) -> tuple[Scores | Score, Callable[[Te
         def noisy(x_T: Tensor) -> Tensor:
             V, streams = kernels.Naive(exact, kappa), [rng.stream(seed, "study/noise", m) for m in members]
             if s.law == "naive":
-                return torch.stack([_tensor(effective_sde(V, x_T, generator=g, **steps)) for g in streams])
-            return torch.stack([_tensor(naive(exact, x_T, kappa=kappa, generator=g, **steps)) for g in streams])
+                return torch.stack([tensor(effective_sde(V, x_T, generator=g, **steps)) for g in streams])
+            return torch.stack([tensor(naive(exact, x_T, kappa=kappa, generator=g, **steps)) for g in streams])
 
         return exact, noisy if s.law in NOISY else functools.partial(_flow, problem, exact)
     if s.law in ("members", "mean"):
@@ -272,12 +270,8 @@ def _law(problem: Problem, members: range) -> tuple[Scores | Score, Callable[[Te
     how = {"seed": seed + 1, "sets": s.sets, **problem.training}  # inputs that the models have not seen
     predict = functools.partial(kernels.Linear, problem.model, data, process, **how)
     theory = _last("kernel", f"{s.sets} {problem.key}", predict)
-    size, device, streams = (
-        (len(theory.root),),
-        theory.root.device,
-        [rng.stream(seed, "study/field", m) for m in members],
-    )
-    z = torch.stack([rng.randn(size, stream, device, torch.float64) for stream in streams])
+    size, streams = (len(theory.root),), [rng.stream(seed, "study/field", m) for m in members]
+    z = torch.stack([rng.randn(size, stream, theory.root.device, torch.float64) for stream in streams])
     # mean plus field is a linear model again, with random weights
     weights = theory.mean_weights + (z @ theory.root).reshape(len(z), *theory.mean_weights.shape)
     fields = Ensemble(problem.model, {"weights": weights}, process, data.shape)
@@ -285,7 +279,7 @@ def _law(problem: Problem, members: range) -> tuple[Scores | Score, Callable[[Te
     def linearised(x_T: Tensor) -> Tensor:
         mean, cov = semiclassical(theory, x_T, **steps)
         assert isinstance(cov, Factored)
-        return _tensor(mean) + torch.einsum("mf,f...->m...", z, cov.factors)
+        return tensor(mean) + torch.einsum("mf,f...->m...", z, cov.factors)
 
     return fields, linearised if s.law == "semiclassical" else functools.partial(_flow, problem, fields)
 
@@ -298,18 +292,19 @@ def _flow(problem: Problem, scores: Scores | Score, x_T: Tensor, start: int = 0)
     s = problem.condition.sampler
     how: dict[str, Any] = {"steps": s.steps, "method": s.method, "spacing": s.spacing}
     if isinstance(scores, Score):
-        return _tensor(pf_ode(LookedUp(scores, s.lookup) if s.lookup else scores, x_T[None], **how))
+        return tensor(pf_ode(LookedUp(scores, s.lookup) if s.lookup else scores, x_T[None], **how))
     x, count = x_T.new_full((len(scores), *x_T.shape), torch.nan), len(scores) if s.first is None else s.first - start
     alive = [m for m in range(min(len(scores), count)) if m not in set(scores.diverged)]
     if alive and s.lookup:
         table = LookedUp(scores.select(alive), s.lookup)
-        x[alive] = _tensor(pf_ode(table, x_T.expand(len(alive), *x_T.shape), **how))
+        x[alive] = tensor(pf_ode(table, x_T.expand(len(alive), *x_T.shape), **how))
     elif alive:
         x[alive] = scores.select(alive).sample(x_T=x_T, **how)
     return x
 
 
-def _tensor(x: object) -> Tensor:
+def tensor(x: object) -> Tensor:
+    """Return a sample as it is: without ``save``, samplers return tensors."""
     assert isinstance(x, Tensor)
     return x
 
