@@ -33,9 +33,8 @@ _DEFINED = {
     "sample.scores": "Scores",
     "score.base": "Score",
     "score.conversions": "proxy_score to_flow to_noise to_v to_x0",
-    "score.empirical": "EmpiricalScore",
+    "score.empirical": "EmpiricalScore noise_fraction",
     "score.mixture": "GaussianMixture",
-    "score.noise": "noise_fraction",
     "score.wrapped": "as_score",
     "train.ensemble": "Ensemble load_ensemble train_ensemble variance_split",
     "train.objectives": "J0 J1 JC JK",
@@ -94,9 +93,8 @@ if TYPE_CHECKING:
     from vkernel.sample.scores import Scores
     from vkernel.score.base import Score
     from vkernel.score.conversions import proxy_score, to_flow, to_noise, to_v, to_x0
-    from vkernel.score.empirical import EmpiricalScore
+    from vkernel.score.empirical import EmpiricalScore, noise_fraction
     from vkernel.score.mixture import GaussianMixture
-    from vkernel.score.noise import noise_fraction
     from vkernel.score.wrapped import as_score
     from vkernel.train import features, models
     from vkernel.train.ensemble import Ensemble, load_ensemble, train_ensemble, variance_split

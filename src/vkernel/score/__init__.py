@@ -2,24 +2,9 @@
 
 from vkernel.score.base import Score, Time
 from vkernel.score.conversions import convert, proxy_score, to_flow, to_noise, to_v, to_x0
-from vkernel.score.empirical import EmpiricalScore
+from vkernel.score.empirical import EmpiricalScore, noise_fraction
 from vkernel.score.mixture import GaussianMixture, MixtureScore
-from vkernel.score.noise import noise_fraction
 from vkernel.score.wrapped import Wrapped, as_score
 
-__all__ = [
-    "EmpiricalScore",
-    "GaussianMixture",
-    "MixtureScore",
-    "Score",
-    "Time",
-    "Wrapped",
-    "as_score",
-    "convert",
-    "noise_fraction",
-    "proxy_score",
-    "to_flow",
-    "to_noise",
-    "to_v",
-    "to_x0",
-]
+__all__ = ["EmpiricalScore", "GaussianMixture", "MixtureScore", "Score", "Time", "Wrapped", "as_score", "convert"]
+__all__ += ["noise_fraction", "proxy_score", "to_flow", "to_noise", "to_v", "to_x0"]

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from vkernel.core import rng
-from vkernel.core.covariance import fits, over_event
+from vkernel.core.covariance import fits, flat, over_event
 from vkernel.core.errors import InputError, require
 from vkernel.core.rng import Generator
 from vkernel.process import Process
@@ -73,8 +73,8 @@ class Score(ABC):
         ``probes`` is the number of random sign vectors, or the vectors themselves, ``(count, *x.shape)``.
         """
         x, t = self.check(x, t)
-        batch = self.split(x)[0]
-        along = [(self.jvp(x, t, v) * v).reshape(*batch, -1).sum(-1) for v in signs(x, probes, generator)]
+        shape = self.split(x)[1]
+        along = [flat(self.jvp(x, t, v) * v, shape).sum(-1) for v in signs(x, probes, generator)]
         return torch.stack(along).double().mean(0).to(x.dtype)
 
     def noise_trace(self, x: Tensor, t: Time, probes: int | Tensor = 8, generator: Generator = None) -> Tensor:
@@ -84,9 +84,8 @@ class Score(ABC):
         the probability flow. ``probes`` as for :meth:`divergence`.
         """
         x, t = self.check(x, t)
-        batch, shape = self.split(x)
-        root = self.process.unwhiten
-        along = [(root(self.jvp(x, t, root(v))) * v).reshape(*batch, -1).sum(-1) for v in signs(x, probes, generator)]
+        shape, root = self.split(x)[1], self.process.unwhiten
+        along = [flat(root(self.jvp(x, t, root(v))) * v, shape).sum(-1) for v in signs(x, probes, generator)]
         return self.levels(t.to(x.device))[1] * torch.stack(along).double().mean(0) + math.prod(shape)
 
     def jvp(self, x: Tensor, t: Time, v: Tensor) -> Tensor:
@@ -111,10 +110,8 @@ class Score(ABC):
             require(x.ndim >= 1, "x must have a batch dimension: the first call of this score decides its event shape.")
             self.shape = tuple(x.shape[1:])
         k = x.ndim - len(self.shape)
-        require(
-            k >= 0 and tuple(x.shape[k:]) == self.shape,
-            f"x has shape {tuple(x.shape)}; it must end in the event shape {self.shape} of the score.",
-        )
+        good = k >= 0 and tuple(x.shape[k:]) == self.shape
+        require(good, f"x has shape {tuple(x.shape)}; it must end in the event shape {self.shape} of the score.")
         return tuple(x.shape[:k]), self.shape
 
     def check(self, x: Tensor, t: Time) -> tuple[Tensor, Tensor]:
@@ -124,10 +121,8 @@ class Score(ABC):
         x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
         # a number stays on the CPU, where looking at its value costs nothing
         t = as_time(t, x.device if isinstance(t, Tensor) else torch.device("cpu"))
-        require(
-            fits(tuple(t.shape), batch),
-            f"t has shape {tuple(t.shape)}, which does not broadcast to the batch shape {batch} of x.",
-        )
+        good = fits(tuple(t.shape), batch)
+        require(good, f"t has shape {tuple(t.shape)}, which does not broadcast to the batch shape {batch} of x.")
         return x, t
 
 

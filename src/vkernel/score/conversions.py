@@ -1,23 +1,22 @@
 r"""What networks predict, and its score (docs/theory.md, §1.5).
 
-With :math:`x = \alpha x_0 + \sigma\epsilon`, :math:`\dot x = -\beta x - D s` the probability flow and
-:math:`\tilde x = x/\alpha`, :math:`\tilde\sigma = \sigma/\alpha`:
+With :math:`x = \alpha x_0 + \sigma\epsilon` and :math:`\dot x = -\beta x - D s` the probability flow, each prediction f
+is linear in x and in the score, :math:`c f = a x + b s`:
 
-=========  ==============================================  ==================================================
-predicts   target                                          score
-=========  ==============================================  ==================================================
-score      :math:`\nabla\log p`                            the prediction itself
-noise      :math:`\epsilon`                                :math:`-\hat\epsilon/\sigma`
-x0         :math:`x_0`                                     :math:`(\alpha \hat x_0 - x)/\sigma^2`
-v          :math:`\alpha\epsilon - \sigma x_0`             :math:`-(\sigma x + \alpha\hat v)/(\sigma h^2)`
-flow       :math:`\dot x`                                  :math:`-(\hat u + \beta x)/D`
-edm        :math:`F` with                                  as x0, of
-           :math:`x_0 = c_{skip}\tilde x + c_{out} F`      :math:`c_{skip}\tilde x + c_{out}\hat F`
-=========  ==============================================  ==================================================
+========  =========================================  ======================  ====================  ===================
+predicts  target                                     c                       a                     b
+========  =========================================  ======================  ====================  ===================
+score     :math:`s = \nabla\log p`                   1                       0                     1
+noise     :math:`\epsilon`                           1                       0                     :math:`-\sigma`
+x0        :math:`x_0`                                :math:`\alpha`          1                     :math:`\sigma^2`
+v         :math:`\alpha\epsilon - \sigma x_0`        :math:`\alpha`          :math:`-\sigma`       :math:`-\sigma h^2`
+flow      :math:`\dot x`                             1                       :math:`-\beta`        :math:`-D`
+edm       :math:`(x_0 - c_{skip} x/\alpha)/c_{out}`  :math:`\alpha c_{out}`  :math:`1 - c_{skip}`  :math:`\sigma^2`
+========  =========================================  ======================  ====================  ===================
 
-with :math:`h^2 = \alpha^2 + \sigma^2`, :math:`c_{skip} = \sigma_d^2/(\tilde\sigma^2 + \sigma_d^2)` and
-:math:`c_{out} = \tilde\sigma\sigma_d/\sqrt{\tilde\sigma^2 + \sigma_d^2}` for data of standard deviation
-:math:`\sigma_d` (Karras et al. 2022); v is that of Salimans and Ho (2022).
+with :math:`h^2 = \alpha^2 + \sigma^2`; for data of standard deviation :math:`\sigma_d`, :math:`c_{skip} = 1/(1 + r)` and
+:math:`c_{out} = \sigma_d \sqrt{r/(1 + r)}`, :math:`r = \sigma^2/(\alpha\sigma_d)^2` (Karras et al. 2022); v is that of
+Salimans and Ho (2022).
 """
 
 from __future__ import annotations
@@ -29,25 +28,13 @@ from torch import Tensor
 
 from vkernel.core.errors import require
 from vkernel.process import Anisotropic, Process
+from vkernel.process.base import real_dtype, wide_dtype
 from vkernel.score.base import Score, Time, as_time, check_score
 
-PREDICTIONS = ("noise", "x0", "v", "flow", "edm", "score")
+Number = float | Tensor
 
-# the table above: the score of a prediction f, and the prediction of a score s, by x, alpha, sigma, beta, D
-_SCORE: dict[str, Callable[..., Tensor]] = {
-    "noise": lambda f, x, a, s, b, D: -f / s,
-    "x0": lambda f, x, a, s, b, D: (a * f - x) / s.square(),
-    "v": lambda f, x, a, s, b, D: -(s * x + a * f) / (s * (a.square() + s.square())),
-    "flow": lambda f, x, a, s, b, D: -(f + b * x) / D,
-    "score": lambda f, x, a, s, b, D: f,
-}
-_PREDICTION: dict[str, Callable[..., Tensor]] = {
-    "noise": lambda f, x, a, s, b, D: -f * s,
-    "x0": lambda f, x, a, s, b, D: (x + s.square() * f) / a,
-    "v": lambda f, x, a, s, b, D: -(s * (a.square() + s.square()) * f + s * x) / a,
-    "flow": lambda f, x, a, s, b, D: -b * x - D * f,
-    "score": lambda f, x, a, s, b, D: f,
-}
+PREDICTIONS = ("noise", "x0", "v", "flow", "edm", "score")
+ISOTROPIC = "Noise, x0, v, flow and edm predictions are defined for isotropic noise."
 
 
 def convert(
@@ -56,25 +43,45 @@ def convert(
     """Convert the prediction ``out`` at ``(x, t)`` into another of :data:`PREDICTIONS`; the result is like ``x``."""
     if predicts == wants:
         return out
-    if predicts == "x0" and wants == "score":
-        return proxy_score(x, t, out, process)
-    _check_isotropic(process)
-    levels = _levels(x, t, process, "flow" in (predicts, wants))
-    if "edm" in (predicts, wants):
-        ratio = (levels[1] / levels[0]).square() / sigma_data**2
-        skip, scale = x / levels[0] / (1 + ratio), sigma_data * (ratio / (1 + ratio)).sqrt()
-        if predicts == "edm":
-            return convert(_like(skip + scale * out, x), "x0", wants, x, t, process)
-        return _like((convert(out, predicts, "x0", x, t, process) - skip) / scale, x)
-    return _like(_PREDICTION[wants](_like(_SCORE[predicts](out, x, *levels), x), x, *levels), x)
+    if isinstance(process, Anisotropic):
+        require((predicts, wants) == ("x0", "score"), ISOTROPIC)
+        white = process.whiten
+        return white(convert(white(out), predicts, wants, white(x), t, process.base))
+    t = as_time(t, x.device)
+    full = tuple(t.shape) + (1,) * (x.ndim - t.ndim)
+    fits = t.ndim <= x.ndim and all(a in (1, b) for a, b in zip(full, x.shape, strict=True))
+    require(fits, f"t has shape {tuple(t.shape)}, which does not broadcast over x, of shape {tuple(x.shape)}.")
+    wide = process.check(t).double().clamp(process.eps, process.T).reshape(full)
+    s = out
+    if predicts != "score":
+        c, a, b = _row(predicts, wide, process, sigma_data, x.dtype)
+        s = (c * out - a * x) / b
+    if wants != "score":
+        c, a, b = _row(wants, wide, process, sigma_data, x.dtype)
+        s = (a * x + b * s) / c
+    return s.to(real_dtype(x.dtype))
+
+
+def _row(name: str, t: Tensor, process: Process, sigma_data: float, dtype: torch.dtype) -> tuple[Number, ...]:
+    """Return c, a and b of the table at checked times, in the precision of x or float32."""
+    formulas = (process.beta, process.D) if name == "flow" else (process.alpha, process.sigma)
+    first, second = (f(t).to(wide_dtype(real_dtype(dtype))) for f in formulas)
+    if name == "flow":
+        return 1, -first, -second
+    alpha, sigma = first, second
+    if name == "noise":
+        return 1, 0, -sigma
+    if name == "x0":
+        return alpha, 1, sigma.square()
+    if name == "v":
+        return alpha, -sigma, -sigma * (alpha.square() + sigma.square())
+    r = (sigma / alpha).square() / sigma_data**2
+    return alpha * sigma_data * (r / (1 + r)).sqrt(), r / (1 + r), sigma.square()
 
 
 def proxy_score(x: Tensor, t: Time, x0: Tensor, process: Process) -> Tensor:
     r"""Return the proxy score :math:`\tilde s = S^{-1} (\alpha x_0 - x)`, the target of score matching (2.5)."""
-    if isinstance(process, Anisotropic):
-        return process.whiten(proxy_score(process.whiten(x), t, process.whiten(x0), process.base))
-    alpha, sigma, *_ = _levels(x, t, process, flow=False)
-    return _like((alpha * x0 - x) / sigma.square(), x)
+    return convert(x0, "x0", "score", x, t, process)
 
 
 def to_noise(score: Score) -> Callable[[Tensor, Time], Tensor]:
@@ -88,7 +95,7 @@ def to_x0(score: Score) -> Callable[[Tensor, Time], Tensor]:
 
 
 def to_v(score: Score) -> Callable[[Tensor, Time], Tensor]:
-    r"""Return the v prediction of a score."""
+    """Return the v prediction of a score."""
     return _converted(score, "v")
 
 
@@ -99,35 +106,10 @@ def to_flow(score: Score) -> Callable[[Tensor, Time], Tensor]:
 
 def _converted(score: Score, wants: str) -> Callable[[Tensor, Time], Tensor]:
     process = check_score(score, "A conversion").process
-    _check_isotropic(process)
+    require(not isinstance(process, Anisotropic), ISOTROPIC)
 
     def converted(x: Tensor, t: Time) -> Tensor:
         x, when = score.check(x, t)
         return convert(score(x, t), "score", wants, x, when.to(x.device).expand(score.split(x)[0]), process)
 
     return converted
-
-
-def _check_isotropic(process: Process) -> None:
-    isotropic = not isinstance(process, Anisotropic)
-    require(isotropic, "Noise, x0, v, flow and edm predictions are defined for isotropic noise.")
-
-
-def _levels(x: Tensor, t: Time, process: Process, flow: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return alpha, sigma, beta and D shaped to broadcast over x; the last two are empty unless ``flow``."""
-    t = as_time(t, x.device)
-    full = tuple(t.shape) + (1,) * (x.ndim - t.ndim)
-    require(
-        t.ndim <= x.ndim and all(a in (1, b) for a, b in zip(full, x.shape, strict=True)),
-        f"t has shape {tuple(t.shape)}, which does not broadcast over the batch of x, of shape {tuple(x.shape)}.",
-    )
-    wide = process.check(t).double().clamp(process.eps, process.T).reshape(full)
-    dtype = x.dtype if x.dtype in (torch.float32, torch.float64) else torch.float32
-    alpha, sigma = process.alpha(wide).to(dtype), process.sigma(wide).to(dtype)
-    if not flow:
-        return alpha, sigma, wide.new_empty(0), wide.new_empty(0)
-    return alpha, sigma, process.beta(wide).to(dtype), process.D(wide).to(dtype)
-
-
-def _like(result: Tensor, x: Tensor) -> Tensor:
-    return result.to(x.dtype if x.is_floating_point() else torch.get_default_dtype())

@@ -1,4 +1,4 @@
-r"""The exact score of a training set, and its derivatives (docs/theory.md, §2).
+r"""The exact score of a training set, its derivatives, and the noise fraction (docs/theory.md, §2).
 
 .. math::
 
@@ -7,33 +7,40 @@ r"""The exact score of a training set, and its derivatives (docs/theory.md, §2)
 
 where :math:`\tilde s = S^{-1}(\alpha x_0 - x)` is the proxy score that a network is trained on. The Jacobian of the
 score is :math:`C - S^{-1}`; autograd, ``torch.func.vjp`` and ``torch.func.jvp`` return products with it without a graph
-through the sum over training points. An anisotropic process is evaluated in whitened coordinates.
+through the sum over training points. An anisotropic process is evaluated in whitened coordinates. The noise fraction is
+the share of the training target's second moment that is noise, with expectations over x ~ p(x|t),
+
+.. math:: \rho(t) = E\,\mathrm{tr}\,C / (E\,\mathrm{tr}\,C + E|s|^2) = E\,\mathrm{tr}\,C / \mathrm{tr}\,S^{-1} .
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from vkernel.core import rng
 from vkernel.core.covariance import Covariance, Transformed, flat, over_event
 from vkernel.core.errors import InputError, require
+from vkernel.core.estimate import Estimate, stacked
 from vkernel.core.rng import Generator
 from vkernel.data import Empirical
 from vkernel.posterior import Choice, Engine, Points, Posterior, PosteriorCovariance, Queries, Sharded
 from vkernel.process import Anisotropic, Process
-from vkernel.score.base import Score, Time, differentiated
+from vkernel.score.base import Score, Time, differentiated, wide_time
+
+NODES = 1 << 31  # pairs (node, point) that a quadrature in one dimension may take
 
 
 class EmpiricalScore(Score):
     r"""The exact score :math:`s(x,t)` of a training set under a forward process.
 
-    ``score(x, t)`` takes ``x (*batch, *data.shape)`` and ``t`` that broadcasts to ``batch``; the result is like ``x``,
-    and differentiable in ``x``. ``memory`` bounds the engine's working memory in bytes (default: a quarter of the free
-    memory). Computation happens on the data's device (``data.to("cuda")``); results return to that of ``x``. ``method``
-    is the engine's: ``"auto"`` is the fastest, ``"dense"`` the reference (see :class:`vkernel.posterior.Engine`).
+    It is differentiable in ``x``, twice. ``memory`` bounds the engine's working memory in bytes (default: a quarter of
+    the free memory). Computation happens on the data's device (``data.to("cuda")``); results return to that of ``x``.
+    ``method`` is that of :class:`vkernel.posterior.Engine`: ``"auto"`` is the fastest, ``"dense"`` the reference.
 
     >>> import torch, vkernel as vk
     >>> score = vk.EmpiricalScore(torch.tensor([-1.0, 0.0, 1.0]), vk.VP())
@@ -46,13 +53,14 @@ class EmpiricalScore(Score):
     def __init__(
         self, data: Empirical | Tensor, process: Process, memory: int | None = None, method: Choice = "auto"
     ) -> None:
-        require(
-            isinstance(process, Process), f"EmpiricalScore needs a forward process such as vk.VP(), not {process!r}."
-        )
+        good = isinstance(process, Process)
+        require(good, f"EmpiricalScore needs a forward process such as vk.VP(), not {process!r}.")
         self.data = data if isinstance(data, Empirical) else Empirical(data)
         self.process, self.shape = process, self.data.shape
-        if isinstance(process, Anisotropic) and process.shape != self.data.shape:
-            raise InputError(f"The data have shape {self.data.shape} but Γ acts on {process.shape}.")
+        good = process.shape in ((), self.data.shape)
+        require(good, f"The data have shape {self.data.shape} but Γ acts on {process.shape}.")
+        # tr Γ^-1, the precision of the noise in units of 1/sigma²
+        self.precision = process.inverse_trace if isinstance(process, Anisotropic) else float(self.data.d)
         if isinstance(self.data, Sharded):
             own, first, ranks = self._white(self.data.own), self.data.first, self.data.ranks
             self.engine = Engine(own, memory, self._white(self.data), first, ranks, method)
@@ -84,9 +92,8 @@ class EmpiricalScore(Score):
     def covariance(self, x: Tensor, t: Time) -> Covariance:
         r"""Return the proxy-score covariance :math:`C(x,t)` as an operator (2.6)."""
         x, t = self.check(x, t)
-        wide = x.double()  # C is alpha²/sigma⁴ times something small: rounded once, at the end
-        cov = self._posterior(self.process.whiten(wide), t).cov
-        alpha, var = self.levels(t.to(x.device))
+        # C is alpha²/sigma⁴ times something small: rounded once, at the end
+        cov, (alpha, var) = self._posterior(self.process.whiten(x.double()), t).cov, self.levels(t.to(x.device))
         frame = self.process.inverse_root if isinstance(self.process, Anisotropic) else None
         return Transformed(cov, (alpha / var).expand(cov.batch), frame, x.dtype)
 
@@ -104,15 +111,13 @@ class EmpiricalScore(Score):
     def divergence(self, x: Tensor, t: Time, probes: int | Tensor = 8, generator: Generator = None) -> Tensor:
         r"""Return :math:`\nabla \cdot s = \mathrm{tr}\,C - \mathrm{tr}\,S^{-1}`, ``(*batch,)``, exactly."""
         x, t = self.check(x, t)
-        precision = self.process.inverse_trace if isinstance(self.process, Anisotropic) else self.data.d
         var = self.levels(t.to(x.device))[1]
-        return (self.covariance(x.double(), t).trace() - precision / var).to(x.dtype)
+        return (self.covariance(x.double(), t).trace() - self.precision / var).to(x.dtype)
 
     def noise_trace(self, x: Tensor, t: Time, probes: int | Tensor = 8, generator: Generator = None) -> Tensor:
         r"""Return :math:`\sigma^2\,\mathrm{tr}\,C` in whitened coordinates, ``(*batch,)``, exactly."""
         x, t = self.check(x, t)
-        alpha, var = self.levels(t.to(x.device))
-        cov = self._posterior(self.process.whiten(x.double()), t).cov
+        cov, (alpha, var) = self._posterior(self.process.whiten(x.double()), t).cov, self.levels(t.to(x.device))
         return Transformed(cov, (alpha / var).expand(cov.batch)).trace() * var
 
     def jvp(self, x: Tensor, t: Time, v: Tensor) -> Tensor:
@@ -153,11 +158,10 @@ class EmpiricalScore(Score):
         device, batch = self.data.device, self.split(x)[0]
         rows = x.detach().to(device).reshape(-1, self.data.d)  # the derivative is defined below, not by autograd
         self.engine.ranks.same("The queries x and t", rows, t)  # before any refusal that depends on values
-        one = t.numel() == 1
-        alpha, var = self.levels(self.process.check(t.cpu() if one else t))
-        if one:
+        if t.numel() == 1:
+            alpha, var = self.levels(self.process.check(t.cpu()))
             return rows, float(alpha), float(var)
-        alpha, var = (a.to(device).expand(batch).reshape(-1) for a in (alpha, var))
+        alpha, var = (a.to(device).expand(batch).reshape(-1) for a in self.levels(self.process.check(t)))
         return rows, alpha, var
 
     def _evaluate(self, x: Tensor, t: Tensor) -> Tensor:
@@ -173,13 +177,6 @@ class EmpiricalScore(Score):
         mean = self.engine.moments(queries).mean
         s = (queries.alpha[:, None] * mean - queries.x) / queries.var[:, None]
         return s.to(x.device, x.dtype).reshape(x.shape)
-
-    def _product(self, x: Tensor, t: Tensor, v: Tensor) -> Tensor:
-        """Return Cov(x0|x,t) v in the isotropic coordinates, float64."""
-        vector = v.to(self.data.device, torch.float64).reshape(-1, self.data.d)
-        product = self.engine.moments(self.queries(x, t), vector=vector).product
-        assert product is not None
-        return product.to(x.device).reshape(x.shape)
 
     def _jacobian(self, x: Tensor, t: Tensor, v: Tensor) -> Tensor:
         """Return :math:`(C - S^{-1}) v` in the isotropic coordinates."""
@@ -249,8 +246,7 @@ class _Derivative(torch.autograd.Function):
     r"""The score and its derivatives in whitened coordinates, each the Jacobian of the one before.
 
     ``apply(x, t, score, *vectors)`` is s without vectors; :math:`\mathrm{Cov}(x_0|x,t)\, v` with one; with two
-    :math:`(\alpha/\sigma^2) \sum_i r_i (y_i-m) ((y_i-m)\cdot v) ((y_i-m)\cdot u)`, its
-    derivative along u.
+    :math:`(\alpha/\sigma^2) \sum_i r_i (y_i-m) ((y_i-m)\cdot v) ((y_i-m)\cdot u)`, its derivative along u.
     """
 
     @staticmethod
@@ -258,7 +254,10 @@ class _Derivative(torch.autograd.Function):
         if not vectors:
             return score._evaluate(x, t)
         if len(vectors) == 1:
-            return score._product(x, t, vectors[0].detach())
+            v = vectors[0].detach().to(score.data.device, torch.float64).reshape(-1, score.data.d)
+            product = score.engine.moments(score.queries(x, t), vector=v).product
+            assert product is not None
+            return product.to(x.device).reshape(x.shape)
         alpha, var = score.levels(t.to(x.device))
         third = score._posterior(x.double(), t).third(vectors[0].detach(), vectors[1].detach())
         return over_event(alpha / var, score.shape) * third
@@ -293,11 +292,8 @@ class _Derivative(torch.autograd.Function):
             if not vectors and dx is not None:
                 return score._jacobian(x, t, dx)
             v, out = _at_most_one(vectors), torch.zeros_like(x, dtype=torch.float64)
-            if dx is not None:
-                out = out + _derivative(x, t, score, v, dx)
-            if dvs[0] is not None:
-                out = out + _derivative(x, t, score, dvs[0])
-            return out
+            out = out if dx is None else out + _derivative(x, t, score, v, dx)
+            return out if dvs[0] is None else out + _derivative(x, t, score, dvs[0])
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, t: Tensor, score: EmpiricalScore, *vs: Tensor) -> tuple[Tensor, int]:
@@ -320,3 +316,50 @@ def _derivative(x: Tensor, t: Tensor, score: EmpiricalScore, *vectors: Tensor) -
 def _at_most_one(vectors: list[Tensor]) -> Tensor:
     require(len(vectors) < 2, "The empirical score has derivatives up to the second; the third is not provided.")
     return vectors[0]
+
+
+def noise_fraction(
+    data: Empirical | EmpiricalScore, process: Process, t: Time, queries: int = 4096, generator: Generator = None
+) -> Estimate[float] | Estimate[Tensor]:
+    r"""Estimate the noise fraction :math:`\rho(t)`, the share of the training target that is noise (2.8).
+
+    In one dimension by quadrature, exact to rounding; else over ``queries`` draws of x, with their standard error.
+    ``t`` may be a vector: then the estimate's fields are vectors.
+    """
+    score = data if isinstance(data, EmpiricalScore) else EmpiricalScore(data, process)
+    require(score.process == process, "The score that was given belongs to another process.")
+    require(queries >= 2, f"A standard error needs at least 2 queries; got {queries}.")
+    times = process.check(wide_time(t, torch.device("cpu")))
+    source = rng.as_generator(generator)
+    parts = [_noise_fraction(score, u, queries, source) for u in times.reshape(-1)]
+    return stacked(parts, tuple(times.shape)) if times.ndim else parts[0]
+
+
+def _noise_fraction(score: EmpiricalScore, t: Tensor, queries: int, source: torch.Generator) -> Estimate:
+    data, (alpha, var) = score.data, (float(a) for a in score.levels(t))
+    exact = _quadrature(score, t, alpha, math.sqrt(var)) if data.d == 1 and not score.process.shape else None
+    if exact is not None:
+        return Estimate.exact(exact)
+    u = torch.rand(queries, generator=source, device=source.device, dtype=torch.float64).to(data.device)
+    index = torch.searchsorted(data.weights.cumsum(0), u, right=True).clamp_max(data.n - 1)
+    x = score.process.perturb(data[index], float(t), generator=source)
+    return Estimate.of_mean(score.covariance(x, float(t)).trace().double(), scale=var / score.precision)
+
+
+def _quadrature(score: EmpiricalScore, t: Tensor, alpha: float, sigma: float) -> float | None:
+    """Return E[C] sigma² in one dimension by the trapezoidal rule, exponentially accurate for an analytic integrand.
+
+    Points farther apart than 18 sigma have nothing between them (to e^-40): each island has a grid of its own. ``None``
+    where the grids would be larger than a Monte Carlo estimate is worth.
+    """
+    support = alpha * score.data.rows(0, score.data.n).double().flatten().sort().values
+    cut = (support.diff() > 18 * sigma).nonzero().flatten() + 1
+    ends = [(float(i[0]) - 9 * sigma, float(i[-1]) + 9 * sigma) for i in support.cpu().tensor_split(cut.cpu())]
+    steps = [max(int((high - low) / sigma * 16), 512) for low, high in ends]
+    if sum(steps) * score.data.n > NODES:
+        return None
+    grids = [torch.linspace(*end, k + 1, dtype=torch.float64) for end, k in zip(ends, steps, strict=True)]
+    widths = [torch.full_like(g, (high - low) / k) for g, (low, high), k in zip(grids, ends, steps, strict=True)]
+    x, dx = (torch.cat(a).to(score.data.device) for a in (grids, widths))
+    posterior = score.posterior(x.reshape(-1, *score.data.shape), t)
+    return float((posterior.logp.exp() * posterior.cov.trace() * (alpha / sigma) ** 2 * dx).sum())

@@ -17,79 +17,50 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.covariance import Covariance, flat, over_event
+from vkernel.core.covariance import Covariance, flat
 from vkernel.core.errors import require
+from vkernel.core.rng import Generator
 from vkernel.data import Empirical
 from vkernel.process import Process
+from vkernel.process.base import real_dtype, wide_dtype
 from vkernel.score.base import Score, Time
 
 
 class GaussianMixture:
-    """A population of Gaussian components, isotropic, with exact score, density and posterior mean at every time.
+    """A population of isotropic Gaussian components, with exact score and density at every time.
 
     ``means`` is ``(k, *shape)`` (a vector of k numbers: shape ``(1,)``), ``weights`` ``(k,)`` or ``None`` for equal
-    ones, ``variance`` one number or ``(k,)``. ``process`` is isotropic; ``x`` is
-    ``(*batch, *shape)`` and ``t`` broadcasts to the batch. Results have x's type and can be differentiated.
+    ones, ``variance`` one number or ``(k,)``.
     """
 
     def __init__(self, means: Any, weights: Any = None, variance: Any = 1.0) -> None:
         centers = Empirical(means, weights)
-        self.shape, self.weights, self.means = centers.shape, centers.weights, centers.rows(0, len(centers)).double()
+        k, self.shape, self.weights = len(centers), centers.shape, centers.weights
+        self.means = centers.rows(0, k).double()
         given = torch.as_tensor(variance, dtype=torch.float64, device=self.means.device)
-        require(
-            given.ndim == 0 or given.shape == self.weights.shape,
-            f"variance must be one number or one for each of {len(centers)} components; got {tuple(given.shape)}.",
-        )
+        good = given.ndim == 0 or given.shape == self.weights.shape
+        require(good, f"variance must be one number or one for each of {k} components; got {tuple(given.shape)}.")
         require(bool((given.isfinite() & (given >= 0)).all()), "variance must be finite and not negative.")
-        self.variance = given.expand(len(centers)).clone()
+        self.variance = given.expand(k).clone()
 
     def __repr__(self) -> str:
         return f"GaussianMixture(components={len(self.means)}, shape={self.shape})"
 
-    def sample(self, n: int, generator: torch.Generator | int | None = None) -> Tensor:
-        """``n`` independent draws, ``(n, *shape)``, in the default float type."""
-        g = rng.as_generator(generator)
-        device = self.means.device
+    def sample(self, n: int, generator: Generator = None) -> Tensor:
+        """Return ``n`` independent draws, ``(n, *shape)``, in the default float type."""
+        g, device = rng.as_generator(generator), self.means.device
         which = torch.multinomial(self.weights.to(g.device), n, replacement=True, generator=g).to(device)
         noise = rng.randn((n, self.means.shape[1]), g, device, torch.float64)
         draws = self.means[which] + self.variance[which].sqrt().unsqueeze(-1) * noise
         return draws.reshape(n, *self.shape).to(torch.get_default_dtype())
 
     def logp(self, x: Tensor, t: Time, process: Process) -> Tensor:
-        """log p(x|t), ``(*batch,)``."""
-        return self._terms(x, t, process)[0].logsumexp(-1).to(_result_dtype(x))
-
-    def posterior_mean(self, x: Tensor, t: Time, process: Process) -> Tensor:
-        """E[x0|x,t], like x."""
-        logits, flat_x, alpha, tau, means = self._terms(x, t, process)
-        r = logits.softmax(-1)
-        gain = alpha * self.variance.to(tau) / tau
-        m = (r * (1 - gain * alpha)) @ means + (r * gain).sum(-1, keepdim=True) * flat_x
-        return m.reshape(x.shape).to(_result_dtype(x))
+        """Return log p(x|t), ``(*batch,)``."""
+        return self.score(process).terms(x, t)[0].logsumexp(-1).to(real_dtype(x.dtype))
 
     def score(self, process: Process) -> MixtureScore:
-        """Return the exact score of the population under ``process``."""
+        """Return the exact score of the population under ``process``, which must be isotropic."""
         return MixtureScore(self, process)
-
-    def _terms(self, x: Tensor, t: Time, process: Process) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """log w_k N(x; alpha mu_k, tau_k); flat x; alpha ``(*batch, 1)``; tau ``(*batch, k)``; means."""
-        ndim = x.ndim - len(self.shape)
-        require(
-            ndim >= 0 and tuple(x.shape[max(ndim, 0) :]) == self.shape,
-            f"x must end in the shape {self.shape} of the mixture; got {tuple(x.shape)}.",
-        )
-        dtype = torch.promote_types(_result_dtype(x), torch.float32)
-        flat_x, batch = flat(x.to(dtype), self.shape), x.shape[:ndim]
-        t = torch.as_tensor(t, dtype=dtype, device=x.device)
-        S = process.S(t)
-        require(not isinstance(S, Covariance), "GaussianMixture needs an isotropic process; S(t) is a matrix here.")
-        alpha, S = (torch.as_tensor(a, dtype=dtype, device=x.device).expand(batch) for a in (process.alpha(t), S))
-        means, variance, log_w = (a.to(x.device, dtype) for a in (self.means, self.variance, self.weights.log()))
-        alpha = over_event(alpha, (1,))
-        tau = alpha**2 * variance + over_event(S, (1,))
-        square = torch.stack([(flat_x - alpha * mu).square().sum(-1) for mu in means], dim=-1)
-        logits = log_w - 0.5 * (square / tau + means.shape[1] * torch.log(2 * math.pi * tau))
-        return logits, flat_x, alpha, tau, means
 
 
 class MixtureScore(Score):
@@ -99,18 +70,31 @@ class MixtureScore(Score):
         self.mixture, self.process, self.shape = mixture, process, mixture.shape
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
-        logits, flat_x, alpha, tau, means = self.mixture._terms(x, t, self.process)
+        logits, rows, alpha, tau, means, _ = self.terms(x, t)
         pull = logits.softmax(-1) / tau
-        s = (pull * alpha) @ means - pull.sum(-1, keepdim=True) * flat_x
-        return s.reshape(x.shape).to(_result_dtype(x))
+        s = (pull * alpha) @ means - pull.sum(-1, keepdim=True) * rows
+        return s.reshape(x.shape).to(real_dtype(x.dtype))
 
     def denoise(self, x: Tensor, t: Time) -> Tensor:
         """Return E[x0|x,t], like x."""
-        return self.mixture.posterior_mean(x, t, self.process)
+        logits, rows, alpha, tau, means, variance = self.terms(x, t)
+        r, gain = logits.softmax(-1), alpha * variance / tau
+        m = (r * (1 - gain * alpha)) @ means + (r * gain).sum(-1, keepdim=True) * rows
+        return m.reshape(x.shape).to(real_dtype(x.dtype))
+
+    def terms(self, x: Tensor, t: Time) -> tuple[Tensor, ...]:
+        """Return log w_k N(x; alpha mu_k, tau_k), flat x, alpha ``(*batch, 1)``, tau ``(*batch, k)``, mu and v."""
+        (batch, shape), mixture = self.split(x), self.mixture
+        dtype = wide_dtype(real_dtype(x.dtype))
+        rows, t = flat(x.to(dtype), shape), torch.as_tensor(t, dtype=dtype, device=x.device)
+        alpha, S = self.process.alpha(t), self.process.S(t)
+        require(not isinstance(S, Covariance), "GaussianMixture needs an isotropic process; S(t) is a matrix here.")
+        alpha, S = (a.to(x.device, dtype).expand(batch).unsqueeze(-1) for a in (alpha, S))
+        means, v, weights = (a.to(x.device, dtype) for a in (mixture.means, mixture.variance, mixture.weights))
+        tau = alpha**2 * v + S
+        square = torch.stack([(rows - alpha * mu).square().sum(-1) for mu in means], dim=-1)
+        logits = weights.log() - 0.5 * (square / tau + means.shape[1] * torch.log(2 * math.pi * tau))
+        return logits, rows, alpha, tau, means, v
 
     def __repr__(self) -> str:
         return f"MixtureScore({self.mixture!r}, {self.process!r})"
-
-
-def _result_dtype(x: Tensor) -> torch.dtype:
-    return x.dtype if x.is_floating_point() else torch.get_default_dtype()

@@ -1,6 +1,6 @@
 r"""Anyone's network as a score (docs/theory.md, §1.5).
 
-A network is a function of an image and of a number that encodes the noise level. Four conventions turn it into a score:
+Four conventions turn a network, a function of an image and of a number that encodes the noise level, into a score:
 
 * its **process**: the :math:`\alpha_t, \sigma_t` of :math:`x = \alpha x_0 + \sigma\epsilon` in training;
 * **predicts**: ``score``, ``noise``, ``x0``, ``v``, ``flow`` or ``edm`` (table in :mod:`vkernel.score.conversions`);
@@ -37,14 +37,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vkernel.core.checks import is_whole
+from vkernel.core.checks import check_choice, check_positive, check_whole
+from vkernel.core.covariance import over_event
 from vkernel.core.errors import InputError, require
 from vkernel.data import Empirical
 from vkernel.process import DDPM, Anisotropic, Process
 from vkernel.score.base import Score, Time, as_time, differentiated
 from vkernel.score.conversions import PREDICTIONS, convert
 
-TIMES = ("t", "index", "fraction", "sigma", "c_noise", "reversed")
+# the second argument of a network in continuous time, by the process, t, and the number N of index:N or fraction:N
+TIMES: dict[str, Callable[[Process, Tensor, float], Tensor]] = {
+    "t": lambda p, t, N: t,
+    "index": lambda p, t, N: t * N,
+    "fraction": lambda p, t, N: t / N,
+    "sigma": lambda p, t, N: p.base.sigma(t),
+    "c_noise": lambda p, t, N: p.base.log_snr(t) / -8,
+    "reversed": lambda p, t, N: 1 - t,
+}
 _NUMBERS = 2**18  # numbers of x in one call of the network, unless ``batch`` is given
 
 Network = Callable[..., object]  # net(x, time) or net(x, time, labels)
@@ -68,9 +77,9 @@ def as_score(
 
     ``fn(x, time)`` takes ``x (B, *shape)`` and ``time (B,)`` and returns a tensor like ``x``, or an object that holds
     it in ``.sample`` or ``.mean``, or a tuple whose first entry it is. With ``shape=None`` the first call decides the
-    shape, and its first dimension is the batch. ``predicts``, ``time`` and ``range`` are the conventions of
-    :mod:`vkernel.score.wrapped`; ``batch`` is the largest number of events in one call; ``label`` selects one class of
-    a class-conditional network; ``sigma_data`` belongs to ``predicts="edm"``. A module is put into evaluation mode.
+    shape, and its first dimension is the batch. ``predicts``, ``time``, ``range``, ``label`` and ``sigma_data`` are the
+    conventions of :mod:`vkernel.score.wrapped`; ``batch`` is the largest number of events in one call. A module is put
+    into evaluation mode.
 
     >>> import torch, vkernel as vk
     >>> score = vk.as_score(lambda x, t: -x, vk.VP())  # the score of a standard normal
@@ -79,8 +88,7 @@ def as_score(
     """
     if isinstance(fn, nn.Module):
         fn.eval()
-    ends = None if range is None else interval(range)
-    event = None if shape is None else tuple(shape)
+    ends, event = None if range is None else interval(range), None if shape is None else tuple(shape)
     return Wrapped(fn, process, predicts, time, ends, event, name, batch, label, sigma_data=sigma_data)
 
 
@@ -108,15 +116,12 @@ class Wrapped(Score):
     def __post_init__(self) -> None:
         require(callable(self.net), f"The network must be callable, net(x, t); got {type(self.net).__name__}.")
         require(isinstance(self.process, Process), f"process must be a process such as vk.EDM(), not {self.process!r}.")
+        check_choice(self.predicts, "predicts", PREDICTIONS)
         isotropic = not isinstance(self.process, Anisotropic) or self.predicts in ("score", "x0")
         require(isotropic, "Networks that predict noise, v, flow or edm are read under isotropic noise only.")
-        known = ", ".join(PREDICTIONS)
-        require(self.predicts in PREDICTIONS, f"predicts must be one of {known}, not {self.predicts!r}.")
-        require(
-            self.label is None or (is_whole(self.label) and self.label >= 0),
-            f"label must be a class, a whole number ≥ 0, not {self.label!r}.",
-        )
-        require(self.sigma_data > 0, f"sigma_data must be positive, not {self.sigma_data!r}.")
+        if self.label is not None:
+            check_whole(self.label, "label, a class,", least=0)
+        check_positive(self.sigma_data, "sigma_data")
         self.range = None if self.range is None else interval(self.range)
         self.shape = None if self.shape is None else tuple(int(k) for k in self.shape)
         time_input(self.time, self.process, torch.tensor([self.process.T], dtype=torch.float64))  # check the convention
@@ -165,10 +170,10 @@ class Wrapped(Score):
         time = self.time if isinstance(self.time, str) else "a function of t"
         pixels = "" if self.range is None else "pixels in [{:g}, {:g}], ".format(*self.range)
         label = "" if self.label is None else f"class {self.label}, "
-        return (
-            f"{type(self).__name__}({self.name!r}: predicts {self.predicts}, time input {time}, {pixels}"
-            f"shape {self.shape}, {label}{self.process!r})"
+        conventions = (
+            f"predicts {self.predicts}, time input {time}, {pixels}shape {self.shape}, {label}{self.process!r}"
         )
+        return f"{type(self).__name__}({self.name!r}: {conventions})"
 
     def _predict(self, x: Tensor, t: Time, wants: str) -> Tensor:
         x, t = self.check(x, t)
@@ -184,16 +189,11 @@ class Wrapped(Score):
         label = () if self.label is None else (torch.full((len(x),), self.label, device=home.device),)
         rows = x
         if self.predicts == "edm":
-            alpha, sigma = (
-                a.to(x).reshape(-1, *(1,) * (x.ndim - 1)) for a in (self.process.alpha(t), self.process.sigma(t))
-            )
-            rows = x / (sigma.square() + (alpha * self.sigma_data).square()).sqrt()
+            size = (self.process.S(t) + (self.process.alpha(t) * self.sigma_data).square()).sqrt()
+            rows = x / over_event(size.to(x), x.shape[1:])
         out = _tensor_of(self.net(rows.to(home.device, home.dtype), number, *label), self.name)
-        require(
-            out.shape == x.shape,
-            f"{self.name} was given a batch of shape {tuple(x.shape)} and returned {tuple(out.shape)}; it must return "
-            "a tensor of the same shape.",
-        )
+        given = f"{self.name} was given a batch of shape {tuple(x.shape)} and returned {tuple(out.shape)}"
+        require(out.shape == x.shape, f"{given}; it must return a tensor of the same shape.")
         out = out.to(x.device, x.dtype)
         return -out if self.time == "reversed" and self.predicts == "flow" else out
 
@@ -203,33 +203,22 @@ def time_input(time: TimeInput, process: Process, t: Tensor) -> Tensor:
     if callable(time):
         return time(t)
     kind, _, number = str(time).partition(":")
-    require(
-        kind in TIMES and (not number or kind in ("index", "fraction")),
-        f"time must be one of {', '.join(TIMES)}, with a number index:N or fraction:N, or a function; got {time!r}.",
-    )
+    good = kind in TIMES and (not number or kind in ("index", "fraction"))
+    known = f"one of {', '.join(TIMES)}, with a number index:N or fraction:N, or a function"
+    require(good, f"time must be {known}; got {time!r}.")
     try:
-        count = float(number) if number else None
+        count = float(number or 0)
     except ValueError:
         raise InputError(f"{time!r} has no number after the colon; write for example {kind}:1000.") from None
-    require(count is None or count > 0, f"The number in {time!r} must be positive.")
-    if kind == "t":
-        return t
-    if kind == "sigma":
-        return process.base.sigma(t)
-    if kind == "c_noise":
-        return process.base.log_snr(t) / -8
-    last = len(process.betas) - 1 if isinstance(process, DDPM) else None
-    if kind == "fraction":
-        return t / (count or last or 1)
-    if last is not None:
-        require(count is None, f"{process!r} defines its indices: write 'index', not {time!r}.")
+    require(not number or count > 0, f"The number in {time!r} must be positive.")
+    last = len(process.betas) - 1 if isinstance(process, DDPM) else 0
+    if last and kind in ("index", "reversed"):
+        require(not number, f"{process!r} defines its indices: write 'index', not {time!r}.")
         index = t.round().long()
         return index if kind == "index" else last - index
-    if kind == "reversed":
-        return 1 - t
-    if count is None:
-        raise InputError("A process in continuous time has no index; give 'index:1000' if the network takes 1000 t.")
-    return t * count
+    hint = "give 'index:1000' if the network takes 1000 t"
+    require(number or kind != "index", f"A process in continuous time has no index; {hint}.")
+    return TIMES[kind](process, t, count or last or 1)
 
 
 def interval(ends: Sequence[float] | str) -> tuple[float, float]:
@@ -248,6 +237,4 @@ def _tensor_of(out: object, name: str) -> Tensor:
     for found in (out, getattr(out, "sample", None), getattr(out, "mean", None), first):
         if isinstance(found, Tensor):
             return found
-    raise InputError(
-        f"{name} returned a {type(out).__name__}; it must return a tensor, or hold one in .sample or .mean."
-    )
+    raise InputError(f"{name} returned a {type(out).__name__}, not a tensor, nor one in .sample or .mean.")

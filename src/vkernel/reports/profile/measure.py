@@ -47,8 +47,7 @@ from vkernel.core.progress import Reporter
 from vkernel.data.empirical import Empirical
 from vkernel.metrics import collapse_ratio, nearest
 from vkernel.process import Process
-from vkernel.score.empirical import EmpiricalScore
-from vkernel.score.noise import noise_fraction
+from vkernel.score.empirical import EmpiricalScore, noise_fraction
 
 FLOOR = 0.01  # the window is where the noise fraction exceeds this
 LEVELS, REFINED = 33, 4  # noise levels, and bisections at each crossing
