@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from browser import HELP, IDLE, LAPTOP, SMALLER, Watched
 
-from vkernel.explore.captions import TOUR, preset
+from vkernel.explore.captions import POINTS, TOUR
 from vkernel.explore.state import State
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")
@@ -29,8 +29,8 @@ pytest.importorskip("panel", reason="the page needs Panel: pip install 'vkernel[
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="the browser tests need Debian's chromium")
-SQUARE = State(points=preset("square"), ratio=4.0, steps=10)  # with these the ensembles take a second
-LINE = State(points=preset("triple"), ratio=4.0, steps=10)
+SQUARE = State(points=POINTS["square"], ratio=4.0, steps=10)  # with these the ensembles take a second
+LINE = State(points=POINTS["triple"], ratio=4.0, steps=10)
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +140,11 @@ def test_malformed_address_gives_the_default_and_clicks_add_and_remove_points(
     tab.keyboard.press("Enter")
     tab.wait_for_function("() => location.search.includes('w=')")
     assert 5 in page.state().weights
-    tab.click("#point-add")
-    tab.wait_for_function("() => document.getElementById('point-name').textContent.endsWith('of 7')")
+    for _ in range(8):
+        tab.click("#point-add")
+    tab.wait_for_function("() => document.getElementById('point-name').textContent.endsWith('of 14')")
+    assert len(set(page.state().points)) == 14  # added points are distinct
+    assert 5 in page.state().weights
 
 
 def test_particles_play_pause_and_scrub(page: Watched, server: tuple[str, int]) -> None:
@@ -297,7 +300,7 @@ def test_script_saved_numbers_and_picture_agree_with_the_page(
 ) -> None:
     from PIL import Image
 
-    tab = page.open(f"{server[0]}?{State(points=preset('triple'), sampler='linear', steps=30).to_query()}")
+    tab = page.open(f"{server[0]}?{State(points=POINTS['triple'], sampler='linear', steps=30).to_query()}")
     tab.click("#python")
     tab.wait_for_selector("#code[open]")
     tab.click("#code-copy")

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
-from vkernel.core.errors import InputError
 from vkernel.core.estimate import Estimate
 from vkernel.explore import captions, compute
-from vkernel.explore.captions import CONTROLS, PRESETS, TOUR, preset
-from vkernel.explore.state import LAYERS, SAMPLERS, State, from_query
+from vkernel.explore.captions import POINTS, TOUR
+from vkernel.explore.state import CONTENT, CONTROLS, LAYERS, SAMPLERS, State, from_query
 
-TRIPLE, CLUSTERS = preset("triple"), preset("clusters")
+TRIPLE, CLUSTERS = POINTS["triple"], POINTS["clusters"]
 
 
 @pytest.mark.parametrize("points", [TRIPLE, CLUSTERS], ids=["line", "plane"])
@@ -40,7 +40,7 @@ def test_snippet_gives_the_numbers_of_the_page(sampler: str, points: Any, small:
     assert np.isfinite(result.frames).all()
     assert result.law.shape == (compute.BINS[state.d],) * state.d
     assert (result.twin is None) == (sampler == "exact" or (K == 0 and sampler not in ("exact", "naive")))
-    sentences = captions.panel(state, compute.noise_share(state), result).sentences
+    sentences = captions.panel(state, compute.noise_share(state), result)["sentences"]
     assert all(s.endswith(".") for s in sentences)
     share = compute.variance(result, state.t)
     assert (share is None) == (sampler in ("exact", "naive"))
@@ -51,23 +51,27 @@ def test_snippet_gives_the_numbers_of_the_page(sampler: str, points: Any, small:
 
 
 def test_sentences_carry_errors_and_claim_no_more_than_they_allow() -> None:
-    def result(gap: Estimate, twin: Estimate | None, sampler: str = "linear", K: int = 1) -> compute.Result:
+    def sentence(gap: Estimate, twin: Estimate | None, sampler: str = "linear", K: int = 1) -> str:
         none = np.zeros(1)
         state = State(sampler=sampler, K=K)
-        return compute.Result(state, none, none, none, none, none, (), gap, twin, gap)
+        result = compute.Result(state, none, none, none, none, none, (), gap, twin, gap)
+        return captions.panel(state, gap, result)["sentences"][0]
 
     half = Estimate(0.18, 0.01, 0.16, 0.2), Estimate(0.09, 0.01, 0.07, 0.11)
     assert captions.short(half[0]) == ".18 ± .01"
-    assert "2 × the noiseless-target value, .09 ± .01" in captions.gap_sentence(result(*half))
-    assert "within errors of" in captions.gap_sentence(result(half[0], Estimate(0.17, 0.01, 0.15, 0.19)))
-    assert "no noise" in captions.gap_sentence(result(half[0], None, K=0))
+    assert sentence(*half).startswith("82 ± 1 % of the samples are copies; ")
+    assert "2 × the noiseless-target value, .09 ± .01" in sentence(*half)
+    assert "within errors of" in sentence(half[0], Estimate(0.17, 0.01, 0.15, 0.19))
+    assert "far less than" in sentence(Estimate(0.01, 0.001, 0.008, 0.012), Estimate(0.5, 0.01, 0.48, 0.52))
+    assert "1.06 ×" in sentence(Estimate(0.53, 0.001, 0.528, 0.532), Estimate(0.5, 0.001, 0.498, 0.502))
+    assert "no noise" in sentence(half[0], None, K=0)
     assert captions.short(Estimate(0.0, 0.0, 0.0, 0.002)) == "less than .002"
     assert captions.short(Estimate.exact(0.25)) == ".25"
     assert captions.short(Estimate(1.0, 0.0, 0.99, 1.0)) == "1.00"
-    assert "more than that of the exact score" in captions.gap_sentence(
-        result(half[0], Estimate(0.0, 0.0, 0.0, 0.002), sampler="naive")
-    )
-    assert captions.panel(State(), Estimate.exact(0.5), None).number == "…"
+    none = Estimate(0.0, 0.0, 0.0, 0.002)
+    assert "more than that of the exact score" in sentence(half[0], none, sampler="naive")
+    assert "less than 0.1 % of" in sentence(Estimate(1.0, 0.0, 0.9995, 1.0), half[1])
+    assert captions.panel(State(), Estimate.exact(0.5), None)["number"] == "…"
 
 
 def test_data_of_an_earlier_state_is_named(small: None) -> None:
@@ -85,25 +89,23 @@ def test_data_of_an_earlier_state_is_named(small: None) -> None:
     assert captions.outdated(state, None, None) == (False, False, "V follows once the run has ended")
 
 
-@pytest.mark.parametrize("name", [name for group in PRESETS.values() for name in group])
+@pytest.mark.parametrize("name", POINTS)
 def test_presets_are_sets_and_have_addresses(name: str) -> None:
-    state = State(points=preset(name))
+    state = State(points=POINTS[name])
     assert 2 <= len(set(state.points)) == len(state.points) <= 64
     assert from_query(state.to_query())[0] == state
-    with pytest.raises(InputError, match="nope"):
-        preset("nope")
 
 
 def test_every_control_and_layer_has_a_sentence_and_a_field() -> None:
     default = State()
-    for control in (control for group in CONTROLS.values() for control in group):
-        assert control.help.endswith(".")
-        assert control.help.count(". ") == 0
-        for value, caption in control.options:
+    for name, control in CONTROLS.items():
+        assert control["help"].endswith(".")
+        assert control["help"].count(". ") == 0
+        for value, caption in control["options"]:
             assert caption
-            assert vars(default.replace(**{control.name: value}))[control.name] == value
-    assert {layer.name for layer in captions.LAYERS} == set(LAYERS)
-    assert all(layer.help.endswith(".") for layer in captions.LAYERS)
+            assert vars(default.replace(**{name: value}))[name] == (math.inf if value == "inf" else value)
+    assert {layer["name"] for layer in CONTENT["layers"]} == set(LAYERS)
+    assert all(layer["help"].endswith(".") for layer in CONTENT["layers"])
 
 
 def test_tour_has_five_short_stops() -> None:

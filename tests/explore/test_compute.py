@@ -10,10 +10,10 @@ import torch
 
 import vkernel as vk
 from vkernel.explore import captions, compute
-from vkernel.explore.captions import preset
+from vkernel.explore.captions import POINTS
 from vkernel.explore.state import LAYERS, State
 
-TRIPLE, CLUSTERS = preset("triple"), preset("clusters")
+TRIPLE, CLUSTERS = POINTS["triple"], POINTS["clusters"]
 
 
 def test_map_is_the_noise_of_the_target() -> None:
@@ -77,7 +77,7 @@ def test_one_point_and_a_thousand(n: int, small: None) -> None:
     assert np.isfinite(compute.exact(state).fraction).all()
     found = compute.simulate(state)
     assert (found.gap is None) == (n == 1)
-    assert "One training point" in captions.panel(state, compute.noise_share(state), found).sentences[0] or n > 1
+    assert "One training point" in captions.panel(state, compute.noise_share(state), found)["sentences"][0] or n > 1
 
 
 @pytest.mark.parametrize("process", ["vp", "vpsong", "cosine", "flow", "toy", "edm"])

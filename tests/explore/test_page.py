@@ -1,4 +1,4 @@
-"""The page without a browser: messages, figures, assets and the server."""
+"""The page without a browser: messages, figures and assets."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from vkernel.core.errors import InputError
 from vkernel.explore import compute
-from vkernel.explore.jobs import Workers
+from vkernel.explore.serve import Workers
 
 
 @pytest.fixture
@@ -25,14 +24,12 @@ def tab() -> Any:
 
 
 def test_messages_change_the_state_or_are_refused(tab: Any) -> None:
-    tab.receive({"kind": "preset", "name": "triple"})
+    tab.receive({"kind": "edit", "points": [[-1], [0.25], [1]], "weights": [1, 4, 1]})
     assert tab.state.d == 1
-    tab.receive({"kind": "point", "index": 1, "x": 0.25, "y": 0, "weight": 4})
     assert tab.state.points[1] == (0.25,)
     assert tab.state.weights == (1, 4, 1)
-    tab.receive({"kind": "add"})
-    tab.receive({"kind": "remove", "index": 0})
-    assert len(tab.state.points) == 3
+    tab.receive({"kind": "edit", "points": [[-1], [0.25], [1], [0.5]], "weights": [1, 4, 1, 1]})
+    assert len(tab.state.points) == 4
     tab.receive({"kind": "csv", "text": "0,0\n1,1\n"})
     assert tab.state.points == ((0.0, 0.0), (1.0, 1.0))
     for k in range(5):
@@ -45,12 +42,17 @@ def test_messages_change_the_state_or_are_refused(tab: Any) -> None:
         {"kind": "set", "sampler": "magic"},
         {"kind": "csv", "text": "nan,0\n"},
         {"kind": "csv", "text": 5},
-        {"kind": "point", "index": 99, "x": 0, "y": 0, "weight": 1},
-        {"kind": "point", "index": "a", "x": 0, "y": 0, "weight": 1},
+        {"kind": "edit", "points": [], "weights": []},
+        {"kind": "edit", "points": [[0, 0]], "weights": [1, 1]},
+        {"kind": "edit", "points": [[0, "a"]], "weights": [1]},
+        {"kind": "edit", "points": [[0, 0], [1]], "weights": [1, 1]},
+        {"kind": "edit", "points": [0], "weights": [1]},
+        {"kind": "edit", "points": [[0, 0]], "weights": [0]},
+        {"kind": "edit", "points": "text", "weights": [1]},
         {"kind": "preview", "x": ["a"], "y": [0]},
         {"kind": "preview", "x": [0, 1], "y": [0]},
         {"kind": "preview", "t": None},
-        {"kind": "point", "index": 0, "x": float("nan"), "y": 0, "weight": 1},
+        {"kind": "edit", "points": [[float("nan"), 0]], "weights": [1]},
         {"kind": "tour", "step": 9},
         {"kind": "preset"},
         {"kind": ["x"]},
@@ -65,23 +67,16 @@ def test_messages_change_the_state_or_are_refused(tab: Any) -> None:
 
 
 def test_drawing_tool_is_followed_and_corrected(tab: Any) -> None:
-    source = tab.figures.points
+    source = tab.figures.data["points"]
     source.data = {"x": [0.0, 5.0, 0.5], "y": [0.1234, 0.0, 0.5], "size": [12, 12, 12]}
     assert tab.state.points == ((0.0, 0.123), (2.0, 0.0), (0.5, 0.5))  # back to the window's edge
-    tab.receive({"kind": "point", "index": 2, "x": 0.5, "y": 0.5, "weight": 7})
+    tab.receive({"kind": "edit", "points": [list(p) for p in tab.state.points], "weights": [1, 1, 7]})
     source.data = {"x": [0.0, 0.5], "y": [0.123, 0.5], "size": [12, 12]}
     assert tab.state.weights == (1, 7)
     for broken in ([], [float("nan")], ["a"]):
         source.data = {"x": broken, "y": [0.0] * len(broken), "size": [1] * len(broken)}
         assert len(tab.state.points) == 2
         assert list(source.data["x"]) == [0.0, 0.5]
-
-
-def test_added_points_are_distinct(tab: Any) -> None:
-    tab.receive({"kind": "preset", "name": "triple"})
-    for _ in range(60):
-        tab.receive({"kind": "add"})
-    assert len(set(tab.state.points)) == 63
 
 
 def test_closed_tab_has_no_job(tab: Any) -> None:
@@ -100,7 +95,9 @@ def test_closed_tab_has_no_job(tab: Any) -> None:
 
 def test_report_is_json_with_the_numbers(tab: Any, small: None) -> None:
     tab.result = compute.simulate(tab.state)
-    found = json.loads(json.dumps(tab.report()))
+    tab._send = lambda kind, **rest: tab.sent.append(rest)
+    tab.receive({"kind": "json"})
+    found = json.loads(next(message["text"] for message in tab.sent if "text" in message))
     assert found["gap_mass"]["value"] == tab.result.gap.value
     assert found["state"]["points"] == [list(p) for p in tab.state.points]
     assert "import vkernel" in found["python"]
@@ -145,24 +142,3 @@ def test_page_has_the_colours_of_the_package_and_no_address_elsewhere() -> None:
             assert f"--exact: {base.lines()[1]}" in text
     for file in assets.iterdir():
         assert "http" not in file.read_text().replace("http-equiv", "")
-
-
-def test_taken_ports_and_foreign_addresses_are_refused() -> None:
-    pytest.importorskip("panel")
-    import socket
-
-    from vkernel.explore.serve import _origins, server
-
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        held.listen()
-        with pytest.raises(InputError, match="taken"):
-            server(held.getsockname()[1])
-    with pytest.raises(InputError, match="no address"):
-        server(0, "203.0.113.7")
-    with pytest.raises(InputError, match="IPv4"):
-        server(0, "::1")
-    with pytest.raises(InputError, match="65535"):
-        server(70000)
-    assert set(_origins("127.0.0.1", 5007)) == {"127.0.0.1:5007", "localhost:5007"}
-    assert "*" not in "".join(_origins("0.0.0.0", 5007))

@@ -128,10 +128,12 @@ def test_times_are_clamped_to_the_process() -> None:
     assert State(process="edm", t=5.0).replace(process="flow").t == 0.999
 
 
-def test_weights_are_kept_if_the_number_of_points_is() -> None:
+def test_points_that_remain_keep_their_weights() -> None:
     state = State(points=((0.0,), (1.0,)), weights=(3, 1))
     assert state.replace(points=((0.5,), (1.0,))).weights == (3, 1)
     assert state.replace(points=((0.5,),)).weights == (1,)
+    assert state.replace(points=((0.0,),)).weights == (3,)
+    assert state.replace(points=((0.5,), (1.0,), (2.0,))).weights == (3, 1, 1)
 
 
 def test_csv_accepts_headers_weights_separators_and_one_column() -> None:

@@ -1,9 +1,7 @@
 """``vkernel explore``: drag the training points and watch what a model would learn.
 
-A page in the browser, served from this machine. :mod:`~vkernel.explore.state` defines what it shows,
-:mod:`~vkernel.explore.compute` gets the numbers from the library, :mod:`~vkernel.explore.captions` puts them into text,
-:mod:`~vkernel.explore.figures` draws them, and :mod:`~vkernel.explore.page` connects these with the browser. The page
-itself computes nothing.
+The state defines what the page shows; numbers come from the library (``compute``) and are put into text (``captions``)
+and drawn (``figures``); ``page`` connects these with the browser, and ``serve`` serves it.
 """
 
 from vkernel.explore.serve import serve

@@ -1,4 +1,9 @@
-"""The server of the page. It listens on the loopback address by default and loads nothing from the network."""
+"""The server of the page, on the loopback address by default, and its threads; nothing is loaded from the network.
+
+Long work runs beside the page: one job per desk, where a new one replaces the old, and few at once on a server. A job
+calls ``report(label, share)`` after each step of sampling or training; once it is cancelled that call raises
+``CancelledError``, and whatever the job returns is dropped.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,17 @@ import errno
 import logging
 import os
 import socket
+import threading
 import warnings
 import webbrowser
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vkernel.core.errors import InputError, require
-from vkernel.explore.jobs import Workers
+from vkernel.explore.compute import Report
+from vkernel.explore.state import CONTENT
 
 if TYPE_CHECKING:
     from bokeh.server.server import Server
@@ -22,6 +31,61 @@ PORT, LOOPBACK = 5007, "127.0.0.1"
 MESSAGE = 4 << 20  # bytes that a browser may send at once: a file of points is at most 1 MB
 FORGET = 15_000  # milliseconds after which a closed tab is forgotten
 LOCAL = (LOOPBACK, "localhost")
+
+
+class Workers(ThreadPoolExecutor):
+    """The threads of a server: at most ``at_once`` jobs run, the others wait."""
+
+    def __init__(self, at_once: int = 2) -> None:
+        require(at_once >= 1, f"At least one job must be able to run; got {at_once}.")
+        super().__init__(at_once, thread_name_prefix="vkernel explore")
+        self.closed = False
+
+    def close(self) -> None:
+        """Cancel all jobs and wait for their threads, since a process must not exit during a torch operation."""
+        self.closed = True
+        self.shutdown(cancel_futures=True)
+
+
+class Desk:
+    """The job of a tab: the latest one, until it is cancelled."""
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers, self._stop = workers, threading.Event()
+        self.future: Future[None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job is waiting or running."""
+        return self.future is not None and not self._stop.is_set() and not self.future.done()
+
+    def submit(self, work: Callable[[Report], object], ended: Callable[[object], None], progress: Report) -> None:
+        """Start ``work(report)`` instead of the current job; its thread calls ``ended`` with the result or an error."""
+        self.cancel()
+        if self._workers.closed:
+            return
+        stop = self._stop = threading.Event()
+
+        def report(label: str, share: float) -> None:
+            if stop.is_set() or self._workers.closed:
+                raise CancelledError
+            progress(label, share)
+
+        def run() -> None:
+            try:
+                found = work(report)
+            except Exception as error:  # every error of the thread must reach the page
+                found = error
+            if not stop.is_set() and not self._workers.closed:
+                ended(found)
+
+        self.future = self._workers.submit(run)
+
+    def cancel(self) -> None:
+        """Stop the current job at its next report; a job that waits never starts."""
+        self._stop.set()
+        if self.future is not None:
+            self.future.cancel()
 
 
 def server(port: int = PORT, address: str = LOOPBACK, workers: Workers | None = None) -> Server:
@@ -41,17 +105,11 @@ def server(port: int = PORT, address: str = LOOPBACK, workers: Workers | None = 
     port = _bind(port, address)
     pn.extension()
     shared = workers or Workers()
-    return pn.io.server.get_server(
-        {"/": lambda: page(shared)},  # Panel recognises functions only
-        port,
-        address,
-        _origins(address, port),
-        title="vkernel explore",
-        location=False,
-        websocket_max_message_size=MESSAGE,
-        check_unused_sessions_milliseconds=FORGET // 3,
-        unused_session_lifetime_milliseconds=FORGET,
-    )
+    pages: dict[str, Any] = {"/": lambda: page(shared)}  # Panel recognises functions only
+    limits: dict[str, Any] = {"websocket_max_message_size": MESSAGE, "unused_session_lifetime_milliseconds": FORGET}
+    limits["check_unused_sessions_milliseconds"] = FORGET // 3
+    origins = _origins(address, port)
+    return pn.io.server.get_server(pages, port, address, origins, title="vkernel explore", location=False, **limits)
 
 
 def serve(port: int = PORT, open: bool = True, address: str = LOOPBACK) -> None:
@@ -60,10 +118,7 @@ def serve(port: int = PORT, open: bool = True, address: str = LOOPBACK) -> None:
     made = server(port, address, workers)
     where = f"http://{LOOPBACK if address == '0.0.0.0' else address}:{made.port}/"
     if address not in LOCAL:
-        print(
-            f"Listening on {address}: anyone who can reach this machine can open the page and start computations; "
-            "there is no password and no encryption. Leave out --address to listen on this machine alone."
-        )
+        print(CONTENT["notices"]["open"].format(address))
     print(f"vkernel explore is at {where} (Ctrl-C ends it)", flush=True)
     made.start()
     if open:
@@ -92,12 +147,9 @@ def _bind(port: int, address: str) -> int:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((address, port))
-        except PermissionError:
-            raise InputError(f"Port {port} is not for ordinary users; give --port 1024 or higher.") from None
         except OSError as error:
-            sentence = f"This machine has no address {address!r}: {error.strerror or error}."
-            if error.errno == errno.EADDRINUSE:
-                sentence = f"Port {port} is taken, perhaps by another vkernel explore; give another, --port {port + 1}."
-            raise InputError(sentence) from None
-        found: int = probe.getsockname()[1]
-        return found
+            faults = {errno.EACCES: f"Port {port} is not for ordinary users; give --port 1024 or higher."}
+            taken = f"Port {port} is taken, perhaps by another vkernel explore; give another, --port {port + 1}."
+            other = f"This machine has no address {address!r}: {error.strerror or error}."
+            raise InputError((faults | {errno.EADDRINUSE: taken}).get(error.errno or 0, other)) from None
+        return int(probe.getsockname()[1])

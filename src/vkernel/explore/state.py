@@ -8,10 +8,11 @@ restores the same points: a coordinate in [-2, 2] is one of 4,001 numbers, two c
 from __future__ import annotations
 
 import csv
-import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -20,20 +21,20 @@ import numpy as np
 from vkernel.core.errors import InputError, require
 from vkernel.process import Process, from_spec
 
+ASSETS = Path(__file__).parent / "assets"
+CONTENT = tomllib.loads((ASSETS / "content.toml").read_text(encoding="utf8"))
+CONTROLS: dict[str, dict[str, Any]] = {c["name"]: c for group in CONTENT["controls"].values() for c in group}
+LAYERS = tuple(layer["name"] for layer in CONTENT["layers"])
+BOUNDS: dict[str, tuple[float, float]] = {name: c["bounds"] for name, c in CONTROLS.items() if "bounds" in c}
+BOUNDS["t"] = (0.0, math.inf)
+CHOICES = {name: tuple(value for value, _ in c["options"]) for name, c in CONTROLS.items() if name not in BOUNDS}
+SAMPLERS: tuple[str, ...] = CHOICES["sampler"]
+WHOLE = ("steps", "K", "seed")
 VERSION = "1"  # of the address
 LIMIT = 2.0  # the window, and with it every coordinate, is [-LIMIT, LIMIT]
 FIT = 1.5  # imported points that exceed the window are scaled to [-FIT, FIT]
 MAX_POINTS, MAX_BYTES, MAX_WEIGHT = 1000, 1 << 20, 63
-SAMPLERS = ("exact", "naive", "effective", "linear", "ntk", "mlp")
-LAYERS = ("noise", "variance", "arrows", "boundaries", "particles", "law", "members", "exact")
 PROCESS_OPTIONS = {"edm": {"T": 10.0}}  # the default T of EDM, 80, is far outside the window
-PROCESSES, FEATURES = ("vp", "vpsong", "cosine", "flow", "toy", "edm"), ("gaussian", "fourier")
-CHOICES = {"process": PROCESSES, "sampler": SAMPLERS, "features": FEATURES}
-BOUNDS = {
-    "eps": (1e-4, 0.3), "steps": (5, 300), "kappa": (0.0, 1.0), "ratio": (0.125, 8.0), "tau": (0.0, math.inf),
-    "K": (0, 64), "t": (0.0, math.inf), "seed": (0, 9999),
-}  # fmt: skip
-WHOLE = ("steps", "K", "seed")
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 CODE = {letter: k for k, letter in enumerate(ALPHABET)}
 HEXAGON = ((1.0, 0.0), (0.5, 0.866), (-0.5, 0.866), (-1.0, 0.0), (-0.5, -0.866), (0.5, -0.866))
@@ -43,11 +44,7 @@ Point = tuple[float, ...]
 
 @dataclass(frozen=True)
 class State:
-    """One picture.
-
-    ``ratio`` is F/P, features per noised training point; ``K`` the number of draws averaged in a target, 0 for
-    noiseless targets (J0); ``d`` follows from the points.
-    """
+    """One picture."""
 
     points: tuple[Point, ...] = HEXAGON
     weights: tuple[int, ...] = ()
@@ -57,14 +54,14 @@ class State:
     sampler: str = "exact"
     kappa: float = 0.01
     features: str = "gaussian"
-    ratio: float = 1.0
+    ratio: float = 1.0  # F/P, features per noised training point
     tau: float = 100.0
-    K: int = 1
+    K: int = 1  # draws averaged in a target; 0 for noiseless targets (J0)
     t: float = 0.1
     layers: tuple[str, ...] = ("noise", "particles", "law", "exact")
     seed: int = 0
     dark: bool = False
-    d: int = field(init=False, default=2, compare=False)
+    d: int = field(init=False, default=2, compare=False)  # coordinates of a point
 
     def __post_init__(self) -> None:
         points = tuple(tuple(_number("A coordinate", v, -LIMIT, LIMIT) for v in p) for p in self.points)
@@ -82,15 +79,16 @@ class State:
         checked: dict[str, Any] = {name: _number(name, given[name], *BOUNDS[name], name in WHOLE) for name in BOUNDS}
         checked |= {"points": clamp(points), "weights": weights, "d": len(points[0]), "dark": bool(self.dark)}
         checked["layers"] = tuple(name for name in LAYERS if name in self.layers)
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        given.update(checked)  # the instance is frozen for everybody else
         process = self.make_process()
-        object.__setattr__(self, "t", min(max(self.t, process.eps), process.T))
+        given["t"] = min(max(self.t, process.eps), process.T)
 
     def replace(self, **changes: Any) -> State:
-        """Return this state with some fields changed; a different number of points resets the weights to one."""
+        """Return this state with some fields changed; points that remain keep their weights, new ones weigh one."""
         if "points" in changes and "weights" not in changes:
-            changes["weights"] = self.weights if len(changes["points"]) == len(self.points) else ()
+            added, known = len(changes["points"]) - len(self.points), dict(zip(self.points, self.weights, strict=True))
+            removed = tuple(known.get(p, 1) for p in changes["points"]) if added < 0 else ()
+            changes["weights"] = removed or self.weights + (1,) * added
         return replace(self, **changes)
 
     def make_process(self) -> Process:
@@ -121,20 +119,25 @@ class State:
 def from_query(query: str | Mapping[str, str]) -> tuple[State, str | None]:
     """Decode an address; if it is malformed, return the default state and a sentence that says why."""
     given = dict(parse_qsl(query.lstrip("?"), keep_blank_values=True)) if isinstance(query, str) else dict(query)
-    if not given.keys() & {"v", "x", "w", "layers", "dark", *BOUNDS, *CHOICES}:
+    found: dict[str, Any] = {name: given[name] for name in (*BOUNDS, *CHOICES) if name in given}
+    if not found and not given.keys() & {"v", "x", "w", "layers", "dark"}:
         return State(), None
     try:
-        return _decode(given), None
+        return _decode(given, found), None
     except InputError as error:
         return State(), f"This address could not be read, so the page starts with its default state. {error}"
 
 
-def _decode(given: Mapping[str, str]) -> State:
+def _decode(given: Mapping[str, str], found: dict[str, Any]) -> State:
     version = given.get("v", VERSION)
     require(version == VERSION, f"It was made by version {version[:8]!r} of the page; this is version {VERSION}.")
-    found: dict[str, Any] = {name: given[name] for name in (*BOUNDS, *CHOICES) if name in given}
     if "x" in given:
-        found["points"] = _decode_points(given["x"])
+        size, letters = given["x"][:1], given["x"][1:]
+        valid = size in ("1", "2") and letters and len(letters) % (2 * int(size)) == 0
+        require(valid and all(a in CODE for a in letters), "Its points are truncated or garbled.")
+        require(len(letters) <= 4 * MAX_POINTS, f"It contains more than {MAX_POINTS:,} points.")
+        codes = [64 * CODE[a] + CODE[b] for a, b in zip(letters[::2], letters[1::2], strict=True)]
+        found["points"] = (np.array(codes).reshape(-1, int(size)) / 1000 - LIMIT).tolist()
     if "w" in given:
         require(all(letter in CODE for letter in given["w"]), "Its weights contain invalid characters.")
         found["weights"] = tuple(CODE[letter] for letter in given["w"])
@@ -145,28 +148,18 @@ def _decode(given: Mapping[str, str]) -> State:
     return State(**found, dark=given.get("dark") == "1")
 
 
-def _decode_points(text: str) -> tuple[Point, ...]:
-    size, letters = text[:1], text[1:]
-    valid = size in ("1", "2") and letters and len(letters) % (2 * int(size)) == 0
-    require(valid and all(a in CODE for a in letters), "Its points are truncated or garbled.")
-    require(len(letters) <= 4 * MAX_POINTS, f"It contains more than {MAX_POINTS:,} points.")
-    pairs = zip(letters[::2], letters[1::2], strict=True)
-    values = [(64 * CODE[a] + CODE[b]) / 1000 - LIMIT for a, b in pairs]
-    return tuple(tuple(values[i : i + int(size)]) for i in range(0, len(values), int(size)))
-
-
 def from_csv(text: str) -> tuple[tuple[Point, ...], tuple[int, ...], str]:
     """Read points and weights from CSV text; also return a sentence on what was done.
 
-    A row is a point: one or two columns of coordinates. A header may name them; a column "weight" or "w" holds whole
-    numbers. If a point exceeds the window, all points are shifted and scaled into it by the same numbers.
+    A row is a point: one or two coordinates and, in a column with the header "weight" or "w", a whole number. If a
+    point exceeds the window, all points are shifted and scaled into it by the same numbers.
     """
     size = len(text.encode())
     require(size <= MAX_BYTES, f"This file has {size / 1e6:.1f} MB; the page takes up to 1 MB.")
     require("\0" not in text, "This is not a text file: it contains null characters.")
     separator = next((c for c in ",;\t" if c in text[:4096]), ",")
     try:
-        rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text), delimiter=separator)]
+        rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines(), delimiter=separator)]
     except csv.Error as error:
         raise InputError(f"This file cannot be read as CSV: {error}.") from None
     rows = [row for row in rows if any(row)]
@@ -186,7 +179,11 @@ def from_csv(text: str) -> tuple[tuple[Point, ...], tuple[int, ...], str]:
         weights.append(int(_number(f"weight in row {number}", weight, 1, MAX_WEIGHT, True)))
         points.append(values)
     require(len(points[0]) in (1, 2), f"This file has {len(points[0])} columns of coordinates; a point has one or two.")
-    placed, remark = _fit_window(np.array(points))
+    placed, remark = np.array(points), ""
+    if np.abs(placed).max() > LIMIT:
+        low, high = placed.min(0), placed.max(0)
+        scale = FIT / ((high - low).max() / 2 or FIT)
+        placed, remark = scale * (placed - (low + high) / 2), f", centred and scaled by {scale:.3g} to fit the window"
     sentence = f"{len(points):,} point{'s' * (len(points) > 1)} imported{remark}."
     return tuple(map(tuple, placed.tolist())), tuple(weights), sentence
 
@@ -199,15 +196,6 @@ def _parse(text: object) -> float:
         return math.nan
 
 
-def _fit_window(points: np.ndarray) -> tuple[np.ndarray, str]:
-    if np.abs(points).max() <= LIMIT:
-        return points, ""
-    low, high = points.min(0), points.max(0)
-    half = (high - low).max() / 2
-    scale = FIT / half if half > 0 else 1.0
-    return scale * (points - (low + high) / 2), f", centred and scaled by {scale:.3g} to fit the window"
-
-
 def _number(name: str, value: object, low: float, high: float, whole: bool = False) -> float:
     number, kind = _parse(value), "whole number" if whole else "number"
     valid = low <= number <= high and (not whole or number == int(number))
@@ -218,11 +206,3 @@ def _number(name: str, value: object, low: float, high: float, whole: bool = Fal
 def clamp(points: Iterable[Iterable[float]]) -> tuple[Point, ...]:
     """Round points, and move those outside the window to its edge: a drag may end there."""
     return tuple(tuple(round(min(max(float(v), -LIMIT), LIMIT), 3) + 0.0 for v in p) for p in points)
-
-
-def weights_after(state: State, points: Sequence[Point]) -> tuple[int, ...]:
-    """Match weights to points that were moved, appended or removed."""
-    if len(points) < len(state.points):
-        known = dict(zip(state.points, state.weights, strict=True))
-        return tuple(known.get(p, 1) for p in points)
-    return state.weights + (1,) * (len(points) - len(state.points))

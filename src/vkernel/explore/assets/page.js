@@ -6,7 +6,10 @@ export function render({ model }) {
   const app = at("app")
   const send = (kind, rest = {}) => model.send_msg({ kind, ...rest })
   const clamp = (v, low, high) => Math.min(Math.max(v, low), high)
-  let state = null, range = [0.001, 1], most = 1 << 20, options = {}, steps = [], step = -1, selected = 0, query = ""
+  let state = null, range = [0.001, 1], step = -1, selected = 0, query = ""
+
+  const steps = JSON.parse(at("stops").textContent)
+  const options = Object.fromEntries(all("[data-field]").map((c) => [c.dataset.field, JSON.parse(c.dataset.options)]))
 
   // Previews of a drag: one request at a time; while it is pending only the latest next one is kept
   let waiting = null, since = 0
@@ -15,9 +18,11 @@ export function render({ model }) {
     since = performance.now()
     send("preview", change)
   }
-  const ready = () => {
+  const ready = ({ of }) => {
+    if (of === "edit") { editing = false; next() }
+    if (of !== "preview") return
     since = 0
-    if (waiting) { const next = waiting; waiting = null; preview(next) }
+    if (waiting) { const change = waiting; waiting = null; preview(change) }
   }
 
   const find = (name) => {
@@ -128,6 +133,26 @@ export function render({ model }) {
     points.selected.indices = [selected]
     showPoint()
   }
+  // Edits of points and weights are functions of the state; the next one is sent when the server has answered the last
+  const edits = []
+  let editing = false
+  const next = () => {
+    if (editing || !edits.length) return
+    editing = true
+    const [list, weights] = edits.shift()()
+    send("edit", { points: list, weights })
+  }
+  const edit = (change) => { edits.push(change); next() }
+  const put = (point, weight) => {
+    const k = selected, at = (list, item) => list.map((old, i) => (i === k ? item : old))
+    edit(() => [at(state.points, point.slice(0, state.d)), at(state.weights, weight)])
+  }
+  const free = () => {  // the first place of a low-discrepancy sequence that no point has
+    for (let k = 0; ; k++) {
+      const spot = [0.618034, 0.754878].slice(0, state.d).map((r) => Number((limit * (2 * ((0.5 + k * r) % 1) - 1)).toFixed(3)))
+      if (!state.points.some((point) => point.every((v, i) => v === spot[i]))) return spot
+    }
+  }
   // Arrow keys move a point like a drag: previewed at each key, committed soon after the last one
   let moved = null, soon = 0
   const limit = Number(at("point-x").max)
@@ -137,8 +162,8 @@ export function render({ model }) {
     if (!moved) return
     const [x, y] = moved
     state.points[selected] = moved.slice(0, state.d)
+    put(moved, state.weights[selected])
     moved = waiting = null
-    send("point", { index: selected, x, y, weight: state.weights[selected] })
     at("point-where").textContent = `point ${selected + 1} at ${state.d === 2 ? `${x}, ${y}` : x}`
   }
   for (const id of ["plane", "line"]) {
@@ -170,27 +195,43 @@ export function render({ model }) {
   for (const id of ["point-x", "point-y", "point-w"]) at(id).onchange = () => {
     const [x, y, weight] = ["point-x", "point-y", "point-w"].map((name) => at(name).valueAsNumber)
     if ([x, weight].some(Number.isNaN) || (state.d === 2 && Number.isNaN(y))) { notice("A coordinate must be a number between -2 and 2."); return }
-    send("point", { index: selected, x, y: state.d === 2 ? y : 0, weight })
+    put([x, y], weight)
   }
-  at("point-add").onclick = () => { selected = state.points.length; send("add") }
-  at("point-remove").onclick = () => send("remove", { index: selected })
-  at("preset").onchange = (e) => { if (e.target.value) { selected = 0; send("preset", { name: e.target.value }) } }
+  at("point-add").onclick = () => edit(() => { selected = state.points.length; return [[...state.points, free()], [...state.weights, 1]] })
+  at("point-remove").onclick = () => edit(() => [state.points, state.weights].map((list) => list.filter((_, k) => k !== selected)))
+  const presets = Object.fromEntries([...at("preset").options].slice(1).map((o) => [o.value, JSON.parse(o.dataset.points)]))
+  const presetOf = (list) => Object.keys(presets).find((name) => JSON.stringify(presets[name]) === JSON.stringify(list)) ?? ""
+  at("preset").onchange = (e) => {
+    const list = presets[e.target.value]
+    if (list) { selected = 0; edit(() => [list, list.map(() => 1)]) }
+  }
   at("csv").onclick = () => at("csv-file").click()
   at("csv-file").onchange = async (e) => {
     const [file] = e.target.files
     if (!file) return
-    if (file.size > most) notice(`This file has ${(file.size / 1e6).toFixed(1)} MB; the page takes up to 1 MB.`)
+    if (file.size > Number(e.target.dataset.most)) notice(`This file has ${(file.size / 1e6).toFixed(1)} MB; the page takes up to 1 MB.`)
     else send("csv", { text: await file.text() })
     e.target.value = ""
   }
 
   // Controls and layers
+  // The layers that a sampler has; the layer "law" of a trained model adds its single members, and one of the two maps stays
+  const layersFor = (sampler) => {
+    const has = (b) => !b.dataset.samplers || b.dataset.samplers.split(" ").includes(sampler)
+    const available = all("[data-layer]").filter(has).map((b) => b.dataset.layer), wanted = new Set(state.layers)
+    if (wanted.has("law")) wanted.add("members")
+    if (wanted.has("variance") && !available.includes("variance")) wanted.add("noise")
+    return available.filter((name) => wanted.has(name))
+  }
   for (const control of all("[data-field]")) {
     const name = control.dataset.field
-    const put = (index) => send("set", { [name]: options[name][index] })
-    if (control.classList.contains("pair")) for (const b of control.children) b.onclick = () => put(Number(b.dataset.index))
+    const choose = (index) => {
+      const value = options[name][index]
+      send("set", name === "sampler" ? { sampler: value, layers: layersFor(value) } : { [name]: value })
+    }
+    if (control.classList.contains("pair")) for (const b of control.children) b.onclick = () => choose(Number(b.dataset.index))
     else {
-      control.onchange = () => put(Number(control.value))
+      control.onchange = () => choose(Number(control.value))
       if (control.type === "range") control.oninput = () => { at(`value-${name}`).textContent = control.dataset.captions.split("|")[control.value] }
     }
   }
@@ -306,7 +347,7 @@ export function render({ model }) {
   }
 
   // Job
-  const showJob = ({ busy, label, share, stale }) => {
+  const showJob = ({ busy = false, label = "", share = 0, stale = false }) => {
     app.classList.toggle("busy", busy)
     app.classList.toggle("stale", stale)
     at("job-bar").firstElementChild.style.width = `${Math.round(100 * share)}%`
@@ -371,13 +412,12 @@ export function render({ model }) {
 
   // Messages of the server
   const handlers = {
-    content: (m) => { options = m.options; steps = m.tour },
     state: (m) => {
-      state = m.state; range = m.range; most = m.most; query = m.query
+      state = m.state; range = m.range; query = m.query
       app.dataset.d = state.d
       theme(state.dark)
       window.history.replaceState(null, "", `?${query}`)
-      at("preset").value = m.preset
+      at("preset").value = presetOf(state.points)
       showControls(); showPoint(); showPanel(m.panel)
       if (m.stale) showJob({ busy: app.classList.contains("busy"), label: "", share: 0, stale: true })
       if (!playing) { place = placeOf(state.t); at("time").value = Math.round(1000 * place); showTime(state.t) }

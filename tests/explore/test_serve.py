@@ -1,4 +1,4 @@
-"""Jobs report, replace one another, and stop soon after they are cancelled."""
+"""Jobs report, replace one another, and stop soon after they are cancelled; ports and addresses are checked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from vkernel.core.errors import InputError
 from vkernel.explore import compute
-from vkernel.explore.jobs import Desk, Workers
+from vkernel.explore.serve import Desk, Workers
 from vkernel.explore.state import SAMPLERS, State
 
 
@@ -26,16 +26,12 @@ class Calls:
         self.reported: list[tuple[str, float]] = []
         self.event = threading.Event()
 
-    def callbacks(self) -> tuple[Any, Any, Any]:
-        def done(result: Any) -> None:
-            self.done.append(result)
+    def callbacks(self) -> tuple[Any, Any]:
+        def ended(found: Any) -> None:
+            (self.failed if isinstance(found, Exception) else self.done).append(found)
             self.event.set()
 
-        def failed(error: Exception) -> None:
-            self.failed.append(error)
-            self.event.set()
-
-        return done, failed, lambda label, share: self.reported.append((label, share))
+        return ended, lambda label, share: self.reported.append((label, share))
 
 
 def busy(report: Any, seconds: float = 5.0) -> str:
@@ -60,20 +56,19 @@ def test_job_reports_and_ends() -> None:
 
 def test_latest_job_wins_and_a_cancelled_one_is_silent() -> None:
     desk, old, new = Desk(Workers(1)), Calls(), Calls()
-    first = desk.submit(busy, *old.callbacks())
+    desk.submit(busy, *old.callbacks())
+    first = desk.future
     assert first is not None
     while not old.reported:
         time.sleep(0.005)
-    second = desk.submit(lambda report: busy(report, 0.02), *new.callbacks())
-    assert second is not None
+    desk.submit(lambda report: busy(report, 0.02), *new.callbacks())
     assert new.event.wait(5)
     assert wait([first], 5).done
     assert old.done == old.failed == []
     desk.submit(busy, *old.callbacks())
     assert desk.busy
-    desk.close()
+    desk.cancel()
     assert not desk.busy
-    assert desk.submit(busy, *old.callbacks()) is None
 
 
 def test_few_jobs_run_at_once_over_all_tabs() -> None:
@@ -99,12 +94,13 @@ def test_waiting_job_leaves_when_cancelled() -> None:
     workers, front, back = Workers(1), Calls(), Calls()
     first, second = Desk(workers), Desk(workers)
     first.submit(busy, *front.callbacks())
-    job = second.submit(busy, *back.callbacks())
+    second.submit(busy, *back.callbacks())
+    job = second.future
     assert job is not None
     second.cancel()
     assert job.cancelled()
     assert back.reported == []
-    first.close()
+    first.cancel()
     with pytest.raises(InputError):
         Workers(0)
 
@@ -112,10 +108,13 @@ def test_waiting_job_leaves_when_cancelled() -> None:
 def test_closing_ends_all_jobs() -> None:
     workers, calls = Workers(1), Calls()
     desks = [Desk(workers) for _ in range(3)]
-    jobs = [desk.submit(busy, *calls.callbacks()) for desk in desks]
+    for desk in desks:
+        desk.submit(busy, *calls.callbacks())
     workers.close()
-    assert Desk(workers).submit(busy, *calls.callbacks()) is None
-    assert all(job is not None and job.done() for job in jobs)
+    late = Desk(workers)
+    late.submit(busy, *calls.callbacks())
+    assert late.future is None
+    assert all(desk.future is not None and desk.future.done() for desk in desks)
     assert calls.done == calls.failed == []
 
 
@@ -124,7 +123,8 @@ def test_every_sampler_stops_soon_after_it_is_cancelled(sampler: str) -> None:
     """In the plane with many points, at its full size, wherever it is: no step takes much of a second."""
     desk, calls = Desk(Workers(1)), Calls()
     points = tuple(map(tuple, np.random.default_rng(1).uniform(-1.9, 1.9, (200, 2)).tolist()))
-    job = desk.submit(partial(compute.simulate, State(points=points, sampler=sampler, steps=300)), *calls.callbacks())
+    desk.submit(partial(compute.simulate, State(points=points, sampler=sampler, steps=300)), *calls.callbacks())
+    job = desk.future
     assert job is not None
     work = {"naive": "naive", "effective": "predicting", "linear": "training", "ntk": "training", "mlp": "training"}
     while not any(work.get(sampler, "exact") in label for label, _ in calls.reported):
@@ -135,3 +135,24 @@ def test_every_sampler_stops_soon_after_it_is_cancelled(sampler: str) -> None:
     assert wait([job], 10).done
     assert time.perf_counter() - start < 3  # a second, on a machine that has other things to do
     assert calls.done == calls.failed == []
+
+
+def test_taken_ports_and_foreign_addresses_are_refused() -> None:
+    pytest.importorskip("panel")
+    import socket
+
+    from vkernel.explore.serve import _origins, server
+
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        with pytest.raises(InputError, match="taken"):
+            server(held.getsockname()[1])
+    with pytest.raises(InputError, match="no address"):
+        server(0, "203.0.113.7")
+    with pytest.raises(InputError, match="IPv4"):
+        server(0, "::1")
+    with pytest.raises(InputError, match="65535"):
+        server(70000)
+    assert set(_origins("127.0.0.1", 5007)) == {"127.0.0.1:5007", "localhost:5007"}
+    assert "*" not in "".join(_origins("0.0.0.0", 5007))
