@@ -103,10 +103,8 @@ def _check_unet(unet: Any, name: str, label: int | None) -> None:
     require(not conditional or label is not None, one)
     known = classes is None or label is None or label < classes
     require(known, f"{name} has classes 0 to {(classes or 0) - 1}, not {label}.")
-    sigma = (
-        "embeds Fourier features of sigma (variance exploding), which is not supported here; wrap it with vk.as_score"
-    )
-    require(unet.config.get("time_embedding_type") != "fourier", f"{name} {sigma}.")
+    sigma = "Fourier features of sigma (variance exploding), which is not supported here; wrap it with vk.as_score"
+    require(unet.config.get("time_embedding_type") != "fourier", f"{name} embeds {sigma}.")
     require(outs in (ins, 2 * ins), f"{name} takes {ins} channels and returns {outs}, which is not supported: {_ONLY}.")
 
 
