@@ -70,12 +70,6 @@ def check_type(value: object, name: str, kind: type[Kind]) -> Kind:
     raise InputError(f"{name} must be {article} {kind.__name__}, not {type(value).__name__}.")
 
 
-def check_finite(x: Tensor, name: str) -> Tensor:
-    """Return a tensor without NaN or infinite values."""
-    require(bool(x.isfinite().all()), f"{name} holds NaN or infinite values.")
-    return x
-
-
 def check_shape(x: Tensor, name: str, shape: tuple[int, ...]) -> Tensor:
     """Return a tensor ``(*batch, *shape)``."""
     good = x.ndim >= len(shape) and tuple(x.shape[x.ndim - len(shape) :]) == shape

@@ -57,9 +57,9 @@ def load(
     Args:
         scale: ``"auto"``: uint8 images (events with two or three axes) go to [-1, 1], all else stays as it is;
             ``"none"``; or ``(low, high)``, also as text ``"low,high"``, for any integers.
-        layout: ``"sheet:HxW"``: the PNG file, or each PNG of the folder, is a sheet with one H×W image in each row of
-            pixels. Files named ``cifar10_batch_*.png`` are known to be sheets of 32×32. Of a *folder* of these only the
-            training sheets are taken, those numbered below 50; a test sheet is loaded by its own path.
+        layout: ``"sheet:HxW"``: each PNG is a sheet with one H×W image in each row of pixels, as files named
+            ``cifar10_batch_*.png`` are known to be (32×32); of a *folder* of these only training sheets, those numbered
+            below 50, are taken.
         key: which array of .npz, .safetensors or .pt; which column of .parquet, or several as ``"a,b"``; of a Hugging
             Face folder a column, a split, or ``"split/column"`` (default: the split ``train``).
     """

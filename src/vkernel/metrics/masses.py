@@ -135,14 +135,14 @@ def gap_mass(
     if score is not None:
         return boundary_mass(x, score, threshold, t, **reading)
     sample = read(x, **reading)
-    d = sample.x.shape[-1]
     try:
         low, high = (float(g) for g in gap)
     except (TypeError, ValueError, RuntimeError):
         raise InputError(f"gap must be (low, high), two numbers, not {type(gap).__name__}.") from None
+    size = sample.points.abs()
+    d = size.shape[1]
     require(d == 1, f"The gap {gap} is of numbers, but x has {d} coordinates; give score= to use its boundaries.")
     require(0 <= low < high, f"gap must be (low, high) with 0 ≤ low < high, not {gap}.")
-    size = sample.points[:, 0].abs()
     return sample.share_of((size > low) & (size < high))
 
 
