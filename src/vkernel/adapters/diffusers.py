@@ -58,7 +58,9 @@ def read(
         scheduler = getattr(source, "scheduler", None) if scheduler is None else scheduler
         _check_unet(unet, name, label)
     if isinstance(scheduler, str | os.PathLike):
-        scheduler = _read_scheduler(Path(scheduler).expanduser())
+        path = Path(scheduler).expanduser()
+        path = path / "scheduler_config.json" if path.is_dir() else path
+        scheduler = _construct(path, "Scheduler", "which is no scheduler of diffusers")
     require(scheduler is not None, f"{name} comes without a scheduler; give the one it was trained with as scheduler=.")
     size, channels = unet.config.sample_size, unet.config.in_channels
     size = (size, size) if isinstance(size, int) else size
@@ -109,27 +111,18 @@ def _check_unet(unet: Any, name: str, label: int | None) -> None:
 
 
 def _read_unet(folder: Path, label: int | None) -> nn.Module:
-    config = _json(folder / "config.json")
-    kind = config.get("_class_name")
-    require(kind == "UNet2DModel", f"{folder} holds a {kind}, which is not supported: {_ONLY}.")
-    unet: nn.Module = _construct(config, folder / "config.json")
+    unet: nn.Module = _construct(folder / "config.json", "UNet2DModel", f"which is not supported: {_ONLY}")
     _check_unet(unet, str(folder), label)
     found = [folder / name for name in _WEIGHTS if (folder / name).is_file()]
     require(found, f"{folder} holds no weights; looked for {' and '.join(_WEIGHTS)}.")
     return files.fill(unet, files.read_weights(found[0]), str(found[0]))
 
 
-def _read_scheduler(folder: Path) -> Any:
-    path = folder / "scheduler_config.json" if folder.is_dir() else folder
+def _construct(path: Path, suffix: str, fault: str) -> Any:
+    """Construct the object of diffusers that a configuration names; refuse names that do not end in ``suffix``."""
     config = _json(path)
     kind = str(config.get("_class_name"))
-    require(kind.endswith("Scheduler"), f"{path} names {kind!r}, which is no scheduler of diffusers.")
-    return _construct(config, path)
-
-
-def _construct(config: dict[str, Any], path: Path) -> Any:
-    """Construct the object of diffusers that a configuration names; the caller checks the name."""
-    kind = config["_class_name"]
+    require(kind.endswith(suffix), f"{path} names {kind}, {fault}.")
     try:
         return getattr(importlib.import_module("diffusers"), kind).from_config(config)
     except ModuleNotFoundError as error:
