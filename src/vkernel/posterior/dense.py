@@ -21,15 +21,11 @@ cheapest of three stages that is accurate:
    independent errors of the small weights that remain sum to less than tol;
 3. **float64**: where even that would not do, both products are made in float64.
 
-**What stage 1 drops.** The true largest (or second largest) logit is at least :math:`L`, the coarse one less
-:math:`\delta`. Below the window there are at most :math:`n` points, each counted as if it were at its edge; that is far
-too many, so that most points inside weigh nothing either. These are known one by one, and are counted at what they may
-weigh: of the :math:`k` points of a chunk the lightest are dropped while the sum of :math:`e^{l + \delta}`, with
-:math:`l` the coarse logit, is within :math:`e^{L - 20}\, k / n`. Over all chunks that is :math:`e^{L - 20}`, and the
-window is wider by :math:`-\log(1 - e^{16 - 20})`, which leaves :math:`e^{L - 16} (1 - e^{-4})` to what is below it:
-together :math:`e^{L - 16}`.
-
-Low dimension (d < 32) always takes stage 3: there the products cost less than the exponentials.
+Stage 1 may drop as much as :math:`e^{L - 16}` with :math:`L` the coarse largest (or second largest) logit less
+:math:`\delta`: of the :math:`k` points of a chunk inside the window the lightest while the sum of :math:`e^{l +
+\delta}` is within :math:`e^{L - 20}\, k / n`, over all chunks :math:`e^{L - 20}`, and the window is wider by
+:math:`-\log(1 - e^{16 - 20})`, which leaves :math:`e^{L - 16} (1 - e^{-4})` to at most :math:`n` points below it. Low
+dimension (d < 32) always takes stage 3: there the products cost less than the exponentials.
 """
 
 from __future__ import annotations

@@ -1,55 +1,32 @@
 r"""Pruning with a certificate: at low noise a query costs less, since short products exclude most points.
 
-With :math:`\tilde x = x - \alpha c` and :math:`\tilde y = y - c` as in the dense product (docs/theory.md, §2.5), the
-logit of a point depends on the query through one inner product,
-
-.. math::
-
-   l - l_0 = \frac{\alpha}{\sigma^2}\, \tilde x \cdot \tilde y - \frac{\alpha^2}{2 \sigma^2} |\tilde y|^2 + \log w .
-
-**The bound.** Split space into :math:`k` orthonormal axes :math:`v_j` and into subspaces :math:`Q_1, \dots, Q_G` that
-fill the rest. By the inequality of Cauchy and Schwarz in each subspace,
+**The bound** (docs/theory.md, §2.5). A logit depends on the query through one inner product, :math:`\tilde x \cdot
+\tilde y`, with :math:`\tilde x = x - \alpha c` and :math:`\tilde y = y - c` as in the dense product. Split space into
+:math:`k` orthonormal axes :math:`v_j` and into subspaces :math:`Q_1, \dots, Q_G` that fill the rest. By the inequality
+of Cauchy and Schwarz in each subspace,
 
 .. math::
 
    \tilde x \cdot \tilde y \le a \cdot b, \qquad
    a = (v_1 \cdot \tilde x, \dots, v_k \cdot \tilde x, |Q_1 \tilde x|, \dots, |Q_G \tilde x|), \quad b \text{ alike} .
 
-In terms of distances: :math:`|x - \alpha y|^2 \ge |P (x - \alpha y)|^2 + \sum_g (|Q_g \tilde x| - \alpha |Q_g
-\tilde y|)^2`, the distance of the prefixes plus the gaps of the residual norms. So a product of length :math:`k + G
-\ll d`, of the form of the dense one, bounds all logits from above. The axes are principal components of a sample; the
-:math:`Q_g` hold the next ones, in groups that widen geometrically, and the last holds what no component was computed
-for. Noise lies almost entirely where data have almost no variance: with a single residual norm it would count as data
-there, with several it does not. To *open* a group is to replace :math:`|Q_g \tilde x| |Q_g \tilde y|` by :math:`Q_g
-\tilde x \cdot Q_g \tilde y`: a product of the length of the axes and of one more, negative, for the norms, which is
-added to a bound. So bounds are tightened for the points that are left, and for no others, step by step.
-
-**Its rounding.** :math:`|a| = |\tilde x|` and :math:`|b| = |\tilde y|`, components are computed in float64, and in
-any order of summation the error of a float32 product of length :math:`m` is at most :math:`m u` times the product
-of the norms. A step adds two such products, of axes and of norms. With twelve more :math:`u` for rounding the factors,
-the threshold, what exceeds it, and float64's own digits,
+So a product of length :math:`k + G \ll d`, of the form of the dense one, bounds all logits from above. To *open* a
+group is to add :math:`Q_g \tilde x \cdot Q_g \tilde y - |Q_g \tilde x| |Q_g \tilde y|`, for the points that are left,
+step by step. With products of the lengths :math:`m_0` (short) and :math:`m_1, m_2, \dots` (of the steps) in float32,
+and with the window :math:`W` below :math:`L`, a logit is at every step at most its computed bound plus
 
 .. math::
 
    \delta = (\gamma_{m_0} + 2 \gamma_{m_1} + 2 \gamma_{m_2} + \dots)
    \left( \frac{\alpha |\tilde x| Y + \alpha^2 Y^2 / 2}{\sigma^2} + \max_{w > 0} |\log w| + W \right), \qquad
-   \gamma_m = \frac{(m + 12)\, u}{1 - (m + 12)\, u}
-
-with :math:`m_0` the length of the short product, :math:`m_1, m_2, \dots` those of the steps and :math:`W` the window
-below :math:`L`, is a proven bound: at every step a logit is at most its computed bound plus :math:`\delta`.
+   \gamma_m = \frac{(m + 12)\, u}{1 - (m + 12)\, u} .
 
 **The certificate.** The points with the best bounds are evaluated; the largest (for covariances the *second* largest)
 of their logits is at most that of all points: call it :math:`L`. Points whose bound is below :math:`L - \log n - 16`
 hold together less than :math:`e^{-16}` of the weight (of the weight that is not at the top) and are dropped: by short
 bounds among all points, then after each step among those that are left, then by their coarse logits, of which the
 lightest are dropped as in the first stage of the reference path (:mod:`~vkernel.posterior.dense`). The few others, the
-candidates, are evaluated in float64. Points are stored in the order of a k-d tree, so that most leaves are skipped by
-the largest bound in them.
-
-**When.** Queries whose bounds leave too many points go to the dense path, and those at a noise level :math:`\sigma /
-\alpha` at which that would happen to typical ones (noisy training points, and places midway between two) are not
-even tried. The preparation costs as much as a thousand dense queries, and happens once as many have been answered of
-which a few points held all the weight: the total is at most about twice the cheaper of never and always.
+candidates, are evaluated in float64. Queries that keep too many points go to the reference path.
 """
 
 from __future__ import annotations
@@ -72,8 +49,10 @@ AXES = (64, 8), (128, 4), (256, 3), (384, 2)  # of the bounds, shortest first: a
 GROUPS = 3, 2, 1  # of the components by which each is longer than the one before; one more group holds the rest
 SAMPLE, GRAM = 4096, 1024  # points whose principal components are taken; fewer where they have more coordinates
 SLACK = 2.0**-40  # of |y|²: more than float64 loses where a residual is what components leave of it
-LEAF = 64  # points whose largest bound is known; a power of two makes that ten times cheaper
-SPLIT = 16  # axes along which the tree is split
+LEAF, SPLIT = (
+    64,
+    16,
+)  # points whose largest bound is known (a power of two is cheap); axes along which the tree is split
 CHUNK, BOUNDS = 1 << 17, (1 << 22, 1 << 24)  # points, and queries × points (16 to 64 MB), with bounds held at once
 LEAVES, BEST = 8, 16  # the best leaves, and in them the points with the best bounds: evaluated for a large L
 CROWD = 8  # a query that keeps more than 1/CROWD of the points costs no less than one of many dense ones
@@ -128,9 +107,7 @@ class Candidates:
         q, leaf = (peaks > least[:, None]).nonzero().mT.contiguous()
         inside, least = bounds.flatten(0, 1).index_select(0, q * bounds.shape[1] + leaf), least[q]
         above = inside > least[:, None]
-        admitted = admit(torch.zeros_like(queries[1:]).index_add_(0, q, above.sum(1)))
-        if not bool(admitted.all()):
-            above &= admitted[q, None]
+        above &= admit(torch.zeros_like(queries[1:]).index_add_(0, q, above.sum(1)))[q, None]
         place = above.flatten().nonzero().squeeze(1)
         row, shift = place // size, start + size * (leaf - torch.arange(len(leaf), device=leaf.device))
         ends = torch.searchsorted(place, torch.searchsorted(q, queries) * size, out_int32=True)
@@ -147,14 +124,6 @@ class Candidates:
         keep = (excess > 0).nonzero().squeeze(1)
         ends = torch.searchsorted(keep, self.ends, out_int32=True)
         return Candidates(ends, self.p.index_select(0, keep), excess.index_select(0, keep))
-
-    def best(self) -> tuple[Tensor, Tensor]:
-        """The queries and places of the candidates with the largest excess, at most ``BEST`` of each query."""
-        q = self.q
-        table, first = padded(self.excess, q, len(self.ends) - 1)
-        value, place = table.topk(min(BEST, table.shape[1]), dim=1)
-        best = (first[:, None] + place)[value > -torch.inf]
-        return q[best], self.p[best]
 
 
 class Pruned:
@@ -191,14 +160,15 @@ class Pruned:
         pruned = cls(points)
         return pruned if pruned.nbytes(1) <= points.memory // 4 else None
 
-    def nbytes(self, tables: int) -> int:
-        """Bytes that are held with so many tables: these, the tree with its coordinates, a small block of bounds."""
-        return self.points.n * (4 * sum(self._widths()[:tables]) + 8 * SPLIT) + 4 * BOUNDS[0]
-
+    @property
     def _widths(self) -> list[int]:
         """The columns of the tables: of the short bounds, then of each step."""
         short = self.edges[0] + len(self.edges) + 1 + self.points.weighted
         return [short] + [edges[-1] - edges[0] + len(edges) - 1 for edges in self.steps]
+
+    def nbytes(self, tables: int) -> int:
+        """Bytes that are held with so many tables: these, the tree with its coordinates, a small block of bounds."""
+        return self.points.n * (4 * sum(self._widths[:tables]) + 8 * SPLIT) + 4 * BOUNDS[0]
 
     def ready(self, sparse: int) -> bool:
         """Whether there are bounds; they are prepared after ``price`` dense queries of which few points mattered."""
@@ -213,14 +183,16 @@ class Pruned:
         self.bounds = max(BOUNDS[0], min(BOUNDS[1], BOUNDS[0] + (room - self.nbytes(count)) // 4))
         live = points.log_w[points.data.weights > 0]
         self.log_weight = float(live.abs().max()) if points.weighted and len(live) else 0.0
-        self.basis = self._principal()
-        split = torch.empty(n, min(SPLIT, self.axes), dtype=torch.float64, device=self.device)
-        for span in points.spans():
-            split[span.part] = span.float64 @ self.basis[:, :SPLIT]
-        self.order = tree(split)
+        # The leading principal components of a sample, (d, axes), orthonormal in float64.
+        index = torch.linspace(0, n - 1, self.sample, dtype=torch.float64).long()
+        y = points.data.take(index).double() - points.center
+        narrow = points.d <= self.sample
+        leading = torch.linalg.eigh(y.mT @ y if narrow else y @ y.mT).eigenvectors[:, -self.axes :]
+        self.basis = torch.linalg.qr((leading if narrow else y.mT @ leading).flip(1)).Q
+        self.order = tree(torch.cat([span.float64 @ self.basis[:, :SPLIT] for span in points.spans()]))
         place = torch.empty_like(self.order)
         place[self.order] = torch.arange(n, device=self.device)
-        tables = [torch.empty(n, width, device=self.device, dtype=torch.float32) for width in self._widths()[:count]]
+        tables = [torch.empty(n, width, device=self.device, dtype=torch.float32) for width in self._widths[:count]]
         for span in points.spans():
             half, here = points.half_square[span.part], place[span.part]
             ends = half[:, None], points.log_w[span.part, None]
@@ -228,18 +200,6 @@ class Pruned:
             for table, factor in zip(tables, factors, strict=False):
                 table[here] = factor
         self.tables = tables
-
-    def _principal(self) -> Tensor:
-        """The leading principal components of a sample, ``(d, axes)``, orthonormal in float64."""
-        index = torch.linspace(0, self.points.n - 1, self.sample, dtype=torch.float64).long()
-        y = self.points.data.take(index).double() - self.points.center
-        if self.points.d <= self.sample:
-            leading = torch.linalg.eigh(y.mT @ y).eigenvectors[:, -self.axes :]
-        else:
-            leading = y.mT @ torch.linalg.eigh(y @ y.mT).eigenvectors[:, -self.axes :]
-        return torch.linalg.qr(leading.flip(1)).Q
-
-    # --- queries -----------------------------------------------------------------------------------------------------
 
     def weights(self, queries: Queries, covariance: bool) -> Generator[Weights, None, Tensor]:
         """Yield the weights of the queries for which few points matter; return the numbers of the others."""
@@ -302,8 +262,7 @@ class Pruned:
     def left_factors(self, block: Block) -> list[Tensor]:
         """The left factors of the products with the tables; norms that a step replaces are negative."""
         alpha, var = block.queries.alpha[:, None], block.queries.var[:, None]
-        x = block.x * (alpha / var)
-        ends = -alpha.square() / var, torch.ones_like(var)
+        x, ends = block.x * (alpha / var), (-alpha.square() / var, torch.ones_like(var))
         return self.factors(x @ self.basis, x.square().sum(-1), ends, -1.0)[: len(self.tables)]
 
     def error(self, block: Block) -> Tensor:
@@ -331,15 +290,18 @@ class Pruned:
             return torch.cat(tops, 1).topk(2, dim=1).values[:, int(block.covariance)]
 
         for start in range(0, n, CHUNK):
-            bounds, peaks = self._bounds(lefts[0], slice(start, start + CHUNK), buffer)
+            right = self.tables[0][start : start + CHUNK]
+            leaves = math.ceil(len(right) / LEAF)
+            bounds = buffer[: count * leaves * LEAF].view(count, leaves, LEAF)
+            flat = bounds.flatten(1)
+            torch.mm(lefts[0], right.mT, out=flat[:, : len(right)])  # at once: threads that meet often wait
+            flat[:, len(right) :] = -torch.inf
+            peaks = bounds.amax(2)
             here = self._two_largest(block, *self._best_bounds(bounds, peaks, start))
             least = reference(top, here) - block.window
             found = Candidates.among(bounds, peaks, (least - error).float(), start, admit)
             for left, table in zip(lefts[1:], self.tables[1:], strict=True):
                 found = found.above(sampled_product(left, table, found.ends, found.p, found.excess))
-            here = torch.maximum(here, self._two_largest(block, *found.best()))
-            lower = (least - (reference(top, here) - block.window)).float()
-            found = found.above(found.excess + lower[found.q])
             top = torch.cat([top, here], 1).topk(2, dim=1).values
             pairs.append(found.q * n + self.order[found.p])
         self.spare.append(buffer)
@@ -363,24 +325,13 @@ class Pruned:
                 buffer = torch.empty(size, dtype=torch.float32, device=self.device)
         return buffer
 
-    def _bounds(self, left: Tensor, part: slice, buffer: Tensor) -> tuple[Tensor, Tensor]:
-        """Short bounds of the points at ``part``, ``(B, leaves, LEAF)``, -inf for none, and the largest of a leaf."""
-        right = self.tables[0][part]
-        leaves = math.ceil(len(right) / LEAF)
-        bound = buffer[: len(left) * leaves * LEAF].view(len(left), leaves, LEAF)
-        flat = bound.flatten(1)
-        torch.mm(left, right.mT, out=flat[:, : len(right)])  # at once: threads that meet often wait for the slower one
-        flat[:, len(right) :] = -torch.inf
-        return bound, bound.amax(2)
-
     def _best_bounds(self, bound: Tensor, peaks: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """Pairs of every query and the places of the points with the best bounds in the best leaves."""
         leaf = peaks.topk(min(LEAVES, peaks.shape[1]), dim=1).indices
         q = torch.arange(len(leaf), device=self.device)[:, None]
         inside = bound.flatten(0, 1).index_select(0, (q * bound.shape[1] + leaf).flatten()).view(len(leaf), -1)
         value, place = inside.topk(min(BEST, inside.shape[1]), dim=1)
-        p = start + leaf.gather(1, place // LEAF) * LEAF + place % LEAF
-        real = value > -torch.inf
+        p, real = start + leaf.gather(1, place // LEAF) * LEAF + place % LEAF, value > -torch.inf
         return q.expand_as(p)[real], p[real]
 
     def _logits(self, block: Block, q: Tensor, i: Tensor) -> tuple[Tensor, Tensor]:

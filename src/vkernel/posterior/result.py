@@ -20,7 +20,7 @@ from vkernel.core.rng import Generator
 from vkernel.posterior.engine import Engine
 from vkernel.posterior.weights import Moments, Queries, Weights, reduce
 
-SUMMARY = frozenset({"trace", "weights"})
+Shape = tuple[int, ...]
 
 
 class Posterior:
@@ -30,19 +30,13 @@ class Posterior:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        queries: Queries,
-        batch: tuple[int, ...],
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        device: torch.device,
+        self, engine: Engine, queries: Queries, batch: Shape, shape: Shape, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.engine, self.queries = engine, queries
-        self.batch, self.shape, self.dtype, self.device = batch, shape, dtype, device
         self._kept: list[Weights] | None = None
         self._first: Moments | None = None
         self._second: Moments | None = None
+        self.batch, self.shape, self.dtype, self.device = batch, shape, dtype, device
 
     def moments(self, want: frozenset[str] = frozenset(), vector: Tensor | None = None) -> Moments:
         """The moments over the whole set in float64, as the engine holds them; ``vector (B, d)``."""
@@ -56,7 +50,7 @@ class Posterior:
 
     @property
     def _summary(self) -> Moments:
-        self._second = self._second or self.moments(SUMMARY)
+        self._second = self._second or self.moments(frozenset({"trace", "weights"}))
         self._first = self._first or self._second
         return self._second
 
@@ -64,16 +58,13 @@ class Posterior:
         if self._kept is not None:
             yield from self._kept
             return
-        kept: list[Weights] | None = []
-        used = 0
+        kept: list[Weights] = []
+        room = self.engine.memory // 8
         for weights in self.engine.weights(self.queries):
-            used += weights.nbytes
-            if used > self.engine.memory // 8:
-                kept = None
-            if kept is not None:
-                kept.append(weights)
+            room -= weights.nbytes
+            kept.append(weights) if room >= 0 else kept.clear()
             yield weights
-        self._kept = kept
+        self._kept = kept if room >= 0 else None
 
     def _per_query(self, a: Tensor) -> Tensor:
         return a.to(self.device, self.dtype).reshape(self.batch)
@@ -110,14 +101,10 @@ class Posterior:
     def weight(self, indices: Tensor) -> Tensor:
         """The weight :math:`r_i` of one point for each query; ``indices`` broadcasts to ``batch``."""
         i = torch.as_tensor(indices).to(self.engine.data.device)
-        require(
-            fits(tuple(i.shape), self.batch),
-            f"indices have shape {tuple(i.shape)}; one index, or one for each query, {self.batch}, would do.",
-        )
-        i = i.expand(self.batch).flatten()
-        q = torch.arange(len(i), device=i.device)
-        whole = self.engine.whole
-        logit = self.queries.exact_logits(whole, whole.weights.log(), q, i)
+        wanted = f"one index, or one for each query, {self.batch}, would do"
+        require(fits(tuple(i.shape), self.batch), f"indices have shape {tuple(i.shape)}; {wanted}.")
+        i, whole = i.expand(self.batch).flatten(), self.engine.whole
+        logit = self.queries.exact_logits(whole, whole.weights.log(), torch.arange(len(i), device=i.device), i)
         return self._per_query((logit - self.first.log_z).exp())
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
@@ -159,8 +146,13 @@ class Posterior:
             at = first + index.gather(1, at[:, None]).squeeze(1)
             heaviest[rows] = torch.where(top > best[rows], at, heaviest[rows])
             best[rows] = torch.maximum(top, best[rows])
+
+        def earlier(a: Tensor, b: Tensor) -> Tensor:  # the smaller of found indices; the heavier of heaviest points
+            heavier = torch.where(b[:, -1:] > a[:, -1:], b[:, -2:], a[:, -2:])
+            return torch.cat([torch.minimum(a[:, :-2], b[:, :-2]), heavier], 1)
+
         table = torch.cat([found.mT, heaviest[:, None], best[:, None]], 1)  # float64: exact for integers
-        table = ranks.fold(table, _earlier)
+        table = ranks.fold(table, earlier)
         # A draw beyond the last sum, by rounding or in the dropped share (< 1e-7), takes the heaviest point.
         index = torch.where(table[:, :k] < n, table[:, :k], table[:, k, None]).long()
         return index.mT.to(self.device).reshape(k, *self.batch)
@@ -172,7 +164,7 @@ class Posterior:
 
     def _combine(self, vectors: tuple[Tensor, ...] = (), keys: Tensor | None = None) -> Tensor:
         """Sum over points of r (y - m), with ``keys`` of sqrt(r) z (y - m), times (y - m)·v for each vector."""
-        out, first = torch.zeros_like(self.queries.x), self.first
+        out, first = torch.zeros_like(self.queries.x), self.first  # which all processes evaluate together
         for weights in self._weights():
             out.index_add_(0, weights.rows, weights.combine(first, vectors, keys, self.engine.first))
         return self.engine.ranks.fold(out, torch.add)
@@ -184,12 +176,6 @@ class Posterior:
         return self._like_x(self._combine(tuple(flat)))
 
 
-def _earlier(a: Tensor, b: Tensor) -> Tensor:
-    """Join two tables of draws: columns of indices, the smaller wins; then the heaviest point and its logit."""
-    heavier = torch.where(b[:, -1:] > a[:, -1:], b[:, -2:], a[:, -2:])
-    return torch.cat([torch.minimum(a[:, :-2], b[:, :-2]), heavier], 1)
-
-
 class PosteriorCovariance(Covariance):
     r""":math:`\mathrm{Cov}(x_0|x,t) = \sum_i r_i (y_i - m)(y_i - m)^T`, two products with the data and no matrix."""
 
@@ -199,11 +185,9 @@ class PosteriorCovariance(Covariance):
 
     def __matmul__(self, v: Tensor) -> Tensor:
         p = self.posterior
-        require(
-            fits(tuple(v.shape), self.batch + self.shape),
-            f"v has shape {tuple(v.shape)}, which does not broadcast to {self.batch + self.shape}.",
-        )
-        flat = v.to(p.queries.x).expand(self.batch + self.shape).reshape(p.queries.x.shape)
+        whole = self.batch + self.shape
+        require(fits(tuple(v.shape), whole), f"v has shape {tuple(v.shape)}, which does not broadcast to {whole}.")
+        flat = v.to(p.queries.x).expand(whole).reshape(p.queries.x.shape)
         return p._like_x(p.moments(vector=flat).present()["product"])
 
     def trace(self) -> Tensor:

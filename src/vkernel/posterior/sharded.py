@@ -1,14 +1,8 @@
 r"""Data larger than a device: every process holds a part, and their moments merge (docs/theory.md, §2.4).
 
-Process :math:`r` of :math:`R` holds the contiguous part :math:`A_r` of the training set. For the same queries it
-computes the moments of that part, and rank after rank they merge by (2.10) and (2.11),
-
-.. math::
-
-   L = \log \sum_r e^{L_r}, \qquad p_r = e^{L_r - L}, \qquad m = \sum_r p_r m_r, \qquad
-   \Sigma = \sum_r p_r \Sigma_r + \sum_{r<s} p_r p_s\, (m_r - m_s)(m_r - m_s)^T ,
-
-so that ranks exchange no points, only moments: :math:`O(d)` numbers for a query. What is not a moment follows:
+Process :math:`r` holds the contiguous part :math:`A_r` of the training set and computes its moments for the same
+queries, which merge rank after rank by (2.10) and (2.11): ranks exchange no points, only :math:`O(d)` numbers for a
+query. What is not a moment follows:
 
 * sums over points with the weights of the whole, :math:`\sum_i \sqrt{r_i}\, z_i (y_i - m)` and third moments, add;
 * a draw by inversion, :math:`u`, belongs to the rank with :math:`\sum_{s<r} p_s \le u < \sum_{s \le r} p_s`;
@@ -84,19 +78,19 @@ def shard(
 
 
 class Sharded(Empirical):
-    """A training set of which this process holds the points ``first`` to ``first + own.n``.
+    """A training set of which this process holds the part ``own``, from the point ``first`` on.
 
-    ``n``, ``shape``, ``weights``, ``center`` and ``spread`` are those of the whole set; ``own`` is the part. Reading
-    points, by ``rows``, ``take`` or ``images``, is something that all processes do together.
+    ``n``, ``shape``, ``weights``, ``center`` and ``spread`` are those of the whole set. All processes read points, by
+    ``rows``, ``take`` or ``images``, together.
     """
 
     def __init__(self, part: Empirical, ranks: Ranks) -> None:
         self.own, self.ranks = copy.copy(part), ranks
         self.shape, self.d, self.name, self.scale = part.shape, part.d, part.name, part.scale
         self.stored, self.dtype, self.in_memory, self.device = part.stored, part.dtype, part.in_memory, part.device
-        sizes = [int(size) for size in ranks.gather(torch.tensor([part.n]))]
-        self.n, self.first = sum(sizes), sum(sizes[: ranks.rank])
-        weights = ranks.concatenate(part.weights, sizes)
+        parts = ranks.everyone(part.weights.cpu())
+        weights, self.first = torch.cat(parts), sum(len(a) for a in parts[: ranks.rank])
+        self.n = len(weights)
         require(bool(weights.any()), "Every weight is zero; at least one must not be.")
         weights = weights / weights.max()
         self.weights = (weights / weights.sum()).to(self.device)
@@ -163,11 +157,6 @@ class Ranks(Alone):
         dist.all_gather(parts, sent, group=self.group)
         return [part.to(a.device) for part in parts]
 
-    def concatenate(self, a: Tensor, sizes: list[int]) -> Tensor:
-        """The vectors of all ranks, one after the other."""
-        padded = torch.nn.functional.pad(a, (0, max(sizes) - len(a)))
-        return torch.cat([part[:size] for part, size in zip(self.gather(padded), sizes, strict=True)])
-
     def sum(self, a: Tensor) -> Tensor:
         """The sum over ranks of which all but one hold zero: exact in any order."""
         sent = a.to(self.device, copy=True).contiguous()
@@ -177,16 +166,13 @@ class Ranks(Alone):
     def same(self, what: str, *tensors: Tensor) -> None:
         """Refuse, on all ranks, tensors that are not equal on all; they are compared by a 64-bit hash."""
         wanted = torch.is_grad_enabled() and any(a.requires_grad for a in tensors)
-        require(
-            not wanted, "Over many processes, products with a covariance have no derivative in the vector; detach it."
-        )
+        sentence = "Over many processes, products with a covariance have no derivative in the vector; detach it."
+        require(not wanted, sentence)
         hashes = self.gather(torch.stack([_hash(a).to(self.device) for a in tensors]))
         odd = [r for r, other in enumerate(hashes) if not torch.equal(other, hashes[0])]
-        require(
-            not odd,
-            f"{what} must be the same on all ranks of a sharded set; those of {_listed(odd)} are not those of rank 0. "
-            "Make them from one seed, or send those of rank 0 to all by torch.distributed.broadcast.",
-        )
+        advice = "Make them from one seed, or send those of rank 0 to all by torch.distributed.broadcast."
+        differ = f"those of {_listed(odd)} are not those of rank 0"
+        require(not odd, f"{what} must be the same on all ranks of a sharded set; {differ}. {advice}")
 
     def common(self, a: Tensor) -> Tensor:
         sent = a.detach().to(self.device, copy=True).contiguous()
@@ -206,14 +192,15 @@ class Ranks(Alone):
         if moments.vector is not None:
             self.same("The vectors", moments.vector)
         present = moments.present()
-        widths = [1 if a.ndim == 1 else a.shape[1] for a in present.values()]
 
         def packed(part: Moments) -> Tensor:
             return torch.cat([a if a.ndim == 2 else a[:, None] for a in part.present().values()], 1)
 
         def unpacked(table: Tensor) -> Moments:
-            columns = zip(present.items(), table.split(widths, 1), strict=True)
-            return Moments(**{name: column.reshape(-1, *a.shape[1:]) for (name, a), column in columns})
+            columns = table.split([1 if a.ndim == 1 else a.shape[1] for a in present.values()], 1)
+            return Moments(
+                **{name: c if a.ndim == 2 else c[:, 0] for (name, a), c in zip(present.items(), columns, strict=True)}
+            )
 
         return unpacked(self.fold(packed(moments), lambda a, b: packed(merge(unpacked(a), unpacked(b)))))
 

@@ -5,29 +5,23 @@ first stage that is accurate for it:
 
 1. **sparse**: few points may matter; these *candidates* are evaluated in float64 from the stored values. They are all
    points within a window of the largest logit (for covariances: of the second largest), call it :math:`L`, and are
-   complete by a certificate: the others sum up to
-
-   .. math:: \sum_{i \text{ no candidate}} e^{\hat l_i} \le e^{-16 - 2 \delta}\, e^{\hat L} ,
-
-   so that, with true logits within :math:`\delta` of the computed :math:`\hat l`, less than :math:`e^{-16}` of the
-   weight is missing. A narrow window is tried; for a wide one, :math:`\log n + 16 + 2\delta`, the certificate always
-   holds. The data were read once.
+   complete by a certificate: the others sum up to :math:`\sum e^{\hat l_i} \le e^{-16 - 2 \delta}\, e^{\hat L}`, so
+   that, with true logits within :math:`\delta` of the computed :math:`\hat l`, less than :math:`e^{-16}` of the weight
+   is missing. A narrow window is tried; for a wide one, :math:`\log n + 16 + 2\delta`, the certificate always holds.
 2. **light**: many points, none of which matters by itself. The products with the fp16 residuals are added, and the
    weights, as sums of two fp16 numbers, are multiplied by the points in slices of 8,192. With errors of single logits
    of size :math:`\eta`, of single shares of size :math:`\nu` and of single points of size :math:`R` (relative to their
-   spread), together :math:`\epsilon^2 = \eta^2 + \nu^2 + R^2`, all independent, and a floor :math:`f` that nothing
-   averages out (:func:`~vkernel.posterior.gpu.fp16.calibrate`), the error of the mean is :math:`\sqrt{\epsilon^2 /
-   n_\mathrm{eff} + f^2}`: this stage is taken where that is below ``TOLERANCE``.
+   spread), together :math:`\epsilon^2 = \eta^2 + \nu^2 + R^2`, all independent, and a floor :math:`f` (all measured by
+   :func:`~vkernel.posterior.gpu.fp16.calibrate`), the error of the mean is :math:`\sqrt{\epsilon^2 / n_\mathrm{eff} +
+   f^2}`: this stage is taken where that is below ``TOLERANCE``.
 3. **full**: otherwise both residuals of the data are used. If that is accurate for all queries, stage 2 is taken with
    them; else points heavier than :math:`(\mathrm{tol}^2 - f^2) / \epsilon^2` are taken out and evaluated in float64,
    all others are as before, and the two parts are merged.
 4. What has too many heavy points, or a large :math:`\delta`, takes the reference path: float32 and float64 products.
 
-Stage 1 is proven; 2 and 3 rest on an estimate, which is measured on these data when the engine is made. Where at most
-half of a batch is left for a stage, those queries continue as a batch of their own.
-
-The steps are Triton kernels (:mod:`~vkernel.posterior.gpu.triton_steps`). A hundred small kernels take a GPU less time
-than a CPU needs to start them, so those for batches of one size are recorded as CUDA graphs (:class:`Recordings`).
+Where at most half of a batch is left for a stage, those queries continue as a batch of their own. The steps are Triton
+kernels (:mod:`~vkernel.posterior.gpu.triton_steps`). A hundred small kernels take a GPU less time than a CPU needs to
+start them, so those for batches of one size are recorded as CUDA graphs.
 """
 
 from __future__ import annotations
@@ -37,7 +31,6 @@ import importlib.util
 import math
 import threading
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -61,8 +54,7 @@ NARROWER = 4.0  # beyond MARGIN, the window that is tried before log n
 TOLERANCE, FINE = 1.5e-5, 7e-7  # of the mean, in units of the spread of the data; the latter where few points count
 SOME = 64.0  # points are not few any more
 CLOSE = 4.0  # an error of the screen beyond which fp16 weights might overflow
-MOST = 8192  # candidates of one query at most
-LONG = 2048  # candidates that one query may have where the average is less than what is worth while
+MOST, LONG = 8192, 2048  # candidates of one query at most, and where the average is less than what is worth while
 HEAVY = 1024  # places for heavy points of one query in stage 3, at least
 BALANCE = 190.0  # fp16 operations in the time that one byte is read
 NARROW = 32  # below this dimension the reference path, in float64, is as fast
@@ -135,25 +127,24 @@ class Recordings:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # a batch may hold back some of its queries, which continue as another
-        self.kept: OrderedDict[tuple[int, torch.dtype], Recording] = OrderedDict()
+        self.kept: dict[tuple[int, torch.dtype], Recording] = {}
 
     def __reduce__(self) -> tuple[type[Recordings], tuple[()]]:
         return Recordings, ()
 
     @contextlib.contextmanager
-    def at(self, x: Tensor, alpha: Tensor | float, var: Tensor | float) -> Iterator[Recording]:
+    def at(self, x: Tensor, alpha: Tensor | float, var: Tensor | float) -> Iterator[tuple[Queries, Take]]:
         """The recording for batches like ``x``, filled with these queries; other streams wait until it is free."""
         with self.lock, torch.cuda.device(x.device):
             key = len(x), x.dtype
-            recording = self.kept.pop(key, None) or Recording(x)
-            self.kept[key] = recording
+            recording = self.kept[key] = self.kept.pop(key, None) or Recording(x)  # the last one in the order of use
             if len(self.kept) > SIZES:
-                self.kept.popitem(last=False)
+                del self.kept[next(iter(self.kept))]
             torch.cuda.current_stream().wait_event(recording.free)
             recording.queries.x.copy_(x)
             for place, level in ((recording.queries.alpha, alpha), (recording.queries.var, var)):
                 place.fill_(level) if isinstance(level, float) else place.copy_(level)
-            yield recording
+            yield recording.queries, recording.take
             recording.free.record()
 
 
@@ -198,8 +189,6 @@ class GPUPath:
         """The number of queries that fit into an eighth of the memory."""
         return max(1, self.points.memory // 8 // self._bytes_per_query())
 
-    # --- whole batches ------------------------------------------------------------------------------------------------
-
     @torch.inference_mode(False)
     @torch.no_grad()
     def score(self, x: Tensor, alpha: Tensor | float, var: Tensor | float) -> Tensor | None:
@@ -225,15 +214,14 @@ class GPUPath:
                 out.log_z[rows], out.mean[rows] = moments.log_z, moments.mean
         return out
 
-    @contextlib.contextmanager
-    def _placed(self, x: Tensor, alpha: Tensor | float, var: Tensor | float) -> Iterator[tuple[Queries, Take]]:
+    def _placed(
+        self, x: Tensor, alpha: Tensor | float, var: Tensor | float
+    ) -> contextlib.AbstractContextManager[tuple[Queries, Take]]:
         """Queries and how to take a step with them: directly, or from the recordings of this size of batch."""
         if self.graphs and x.is_cuda and self._bytes_per_query() * len(x) <= self.points.memory // 12:
-            with self.recordings.at(x, alpha, var) as recording:
-                yield recording.queries, recording.take
-        else:
-            wide = [x.new_full((len(x),), a, dtype=WIDE) if isinstance(a, float) else a for a in (alpha, var)]
-            yield Queries(x.to(WIDE), *wide), lambda name, step: step()
+            return self.recordings.at(x, alpha, var)
+        wide = [x.new_full((len(x),), a, dtype=WIDE) if isinstance(a, float) else a for a in (alpha, var)]
+        return contextlib.nullcontext((Queries(x.to(WIDE), *wide), lambda name, step: step()))
 
     def _stages(self, queries: Queries, dtype: torch.dtype, take: Take) -> tuple[Moments, Tensor, bool]:
         """The moments and scores of all queries, and whether some query is NaN or too far away."""
@@ -265,8 +253,6 @@ class GPUPath:
         count = len(queries)
         filled = torch.arange(max(FEWEST, 1 << (count - 1).bit_length()), device=queries.x.device) % count
         return self.moments(queries[filled]).take(slice(count))
-
-    # --- stage 1 ------------------------------------------------------------------------------------------------------
 
     def screen(self, queries: Queries, covariance: bool) -> Screened:
         """The logits of all points from one product, and certified candidates."""
@@ -315,8 +301,6 @@ class GPUPath:
                 yield SparseWeights(self.points.data, q + block.start, index[q, k].long(), exact[q, k])
             rest.append(long.nonzero().squeeze(-1) + block.start)
         return torch.cat(rest)
-
-    # --- stages 2 and 3 -----------------------------------------------------------------------------------------------
 
     def loss(self, queries: int, low: bool) -> Loss:
         """The measured errors for so many queries."""
@@ -386,8 +370,8 @@ class GPUPath:
 
 def suitable(points: CentredPoints) -> bool:
     """Whether the points lie on a GPU with room for them in fp16, and torch (2.8 or later) and Triton serve it."""
-    copy = 8 * points.n * points.d if fp16.in_place(points.data) is None else 0
-    room = 2 * (points.n + 8192) * (points.d + 64) + copy <= points.memory // 2
+    copied = 8 * points.n * points.d if fp16.in_place(points.data) is None else 0
+    room = 2 * (points.n + 8192) * (points.d + 64) + copied <= points.memory // 2
     if points.device.type != "cuda" or points.n == 0 or points.d < NARROW or not points.data.in_memory or not room:
         return False
     try:
@@ -404,30 +388,22 @@ def trusted_path(dense: Dense) -> GPUPath | None:
     Its kernels are compiled where they run, for GPUs and versions that were never tested: a path that fails or is
     inaccurate is not used, with a warning.
     """
-    if not suitable(dense.points):
-        return None
-    try:
-        path = GPUPath(dense)
-        off = _difference(path, dense)
-    except Exception as error:  # a compiler's, a driver's, or no memory left: of many kinds, and none is the user's
-        warnings.warn(f"The GPU path cannot be used here, {type(error).__name__}: {error}", stacklevel=3)
-        return None
-    if off < AGREE:
-        return path
-    warnings.warn(f"The GPU path is off by {off:.1g} here and is not used.", stacklevel=3)
-    return None
-
-
-def _difference(path: GPUPath, dense: Dense) -> float:
-    """The largest difference between the means of the two paths, at low and high noise, relative to the radius."""
     points = dense.points
+    if not suitable(points):
+        return None
     radius = max(points.radius, 1e-9 * float(points.center.norm()), 1e-30)  # all points may be one
     some = torch.linspace(0, points.n - 1, 4, device=points.device).long()
     y, one = points.data.take(some).double(), torch.ones(4, dtype=WIDE, device=points.device)
-    noise = rng.normals(some[:, None], torch.arange(points.d, device=points.device))
-    off = 0.0
-    for sigma in (0.1 * radius / math.sqrt(points.d), 3 * radius / math.sqrt(points.d)):
-        queries = Queries(y + sigma * noise, one, one * sigma**2)
-        gap = float((path.moments(queries).mean - dense.moments(queries).mean).norm(dim=-1).max()) / radius
-        off = max(off, gap) if gap == gap else math.inf
-    return off
+    noise, off = rng.normals(some[:, None], torch.arange(points.d, device=points.device)), []
+    try:
+        path = GPUPath(dense)
+        for sigma in (0.1 * radius / math.sqrt(points.d), 3 * radius / math.sqrt(points.d)):
+            queries = Queries(y + sigma * noise, one, one * sigma**2)
+            off.append(float((path.moments(queries).mean - dense.moments(queries).mean).norm(dim=-1).max()) / radius)
+    except Exception as error:  # a compiler's, a driver's, or no memory left: of many kinds, and none is the user's
+        warnings.warn(f"The GPU path cannot be used here, {type(error).__name__}: {error}", stacklevel=3)
+        return None
+    if all(a < AGREE for a in off):
+        return path
+    warnings.warn(f"The GPU path is off by {max(off):.1g} here and is not used.", stacklevel=3)
+    return None

@@ -18,23 +18,16 @@ float32 around it. Where products are bound by reading the data (small batches),
 the first term shrinks to :math:`|x' - x'_H - x'_L|\, Y`.
 
 Where all points carry weight the residuals matter too: :math:`x'_L H^T` is always added, and :math:`x'_H L^T` where
-``low`` is set, which is the most accurate. There the bound is far too large, and the errors themselves are measured on
-the data (:func:`calibrate`). Tensor cores truncate every partial sum instead of rounding it, so that long sums come out
-too small, by a share that is much the same for all sums of one length, with an error like noise beside it (Fasi,
-Higham, Mikaitis and Pranesh 2021): with computed sums :math:`\hat s` and exact ones :math:`s` in float64,
+``low`` is set, which is the most accurate. There the bound is far too large, and the errors are measured on the data
+(:func:`calibrate`): with computed sums :math:`\hat s` and exact ones :math:`s` in float64,
 
 .. math::
 
    \hat s = (1 - \lambda)\, s + \text{rest}, \qquad \lambda = -\frac{\sum (\hat s - s)\, s}{\sum s^2}, \qquad
    \eta = \mathrm{rms}(\text{rest}) ,
 
-:math:`\lambda` is divided out, and :math:`\eta` is the error of a logit. It is larger for queries that look like data,
-whose products have a common sign over long stretches, than for noise: a query is treated as noise plus something no
-larger than twice the data. From :math:`\eta` and the number of points that count follows the error of a mean, if errors
-are independent. Where rounding has a pattern they are not; so means are compared with exact ones too, and the error
-that does not follow from :math:`\eta` is a floor that no number of points averages out. Sums over points lose the more
-of a heavy point the earlier it comes: its share is wrong by :math:`\nu`, measured on sums in which one point, anywhere,
-outweighs every other a million times.
+:math:`\lambda` is divided out, and :math:`\eta` is the error of a logit, the larger one for queries that look like
+data. The share of a heavy point is wrong by :math:`\nu`. What these do not explain of the errors of means is a floor.
 """
 
 from __future__ import annotations
@@ -49,7 +42,7 @@ from torch import Tensor
 from vkernel.core import rng
 from vkernel.data import Empirical
 from vkernel.posterior.dense import Block
-from vkernel.posterior.weights import CentredPoints, Points, Queries, reduce
+from vkernel.posterior.weights import CentredPoints, Points, Queries, blocks, reduce
 
 WIDE = torch.float64
 FULL = 2.0**14  # fp16 numbers reach 2^16: vectors are scaled to this norm, weights to at most this
@@ -126,9 +119,7 @@ class FP16Points:
         """H, or beside a given H, L; the largest norm of a point, and of what remains of one."""
         out = torch.zeros((self.rows, self.width), dtype=torch.float16, device=self.points.device)
         radius = residual = torch.zeros((), dtype=WIDE, device=self.points.device)
-        step = max(1, min(self.points.chunk, (1 << 26) // self.d))
-        for start in range(0, self.n, step):
-            here = slice(start, min(start + step, self.n))
+        for here in blocks(self.n, min(self.points.chunk, (1 << 26) // self.d)):
             y = self.points.data.rows(here.start, here.stop).to(WIDE).sub(self.center)
             if high is None:
                 square = y.square().sum(-1)
@@ -171,14 +162,13 @@ class FP16Points:
 
     def sums(self, weights: Tensor, low: bool) -> list[Tensor]:
         """Sums of the points, in units of u, with ``weights (2, B, N)``: parts ``(·, B, D)``, yet to be added."""
-        pairs = [(weights, self.high), (weights[0], self.low if low else None)]
-        return [
-            product(
-                w.reshape(-1, self.slices, self.slice).transpose(0, 1), y.view(self.slices, self.slice, self.width)
-            ).reshape(-1, weights.shape[1], self.width)
-            for w, y in pairs
-            if y is not None
-        ]
+
+        def over(w: Tensor, y: Tensor) -> Tensor:
+            slices = w.reshape(-1, self.slices, self.slice).transpose(0, 1)
+            parts = product(slices, y.view(self.slices, self.slice, self.width))
+            return parts.reshape(-1, weights.shape[1], self.width)
+
+        return [over(weights, self.high)] + ([over(weights[0], self.low)] if low and self.low is not None else [])
 
 
 def in_place(data: Points) -> Tensor | None:
@@ -259,12 +249,10 @@ def calibrate(
             logits = split(queries, points)
             points.refine(logits, low)
             loss = replace(_loss_of_logits(logits, queries), share=_loss_of_share(points, size, low))
-            got = means(queries, low, loss)[0][: len(some)] - points.center
-            loss = replace(loss, means=_fit(got, exact)[0])
             got, expected = (a[: len(some)] for a in means(queries, low, loss))
-            error = (got - points.center - exact).norm(dim=1) / points.spread
-            floor = (error.square() - expected).clamp_min(0.0).max().sqrt()
-            losses[size <= SMALL, low] = replace(loss, floor=float(floor))
+            lost, rest = _fit(got - points.center, exact)
+            floor = ((rest.norm(dim=1) / points.spread).square() - expected).clamp_min(0.0).max().sqrt()
+            losses[size <= SMALL, low] = replace(loss, means=lost, floor=float(floor))
     return losses
 
 
@@ -291,11 +279,9 @@ def _loss_of_share(points: FP16Points, size: int, low: bool) -> float:
     parts = points.sums(torch.stack([high, (e - high.float()).half()]), low)
     got = torch.cat(parts)[:, :some].sum(0, dtype=WIDE)
     exact = torch.zeros_like(got)
-    for start in range(0, points.rows, points.slice):
-        here = slice(start, start + points.slice)
-        for y in (points.high, points.low if low else None):
-            if y is not None:
-                exact += e[:some, here].to(WIDE) @ y[here].to(WIDE)
+    for here in blocks(points.rows, points.slice):
+        for y in [points.high] if points.low is None or not low else [points.high, points.low]:
+            exact += e[:some, here].to(WIDE) @ y[here].to(WIDE)
     error = (got - exact).norm(dim=1) / exact.norm(dim=1).clamp_min(TINY)
     return float(error.square().mean().sqrt())
 
