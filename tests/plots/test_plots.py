@@ -27,20 +27,16 @@ CURVES["entropy"] = np.log(CURVES["ess"])
 
 def line_figure(**changes: object) -> Figure:
     fine, places, times = np.linspace(-0.25, 1.25, 31), np.linspace(-0.25, 1.25, 13), np.geomspace(0.02, 1, 7)
-    given: dict = {
+    maps = {
         "t": times,
         "lam_clean": fine,
         "clean": np.exp(-50 * (fine - 0.5) ** 2) * times[:, None],
         "lam": places,
         "noisy": np.exp(-5 * (places - 0.5) ** 2) * times[:, None],
         "noisy_se": np.full((7, 13), 0.01),
-        "at": (0, 0.5, 1),
-        "strip_clean": rng.uniform(-1, 1, (3, 1, 4, 4)),
-        "strip_noisy": rng.normal(size=(3, 1, 4, 4)),
-        "profiles": [1, 3, 5],
-        "titles": ("left", "right"),
     }
-    return plots.line_maps(**(given | changes))
+    strips = rng.uniform(-1, 1, (3, 1, 4, 4)), rng.normal(size=(3, 1, 4, 4))
+    return plots.line_maps(maps | changes, at=(0, 0.5, 1), strips=strips, profiles=[1, 3, 5], titles=("left", "right"))
 
 
 def fraction_figure(**changes: object) -> Figure:
@@ -102,7 +98,7 @@ DRAW = {
     "ratio_panels": lambda: plots.ratio_panels([0.5, 10], {"J1": {"a": 1 + GAPS, "b": 2 + GAPS}}, (0.9, 1.15)),
     "share_curve": lambda: plots.share_curve([0, 1], GAPS, {"nearest": 1 + GAPS[[1, 0, 2]]}),
     "share_curves": lambda: plots.share_curves([0.5, 1], ["all", "t = 1"], *2 * [np.stack([GAPS.T] * 2)]),
-    "value_curves": lambda: plots.value_curves([1, 2], *GAPS, names=("x", "y")),
+    "value_curves": lambda: plots.value_curves([1, 2], GAPS, names=("x", "y")),
     "variance_panels": lambda: plots.variance_panels(
         [0.5, 1],
         [0.1],
@@ -147,8 +143,7 @@ def test_all_names_are_tested() -> None:
         "responses",
         "sample_rows",
         "score_deviation",
-        "sources",
-    }  # test_plots_audits.py, test_compare.py; fmt: skip
+    }  # in test_plots_audits.py and test_compare.py
     assert set(plots.__all__) == set(DRAW) | helpers | elsewhere
 
 

@@ -84,7 +84,7 @@ DRAW = {
     "responses": lambda: plots.responses(blind()),
     "sample_rows": lambda: plots.sample_rows({"a": COLOUR, "b": COLOUR}),
     "score_deviation": lambda: plots.score_deviation(levels()),
-    "sources": lambda: plots.sources(GREY, GREY, ["x"] * 9),
+    "pairs": lambda: plots.pairs(GREY, GREY, ["x"] * 9, labels=("sample", "training image")),
 }
 
 
@@ -235,7 +235,7 @@ def test_image_moments_reach_far_samples_and_count_lost_ones() -> None:
 @pytest.mark.parametrize("shape", [(4, 4), (1, 4, 4), (3, 4, 4)])
 def test_sources_stand_below_their_samples(shape: tuple[int, ...]) -> None:
     a, b = rng.uniform(size=(2, 5, *shape))
-    figure = plots.sources(a, b, list("vwxyz"), per_row=3)
+    figure = plots.pairs(a, b, list("vwxyz"), per_row=3, labels=("sample", "training image"))
     axes = figure.axes
     assert [row.get_ylabel() for row in axes] == ["sample", "training image"] * 2
     assert [text.get_text() for row in axes for text in row.texts] == ["v", "w", "x", "y", "z"]
@@ -291,10 +291,10 @@ def test_agreement_curves_hold_their_numbers() -> None:
         lambda: plots.responses(levels()),
         lambda: plots.image_moments({}, ([], [])),
         lambda: plots.image_moments({"a": ([1.0], [1.0, 2])}, DATA),
-        lambda: plots.sources(GREY, GREY[:2]),
-        lambda: plots.sources(GREY[:0], GREY[:0]),
-        lambda: plots.sources(GREY[:, 0, 0], GREY[:, 0, 0]),
-        lambda: plots.sources(GREY, GREY, per_row=0),
+        lambda: plots.pairs(GREY, GREY[:2]),
+        lambda: plots.pairs(GREY[:0], GREY[:0]),
+        lambda: plots.pairs(GREY[:, 0, 0], GREY[:, 0, 0]),
+        lambda: plots.pairs(GREY, GREY, per_row=0),
         lambda: plots.sample_rows({}),
         lambda: plots.sample_rows({"a": GREY, "b": GREY[:3]}),
         lambda: plots.sample_rows({"a": np.zeros((2, 5, 4, 4))}),

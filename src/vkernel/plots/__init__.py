@@ -29,29 +29,36 @@ from vkernel.plots.curves import (
     curve_panels,
     distances,
     gap_curves,
+    gap_shares,
     noise_profile,
+    part_curves,
     phase_diagram,
     ratio_curve,
+    ratio_panels,
     share_curve,
+    share_curves,
     value_curves,
 )
-from vkernel.plots.ensembles import (
-    comparison,
-    gap_shares,
-    law_grid,
-    part_curves,
-    ratio_panels,
-    share_curves,
-    variance_panels,
+from vkernel.plots.ensembles import comparison, law_grid, variance_panels
+from vkernel.plots.images import (
+    end_images,
+    final_laws,
+    fraction_maps,
+    image_row,
+    law_panels,
+    line_maps,
+    pairs,
+    path_maps,
+    plane_laws,
+    sample_rows,
+    scatter_pairs,
 )
-from vkernel.plots.images import end_images, image_row, pairs, sample_rows, scatter_pairs, sources
-from vkernel.plots.maps import final_laws, fraction_maps, law_panels, line_maps, path_maps, plane_laws
 
 __all__ = [
     "Panel", "agreement_curves", "comparison", "copy_curve", "curve_panels", "denoising_errors", "distances",
     "end_images", "final_laws", "fraction_maps", "gap_curves", "gap_shares", "image_moments", "image_row", "law_grid",
     "law_panels", "line_maps", "membership_losses", "neighbour_ratios", "noise_profile", "pairs", "part_curves",
     "path_maps", "phase_diagram", "plane_laws", "ratio_curve", "ratio_panels", "responses", "sample_rows", "save",
-    "scatter_pairs", "score_deviation", "share_curve", "share_curves", "sources", "style", "to_bytes",
+    "scatter_pairs", "score_deviation", "share_curve", "share_curves", "style", "to_bytes",
     "to_data_uri", "value_curves", "variance_panels",
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """Figures of an audit of checkpoints (:mod:`vkernel.reports.audit`): errors, copies, membership, responses, agreement.
 
-Curves are along the noise level σ/α, the coordinate ``ratio`` of a data set in which every variable ``name`` has the
+Band are along the noise level σ/α, the coordinate ``ratio`` of a data set in which every variable ``name`` has the
 ends ``name_low`` and ``name_high`` of its 95 % interval.
 """
 
@@ -30,7 +30,7 @@ SHOWN = 2000  # points of a scatter
 FAR = 5.0  # spans of the data; a scatter that reaches further gets a symmetric logarithmic axis
 DEEP = 1e3  # the axis ends this factor below the model's errors, as the ideal error falls to rounding
 
-Curves = functools.partial(Panel, log="x", kind="band", markers="o")
+Band = functools.partial(Panel, log="x", kind="band", markers="o")
 
 
 @styled
@@ -47,7 +47,7 @@ def denoising_errors(ds: xarray.Dataset, linear: tuple[Values, Values] | None = 
     figure, styles = Figure(figsize=(3 + 3.6 * len(sets), 4.4)), ["-"] * len(sets) + [DASHED] * len(sets)
     left, *right = figure.subplots(1, len(sets), squeeze=False, width_ratios=(1.3, 1)[: len(sets)])[0]
     title = "Error of predicted noise, 95 % interval"
-    Curves(x, curves, NOISE, ERROR, title, log="xy", colours=range(len(sets)), styles=styles).draw(left)
+    Band(x, curves, NOISE, ERROR, title, log="xy", colours=range(len(sets)), styles=styles).draw(left)
     bottom, top = left.get_ylim()
     if linear is not None:
         at, error = (array(v, 1, "the linear denoiser's curve") for v in linear)
@@ -58,9 +58,9 @@ def denoising_errors(ds: xarray.Dataset, linear: tuple[Values, Values] | None = 
     left.set_ylim(np.fmax(bottom, np.fmin.reduce(train) / DEEP), top)
     for ax in right:
         gap, title = {"": 100 * _curve(ds, "gap") / train}, "Test less training error, 95 % interval"
-        Curves(x, gap, NOISE, "gap / training error (%)", title, colours=[3], levels={"": 0.0}).draw(ax)
+        Band(x, gap, NOISE, "gap / training error (%)", title, colours=[3], levels={"": 0.0}).draw(ax)
         ax.autoscale(axis="y")
-    base.legend_below(figure, *left.get_legend_handles_labels(), 3)
+    base.legend_below(figure, left, ncols=3)
     return figure
 
 
@@ -70,8 +70,8 @@ def score_deviation(ds: xarray.Dataset) -> Figure:
     distance = "σ² |learned − exact score|² / d", "Distance from the exact score, 95 % interval"
     quotient = "d eᵀC e / (|e|² tr C)", "Rayleigh quotient of the deviation e"
     return curve_panels(
-        Curves(x, {"": _curve(ds, "distance")}, NOISE, *distance, log="xy"),
-        Curves(x, {"": _curve(ds, "rayleigh")}, NOISE, *quotient, log="xy", colours=[1], levels=levels),
+        Band(x, {"": _curve(ds, "distance")}, NOISE, *distance, log="xy"),
+        Band(x, {"": _curve(ds, "rayleigh")}, NOISE, *quotient, log="xy", colours=[1], levels=levels),
     )
 
 
@@ -114,7 +114,7 @@ def neighbour_ratios(ratios: Mapping[str, Values], threshold: float = 1 / 3, ref
     ax.axvline(threshold, color=ink(), lw=1.1, ls=":", label=f"threshold {threshold:.3g}")
     ax.set(xlim=(0, 1), ylim=(0, None), xlabel="nearest / second nearest distance", ylabel="images (% in each step)")
     ax.set_title("Ratios of distances to training images")
-    base.legend_below(figure, *ax.get_legend_handles_labels(), 2)
+    base.legend_below(figure, ax, ncols=2)
     return figure
 
 
@@ -147,7 +147,7 @@ def membership_losses(
     left.set_ylim(0, 1.3 * left.get_ylim()[1])
     left.legend(loc="upper right")
     names = xlabel, "AUC = P(training loss < test loss)", "Membership test by the loss, 95 % interval"
-    Curves(x, {"": np.stack(curve)}, *names, colours=[3], levels={"chance": 0.5}).draw(right)
+    Band(x, {"": np.stack(curve)}, *names, colours=[3], levels={"chance": 0.5}).draw(right)
     bottom, top = np.fmin(curve[1].min(), 0.4), np.fmax(curve[2].max(), 0.6)
     right.set_ylim(max(0, bottom - 0.05), min(1.02, top + 0.05))
     right.legend()
@@ -164,10 +164,10 @@ def responses(ds: xarray.Dataset, threshold: float = 0.05) -> Figure:
     title, levels = "Response to changes of the image, 95 % interval", {"best linear denoiser": 1.0}
     figure = Figure(figsize=(6.6, 4.4))
     ax = figure.subplots()
-    Curves(array(ds["r"]), curves, *names, title, log="xy", levels=levels, markers=MARKERS).draw(ax)
+    Band(array(ds["r"]), curves, *names, title, log="xy", levels=levels, markers=MARKERS).draw(ax)
     base.level(ax, threshold, f"blind below {threshold:g}", DASHED)
     ax.set_ylim(min(ax.get_ylim()[0], threshold / 1.5))
-    base.legend_below(figure, *ax.get_legend_handles_labels(), 3)
+    base.legend_below(figure, ax, ncols=3)
     return figure
 
 
@@ -185,12 +185,12 @@ def image_moments(samples: Mapping[str, tuple[Values, Values]], data: tuple[Valu
         require(every[0].size, "There are no data to compare samples with.")
         name = _counted(label, len(every[k]), len(both) - len(every[k]), "not finite")
         shown = every[k][:: math.ceil(len(every[k]) / SHOWN) or 1].T
-        size, colour, alpha = (16, lines()[(k - 1) % 6], 0.75) if k else (7, ink(), 0.28)
-        ax.scatter(*shown, size, colour, marker="*o^sDv"[k % 6] if k else "o", alpha=alpha, lw=0, label=name)
+        size, colour, marker, alpha = (16, lines()[(k - 1) % 6], "*o^sDv"[k % 6], 0.75) if k else (7, ink(), "o", 0.28)
+        ax.scatter(shown[0], shown[1], size, colour, marker=marker, alpha=alpha, lw=0, label=name)
     ax.set(xlabel="mean of the image (data unit)", ylabel="variance over its coordinates (data unit²)")
     far = [_reach(ax, axis, every[0][:, axis], np.concatenate(every)[:, axis]) for axis in (0, 1)]
     ax.set_title("Mean and variance of each image" + (", logarithmic beyond the data" if any(far) else ""))
-    base.legend_below(figure, *ax.get_legend_handles_labels(), min(3, len(every)))
+    base.legend_below(figure, ax, ncols=min(3, len(every)))
     return figure
 
 
@@ -210,10 +210,10 @@ def agreement_curves(ds: xarray.Dataset) -> Figure:
     curves = {f"_{places[k]} {name}": _curve(ds.isel(place=k), name) for k, name in pairs}
     names = NOISE, "squared, per coordinate of predicted noise", "Disagreement and common error"
     colours, markers = [k % 6 for k, _ in pairs], "".join(MARKERS[k % 6] for k, _ in pairs)
-    Curves(x, curves, *names, log="xy", colours=colours, styles=("-", DASHED), markers=markers).draw(left)
+    Band(x, curves, *names, log="xy", colours=colours, styles=("-", DASHED), markers=markers).draw(left)
     for ax, (name, over) in zip(right, ranks.items(), strict=True):
         curves = {place: _curve(ds.isel(place=k), name) for k, place in enumerate(places)}
-        Curves(x, curves, NOISE, "rank correlation", f"V with C {over}", levels={"": 0.0}, markers=MARKERS).draw(ax)
+        Band(x, curves, NOISE, "rank correlation", f"V with C {over}", levels={"": 0.0}, markers=MARKERS).draw(ax)
         ax.set_ylim(-1, 1)
     looks = list(zip(places, 2 * lines(), 2 * MARKERS, strict=False))
     handles = [Line2D([], [], color=colour, marker=marker, ls="", label=place) for place, colour, marker in looks]

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import io
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeAlias
@@ -29,10 +29,15 @@ from vkernel.core.files import write
 _P = ParamSpec("_P")
 _DARK: ContextVar[bool] = ContextVar("dark", default=False)
 Values: TypeAlias = npt.ArrayLike | Tensor
+Curves: TypeAlias = Mapping[str, Values]
+Names: TypeAlias = Sequence[str]
+Notes: TypeAlias = Sequence[Sequence[str]]
+Size: TypeAlias = tuple[float, float]
 LineStyle: TypeAlias = str | tuple[int, tuple[float, ...]]
 
 _OWNED = ("font", "axes", "figure", "savefig", "xtick", "ytick", "legend", "grid", "lines", "image", "text", "mathtext")
-DASHED, DOTTED = (0, (4, 2)), (0, (1, 1.6))
+DASHED: LineStyle = (0, (4, 2))
+DOTTED: LineStyle = (0, (1, 1.6))
 DOT = "#ff5a36"  # training points, on a map of any colour
 MARKERS = "osD^v*"
 
@@ -107,19 +112,11 @@ def log_axis(ax: Axes, axis: Literal["x", "y"], values: np.ndarray) -> None:
 
 
 def band(
-    ax: Axes,
-    x: Values,
-    curve: Values,
-    colour: str,
-    label: str = "",
-    ls: LineStyle = "-",
-    marker: str = "",
-    alpha: float = 0.25,
+    ax: Axes, x: Values, curve: Values, colour: str, label: str = "", ls: LineStyle = "-", marker: str = ""
 ) -> None:
-    """Draw a curve ``(3, len(x))``, which holds value, low end and high end, as a line in a band, by ascending x.
+    """Draw a curve ``(3, len(x))``, value, low end and high end, as a line in a band, or a bar where a place is alone.
 
-    A place without neighbours has a bar. A logarithmic axis leaves out values that are not positive, and an interval
-    that reaches zero leaves the picture at the bottom.
+    A logarithmic axis leaves out values that are not positive; intervals that reach zero leave it at the bottom.
     """
     x, curve = array(x, 1, "positions"), array(curve, 2, "value, low, high")
     require(curve.shape == (3, len(x)), f"A curve at {len(x)} positions has shape (3, {len(x)}), not {curve.shape}.")
@@ -130,7 +127,7 @@ def band(
         low = np.fmax(low, 1e-6 * value)  # below the picture
     there = np.isfinite(value + low + high)
     alone = there & ~np.append(False, there[:-1]) & ~np.append(there[1:], False)
-    ax.fill_between(x, low, high, where=there, color=colour, alpha=alpha, lw=0)
+    ax.fill_between(x, low, high, where=there, color=colour, alpha=0.25, lw=0)
     if alone.any():
         ax.vlines(x[alone], low[alone], high[alone], color=colour, lw=1.4)
     inside = colour if ls == "-" else ax.get_facecolor()
@@ -161,23 +158,29 @@ def level(ax: Axes, value: float, label: str = "", ls: LineStyle = ":") -> None:
     ax.axhline(value, color=ink(), lw=1, ls=ls, label=label)
 
 
-def map_axes(axes: np.ndarray, rows: Sequence[str], columns: Sequence[str], xlabel: str = "x₁") -> None:
-    """Label a grid of panels that share their axes: titles above, names of rows and the x label on the outside."""
+def grid(
+    rows: Names, columns: Names, size: Size, more: Size, xlabel: str = "x₁", sharey: bool | Literal["row"] = True
+) -> tuple[Figure, np.ndarray]:
+    """Return a figure of labelled panels that share axes, of ``size`` inches each, with ``more`` inches around them."""
+    figure = Figure(figsize=(size[0] * len(columns) + more[0], size[1] * len(rows) + more[1]))
+    axes = figure.subplots(len(rows), len(columns), sharex=True, sharey=sharey, squeeze=False)
     for ax, title in zip(axes[0], columns, strict=True):
         ax.set_title(title)
     for ax, name in zip(axes[:, 0], rows, strict=True):
         ax.set_ylabel(name)
     for ax in axes[-1]:
         ax.set_xlabel(xlabel)
+    return figure, axes
 
 
-def legend_below(figure: Figure, handles: Sequence[Artist], labels: Sequence[str] = (), ncols: int = 0) -> None:
-    """Put one legend below all panels; ``labels`` default to those of the handles."""
+def legend_below(figure: Figure, shown: Axes | Sequence[Artist], labels: Names = (), ncols: int = 0) -> None:
+    """Put one legend of an axis, or of handles, below all panels; ``labels`` default to those of the handles."""
+    handles = shown.get_legend_handles_labels()[0] if isinstance(shown, Axes) else list(shown)
     names = list(labels) or [str(h.get_label()) for h in handles]
-    entries = figure.legend(handles, names, loc="outside lower center", ncols=ncols or len(handles), handlelength=2.9)
-    for handle in entries.legend_handles:  # white crosses are seen on a map, but not on white paper
-        if isinstance(handle, Line2D) and handle.get_markeredgecolor() == "white" and handle.get_marker() == "x":
-            handle.set_markeredgecolor(ink())
+    look: dict[str, Any] = {"loc": "outside lower center", "ncols": ncols or len(handles), "handlelength": 2.9}
+    for handle in figure.legend(handles, names, **look).legend_handles:
+        if isinstance(handle, Line2D) and (handle.get_marker(), handle.get_markeredgecolor()) == ("x", "white"):
+            handle.set_markeredgecolor(ink())  # white crosses are seen on a map, but not on white paper
 
 
 def colour_bar(figure: Figure, image: ScalarMappable, axes: Axes | np.ndarray, label: str, **look: Any) -> Colorbar:

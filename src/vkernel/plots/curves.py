@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,10 +14,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from vkernel.core.errors import require
+from vkernel.core.estimate import Estimate
 from vkernel.plots import base
-from vkernel.plots.base import Values, array, ink, lines, styled
+from vkernel.plots.base import Curves, Names, Values, array, ink, lines, styled
 
 KAPPA = "strength κ of the noise"
+Range: TypeAlias = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -25,14 +28,14 @@ class Panel:
 
     ``curves`` maps a label to ``(3, len(x))``: value, low end and high end. ``expected`` maps labels of curves to
     positions and values of a line in the same colour; values ``(3, k)`` are drawn with a band. ``levels`` are dotted
-    horizontal lines or, for pairs, shaded ranges; ``marks`` are dotted vertical lines. ``log`` names the logarithmic
-    axes. With ``even`` the positions are equally spaced and labelled by their values. In the order of the curves,
-    ``colours`` are indices of line colours (6 is the colour of text), ``styles`` line styles, and ``markers`` those of
-    bands (default: circles, if there are few places). ``top`` is the end of a linear y axis.
+    horizontal and ``marks`` dashed vertical lines or, for pairs, shaded ranges. ``log`` names the logarithmic axes;
+    ``even`` spaces the positions equally. In the order of the curves, ``colours`` are indices of line colours (6 is the
+    colour of text), ``styles`` line styles, and ``markers`` those of bands (default: circles, if there are few places).
+    ``top`` is the end of a linear y axis.
     """
 
     x: Values
-    curves: Mapping[str, Values]
+    curves: Curves
     xlabel: str
     ylabel: str
     title: str = ""
@@ -40,8 +43,8 @@ class Panel:
     even: bool = False
     kind: Literal["bars", "band"] = "bars"
     expected: Mapping[str, tuple[Values, Values]] = field(default_factory=dict)
-    levels: Mapping[str, float | tuple[float, float]] = field(default_factory=dict)
-    marks: Mapping[str, float] = field(default_factory=dict)
+    levels: Mapping[str, float | Range] = field(default_factory=dict)
+    marks: Mapping[str, float | Range] = field(default_factory=dict)
     top: float | None = None
     colours: Sequence[int] = range(6)
     styles: Sequence[base.LineStyle] = ("-",)
@@ -58,7 +61,7 @@ class Panel:
             colour, ls = palette[self.colours[k % len(self.colours)]], self.styles[k % len(self.styles)]
             if label in self.expected:
                 at, value = (array(v) for v in self.expected[label])
-                base.band(ax, at, value if value.ndim == 2 else [value] * 3, colour, alpha=0.18)
+                base.band(ax, at, value if value.ndim == 2 else [value] * 3, colour)
             if self.kind == "band":
                 base.band(ax, places, curve, colour, label, ls, bands[k % len(bands)])
                 continue
@@ -67,13 +70,12 @@ class Panel:
             base.error_bars(ax, shifted, curve, colour, label, base.MARKERS[k % 6], ls)
         if self.expected:
             ax.plot([], [], color=ink(), label="predicted")
-        for label, height in self.levels.items():
-            if isinstance(height, tuple):
-                ax.axhspan(*height, color=lines()[4], alpha=0.2, lw=0, label=label)
-            else:
-                base.level(ax, height, label)
-        for label, place in self.marks.items():
-            ax.axvline(place, color=ink(), lw=1, ls=":", label=label)
+        for references, line, span in ((self.levels, ax.axhline, ax.axhspan), (self.marks, ax.axvline, ax.axvspan)):
+            for label, place in references.items():
+                if isinstance(place, tuple):
+                    span(*place, color=lines()[4], alpha=0.2, lw=0, label=label)
+                else:
+                    line(place, color=ink(), lw=1, ls=":" if references is self.levels else base.DASHED, label=label)
         if "x" in self.log:
             base.log_axis(ax, "x", x)
         if self.even or (few and self.kind == "bars"):
@@ -118,48 +120,41 @@ def curve_panels(*panels: Panel, share: bool = False) -> Figure:
 
 @styled
 def noise_profile(
-    curves: Mapping[str, Values],
-    collapse_time: float | None = None,
-    window: tuple[float, float] | None = None,
-    points: int | None = None,
+    curves: Curves, collapse_time: float | None = None, window: Range | None = None, points: int | None = None
 ) -> Figure:
     """Draw the statistics of the training target against t: noise fraction, effective points, MMSE, entropy.
 
-    ``curves`` are those of a :class:`~vkernel.reports.profile.Profile`, of which t, noise_fraction, noise_fraction_se
-    (drawn as a 95 % band), ess, mmse and entropy are used. ``window`` shades the times at which the target is noisy,
-    ``collapse_time`` is marked, and ``points``, the number n of training points, bounds the effective number.
+    ``curves`` are those of a :class:`~vkernel.reports.profile.Profile`. ``window`` shades the times at which the target
+    is noisy, ``collapse_time`` is marked, and ``points``, the number n of training points, bounds the effective number.
     """
     names = ("t", "noise_fraction", "noise_fraction_se", "ess", "mmse", "entropy")
-    t, rho, rho_se, ess, mmse, entropy = every = [array(curves[name], 1, "curves") for name in names]
+    t, rho, se, ess, mmse, entropy = every = [array(curves[name], 1, "curves") for name in names]
     require(len({len(v) for v in every}) == 1, "Every curve needs one value per time.")
-    figure = Figure(figsize=(9.6, 6.4))
+    figure, rho = Figure(figsize=(9.6, 6.4)), np.stack([rho, rho - 1.96 * se, rho + 1.96 * se])
     axes = figure.subplots(2, 2, sharex=True)
-    (a, b), (c, d) = axes
+    marks: dict[str, float | Range] = {} if window is None else {"noisy window": window}
+    marks |= {} if collapse_time is None else {"collapse time": collapse_time}
+    most, log_most = ({f"n = {points}": points}, {"log n": math.log(points)}) if points else ({}, {})
+    draw = functools.partial(Panel, t, xlabel="", log="x", kind="band", marks=marks)
+    titles = ("Noise fraction of the target", "Effective number of training points", "Error of the ideal denoiser")
     panels = (
-        (a, rho, "linear", "Noise fraction of the target", "ρ = E tr C / (E tr C + E|s|²)"),
-        (c, mmse, "linear", "Error of the ideal denoiser", "E|x₀ − m|²/d  (data unit²)"),
-        (b, ess, "log", "Effective number of training points", "1/Σ rᵢ²"),
-        (d, entropy, "linear", "Entropy of the posterior", "entropy (nats)"),
+        draw({"ρ(t)": rho}, ylabel="ρ = E tr C / (E tr C + E|s|²)", title=titles[0]),
+        draw({"": [ess] * 3}, ylabel="1/Σ rᵢ²", title=titles[1], log="xy", colours=[2], levels=most),
+        draw({"": [mmse] * 3}, ylabel="E|x₀ − m|²/d  (data unit²)", title=titles[2], colours=[1]),
+        draw(
+            {"": [entropy] * 3}, ylabel="entropy (nats)", title="Entropy of the posterior", colours=[3], levels=log_most
+        ),
     )
-    for (ax, curve, scale, title, ylabel), colour in zip(panels, lines(), strict=False):
-        ax.plot(t, curve, color=colour, label="ρ(t)" if ax is a else "")
-        ax.set(title=title, ylabel=ylabel, yscale=scale)
-        ax.set_ylim(bottom=0 if scale == "linear" else None)
-    half = 1.96 * rho_se
-    a.fill_between(t, rho - half, rho + half, color=lines()[0], alpha=0.25, lw=0, label="95 % interval")
-    a.set_ylim(0, 1.05 * max(0.05, float(np.nanmax(rho + half))))
-    for ax, value, label in ((b, points, f"n = {points}"), (d, math.log(points or 1), "log n")) if points else ():
-        base.level(ax, value)
-        ax.annotate(label, (0, value), (6, -3), ("axes fraction", "data"), "offset points", va="top", size=9)
-    for ax in axes.flat:
-        ax.set(xscale="log", xlim=(t.min(), t.max()))
-        if window is not None:
-            ax.axvspan(*window, color=lines()[4], alpha=0.14, lw=0, label="noisy window")
-        if collapse_time is not None:
-            ax.axvline(collapse_time, color=ink(), lw=1.2, ls=base.DASHED, label="collapse time")
+    for ax, panel in zip(axes.flat, panels, strict=True):
+        panel.draw(ax)
+        ax.set_xlim(t.min(), t.max())
+        for name, bound in panel.levels.items():
+            ax.annotate(name, (0, bound), (6, -3), ("axes fraction", "data"), "offset points", va="top", size=9)
+    axes[0, 0].set_ylim(0, 1.05 * max(0.05, float(np.nanmax(rho))))
+    axes[0, 0].collections[0].set_label("95 % interval")
     for ax in axes[1]:
         ax.set_xlabel("noise level t")
-    base.legend_below(figure, *a.get_legend_handles_labels())
+    base.legend_below(figure, axes[0, 0])
     return figure
 
 
@@ -191,9 +186,7 @@ def _histogram(ax: Axes, values: np.ndarray, bins: int, low: float, high: float,
 
 
 @styled
-def ratio_curve(
-    t: Values, curves: Mapping[str, Values], ratios: Values, low: float, high: float, chosen: float
-) -> Figure:
+def ratio_curve(t: Values, curves: Curves, ratios: Values, low: float, high: float, chosen: float) -> Figure:
     """Draw a ratio against t with its 95 % interval, and every single ratio at the ``chosen`` time.
 
     ``curves`` maps a label to ``(3, len(t))``: value, low end and high end; NaN is left out. ``ratios`` are the single
@@ -203,9 +196,8 @@ def ratio_curve(
     figure = Figure(figsize=(9.6, 3.9))
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
     title, ylabel = "Mean ratio over pairs, 95 % interval", "tr C at the midpoint / tr C at the ends"
-    Panel(t, curves, "noise level t", ylabel, title, "xy", kind="band").draw(left)
-    left.axvline(chosen, color=ink(), lw=1.1, ls=base.DASHED, label=f"t = {chosen:.3g}, where ρ is greatest")
-    base.level(left, 1)
+    marks = {f"t = {chosen:.3g}, where ρ is greatest": chosen}
+    Panel(t, curves, "noise level t", ylabel, title, "xy", kind="band", levels={"": 1.0}, marks=marks).draw(left)
     left.set_ylim(0.5, min(1e4, left.get_ylim()[1]))
     left.legend()
     ends = min(float(ratios.min()), 0.97), max(float(ratios.max()), 1.03)
@@ -222,55 +214,37 @@ def ratio_curve(
 
 @styled
 def value_curves(
-    x: Sequence[float | str],
-    mean: Values,
-    low: Values,
-    high: Values,
-    *,
-    names: tuple[str, str],
-    lines_by: str = "",
-    labels: Sequence[str] | None = None,
-    title: str = "",
-    log: bool = False,
+    x: Sequence[float | str], curves: Values, *, names: Names, labels: Names = ("",), title: str = "", log: bool = False
 ) -> Figure:
-    """Draw a mean with its interval against a factor, ``(line, x)``; ``names`` are the labels of the axes.
+    """Draw ``curves (3, line, x)``, value, low end and high end, against a factor; ``labels`` are those of the lines.
 
-    Values that are not finite numbers are equally spaced; strings, which have no order, are not joined by lines.
+    ``names`` are the labels of the axes and the title of the legend. Values of the factor that are not finite numbers
+    are equally spaced; strings, which have no order, are not joined by lines.
     """
-    curves = np.stack([np.atleast_2d(array(v)) for v in (mean, low, high)], 1)
+    curves = array(curves).reshape(3, -1, len(x)).swapaxes(0, 1)
     numeric = all(isinstance(v, int | float) and np.isfinite(v) for v in x)
     at = np.asarray([float(v) for v in x]) if numeric else np.arange(len(x), dtype=float)
     order = np.argsort(at)
     wide = numeric and len(at) > 2 and bool((at > 0).all()) and at.max() >= 8 * at.min()
     scale: Literal["", "x", "y", "xy"] = ("xy" if log else "x") if wide else "y" if log else ""
-    keyed = {label: curve[:, order] for label, curve in zip(labels or [""], curves, strict=True)}
-    style = "" if any(isinstance(v, str) for v in x) else "-"
-    figure = Figure(figsize=(6.6, 4.6))
+    keyed = {label: curve[:, order] for label, curve in zip(labels, curves, strict=True)}
+    figure, style = Figure(figsize=(6.6, 4.6)), "" if any(isinstance(v, str) for v in x) else "-"
     ax = figure.subplots()
-    Panel(at[order], keyed, *names, title, scale, styles=[style]).draw(ax)
+    Panel(at[order], keyed, names[0], names[1], title, scale, styles=[style]).draw(ax)
     if not numeric:
         ax.set_xticks(at, [_tick(v) for v in x])
         ax.set_xlim(-0.4, len(at) - 0.6)
-    elif wide and len(at) > 8:
-        base.log_axis(ax, "x", at)
     if len(keyed) > 1:
-        figure.legend(title=lines_by or None, loc="outside lower center", ncols=min(len(keyed), 4))
+        figure.legend(title="".join(names[2:]) or None, loc="outside lower center", ncols=min(len(keyed), 4))
     return figure
 
 
 @styled
 def phase_diagram(
-    x: Sequence[float | str],
-    y: Sequence[float | str],
-    mean: Values,
-    se: Values,
-    *,
-    names: tuple[str, str, str],
-    title: str = "",
+    x: Sequence[float | str], y: Sequence[float | str], mean: Values, se: Values, *, names: Names, title: str = ""
 ) -> Figure:
     """Draw a mean over two factors, ``(y, x)``, as a map with its numbers; ``names`` label x, y and the value."""
-    mean, se = array(mean, 2, "means"), array(se, 2, "standard errors")
-    shape = (len(y), len(x))
+    mean, se, shape = array(mean, 2, "means"), array(se, 2, "standard errors"), (len(y), len(x))
     require(mean.shape == shape, f"The map has shape {mean.shape}; its axes have {len(y)} and {len(x)} values.")
     figure = Figure(figsize=(1.1 * len(x) + 2.4, 0.72 * len(y) + 1.6))
     ax = figure.subplots()
@@ -292,29 +266,25 @@ def _tick(value: float | str) -> str:
     return "∞" if value == math.inf else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def gap_curves(
-    kappas: Values,
-    gaps: Mapping[str, Values],
-    steps: Values,
-    coarse: Mapping[str, Values],
-    distance: Values,
-    floor: float,
-) -> Figure:
+# --- figures of the exhibits ----------------------------------------------------------------------------------------
+
+
+def gap_curves(kappas: Values, gaps: Curves, steps: Values, coarse: Curves, distance: Values, floor: float) -> Figure:
     """Draw the mass in the gap against κ (left) and the number of steps (middle), and a total variation (right).
 
-    ``gaps`` and ``coarse`` map a label to ``(3, k)``: value, low end and high end. ``distance (3, steps)`` compares
-    resampled with Gaussian noise; ``floor`` is the value for two samples of one law.
+    ``gaps``, ``coarse`` and ``distance`` are ``(3, …)``: value, low end and high end. ``distance`` compares resampled
+    with Gaussian noise; ``floor`` is the value for two samples of one law.
     """
-    mass, count, pair = "P(in the gap)", "uniform steps", {"resampled against Gaussian": distance}
+    mass, count, levels = "P(in the gap)", "uniform steps", {"two samples of one law": floor}
+    pair, title = {"resampled against Gaussian": distance}, "Two kinds of noise"
     return curve_panels(
         Panel(kappas, gaps, KAPPA, mass, "Mass in the gap", "y", even=True),
         Panel(steps, coarse, count, mass, "Mass in the gap, by number of steps", "xy"),
-        Panel(steps, pair, count, "total variation", "Two kinds of noise", "x", colours=[3], kind="band",
-              levels={"two samples of one law": floor}),
-    )  # fmt: skip
+        Panel(steps, pair, count, "total variation", title, "x", colours=[3], kind="band", levels=levels),
+    )
 
 
-def share_curve(kappas: Values, shares: Values, distances: Mapping[str, Values]) -> Figure:
+def share_curve(kappas: Values, shares: Values, distances: Curves) -> Figure:
     """Draw the share of runs that end at another image against κ, ``(3, κ)``, and distances to training images.
 
     ``distances`` maps a label to ``(3, κ)``: lower quartile, median, upper quartile.
@@ -324,4 +294,69 @@ def share_curve(kappas: Values, shares: Values, distances: Mapping[str, Values])
     return curve_panels(
         Panel(kappas, {"": shares}, KAPPA, "share of runs", "Runs that end at another image", even=True, top=1.02),
         Panel(kappas, median, KAPPA, unit, title, "y", even=True, kind="band"),
+    )
+
+
+def gap_shares(
+    ratio: Sequence[float], groups: Mapping[str, Mapping[str, Estimate]], rows: Names, exact: Curves
+) -> Figure:
+    """Draw shares in the gaps against F/P: a panel for each row of the estimates, a line style for each group.
+
+    ``groups`` maps a name to objectives, each with an estimate ``(row, ratio)``; ``exact`` maps the same names to the
+    share of the exact score in each row, drawn as a dotted line.
+    """
+    names = ("exact score", *(f"_{group}" for group in groups))  # matplotlib hides labels that begin with _
+    axes, styles, panels = ("features / draws, F/P", "share of samples in the gaps"), ("--", "--", "-", "-"), []
+    for i, row in enumerate(rows):
+        curves = {
+            f"{name}, {group}": [array(e.value)[i], np.maximum(array(e.low)[i], 0), array(e.high)[i]]
+            for group, objectives in groups.items()
+            for name, e in objectives.items()
+        }
+        levels = {name: float(array(exact[group])[i]) for name, group in zip(names, groups, strict=False)}
+        panels.append(Panel(ratio, curves, *axes, row, "x", levels=levels, colours=(0, 1), styles=styles))
+    return curve_panels(*panels, share=True)
+
+
+def ratio_panels(ratios: Sequence[float], curves: Mapping[str, Curves], expected: Range) -> Figure:
+    """Draw measured over predicted variance against P/F: a panel per objective, a curve ``(3, ratio)`` per form.
+
+    ``expected`` is the range that is shaded.
+    """
+    axes = ("draws per feature, P/F", "measured / predicted variance")
+    levels: dict[str, float | Range] = {f"expected at P/F ≥ 10: {expected[0]:g} to {expected[1]:g}": expected, "": 1.0}
+    panels = [Panel(ratios, forms, *axes, name, "xy", colours=(0, 3), levels=levels) for name, forms in curves.items()]
+    return curve_panels(*panels, share=True)
+
+
+def share_curves(ratios: Sequence[float], names: Names, shares: Values, predicted: Values) -> Figure:
+    """Draw shares of target noise ``(name, ratio, 3)`` against F/P: the first name left, the others right.
+
+    ``predicted`` has the same shape and is drawn as lines, for the others only.
+    """
+    first, *others = np.clip(array(shares, 3, "shares"), 0, 1).swapaxes(1, 2)
+    theory = np.clip(array(predicted, 3, "predictions"), 0, 1).swapaxes(1, 2)[1:]
+    expected = {name: (range(len(ratios)), line) for name, line in zip(names[1:], theory, strict=True)}
+    shown = functools.partial(Panel, even=True, levels={"": 0.5}, top=1.03)
+    axes, right = ("features per draw, F/P", "share of target noise"), dict(zip(expected, others, strict=True))
+    return curve_panels(
+        shown(ratios, {names[0]: first}, *axes, "Target noise"),
+        shown(ratios, right, *axes, "Target noise, by time", expected=expected, colours=(2, 3, 4), styles=("",)),
+    )
+
+
+def part_curves(
+    taus: Values, predicted: Curves, places: Values, measured: Curves, gaps: Curves, crossing: float
+) -> Figure:
+    """Draw parts of a variance (left) and the mass in the gaps (right) against the training time τ.
+
+    ``predicted`` maps a part to a line ``(τ,)`` at ``taus``, ``measured`` to points ``(3, place)`` at ``places``; the
+    last part is the sum. ``gaps`` maps an objective to ``(3, place)``. A finite ``crossing`` is marked.
+    """
+    expected = {name: (taus, line) for name, line in predicted.items()}
+    marks = {f"crossing, τ = {crossing:.2g}": crossing} if math.isfinite(crossing) else {}
+    parts = functools.partial(Panel, expected=expected, marks=marks, colours=(0, 3, 2, 5), styles=("",))
+    return curve_panels(
+        parts(places, measured, "training time τ", "σ² tr Cov", "Parts of the variance", "xy"),
+        Panel(places, gaps, "training time τ", "P(.25 < |x| < .75)", "Mass in the gaps", "x"),
     )

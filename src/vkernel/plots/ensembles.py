@@ -13,10 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from vkernel.core.errors import require
-from vkernel.core.estimate import Estimate
 from vkernel.plots import base
-from vkernel.plots.base import Values, array, ink, lines, styled
-from vkernel.plots.curves import Panel, curve_panels
+from vkernel.plots.base import Names, Notes, Values, array, ink, lines, styled
+from vkernel.plots.curves import Panel
 
 if TYPE_CHECKING:
     import xarray
@@ -29,13 +28,13 @@ LAWS = {"ensemble": "trained ensemble", "field": "Gaussian field of V", "semicla
 @styled
 def law_grid(
     edges: Values,
-    laws: Mapping[str, tuple[Values, Values, Values]],
+    laws: Mapping[str, Sequence[Values]],
     *,
     exact: Values,
-    noised: tuple[Values, Values],
-    rows: Sequence[str],
-    columns: Sequence[str],
-    notes: Sequence[Sequence[str]],
+    noised: Sequence[Values],
+    rows: Names,
+    columns: Names,
+    notes: Notes,
     gap: tuple[float, float],
 ) -> Figure:
     """Draw densities of several laws, each with lower and upper quartiles ``(row, column, bin)``, in a grid of panels.
@@ -44,53 +43,23 @@ def law_grid(
     """
     x, fine = array(edges, 1, "edges"), array(noised[0], 1, "grid")
     smooth, bare = (np.maximum(array(v, 2, "densities"), FLOOR / 2) for v in (noised[1], exact))
-    figure = Figure(figsize=(2.2 * len(columns) + 0.9, 2.0 * len(rows) + 1.0))
-    axes = figure.subplots(len(rows), len(columns), sharex=True, sharey=True, squeeze=False)
+    figure, axes = base.grid([f"{row}\ndensity" for row in rows], columns, (2.2, 2.0), (0.9, 1.0), "x")
     for (i, j), ax in np.ndenumerate(axes):
         for low, high in (gap, (-gap[1], -gap[0])):
             ax.axvspan(low, high, color=lines()[4], alpha=0.12, lw=0)
-        for k, (name, law) in enumerate(laws.items()):
+        for colour, (name, law) in zip(lines(), laws.items(), strict=False):
             mean, lower, upper = (np.maximum(array(v)[i, j], FLOOR / 2) for v in law)
             ends = np.append(lower, lower[-1]), np.append(upper, upper[-1])
-            ax.fill_between(x, *ends, step="post", color=lines()[k], alpha=0.25, lw=0)
-            ax.stairs(mean, x, color=lines()[k], lw=1.5, baseline=None, label=name)
+            ax.fill_between(x, *ends, step="post", color=colour, alpha=0.25, lw=0)
+            ax.stairs(mean, x, color=colour, lw=1.5, baseline=None, label=name)
         ax.plot(fine, smooth[i], color=ink(), lw=1, ls=":", label="noised data p(x|eps)")
         ax.stairs(bare[i], x, color=ink(), alpha=0.45, lw=1.0, baseline=None, label="exact score, same steps")
         ax.set(yscale="log", ylim=(FLOOR, 150), xlim=(x[0], x[-1]), xticks=(-1, 0, 1))
         ax.minorticks_off()
         ax.grid(visible=False, axis="x")
         ax.text(0.5, 0.97, notes[i][j], transform=ax.transAxes, ha="center", va="top", size=9)
-    base.map_axes(axes, [f"{row}\ndensity" for row in rows], columns, "x")
-    base.legend_below(figure, *axes[0, 0].get_legend_handles_labels())
+    base.legend_below(figure, axes[0, 0])
     return figure
-
-
-def gap_shares(
-    ratio: Sequence[float],
-    groups: Mapping[str, Mapping[str, Estimate]],
-    rows: Sequence[str],
-    exact: Mapping[str, Values],
-) -> Figure:
-    """Draw shares in the gaps against F/P: a panel for each row of the estimates, a line style for each group.
-
-    ``groups`` maps a name to objectives, each with an estimate ``(row, ratio)``; ``exact`` maps the same names to the
-    share of the exact score in each row, drawn as a dotted line.
-    """
-    keys = [(group, name) for group, objectives in groups.items() for name in objectives]
-    panels = []
-    for i, row in enumerate(rows):
-        curves = {f"{name}, {group}": _interval(groups[group][name], i) for group, name in keys}
-        names = ("exact score", *(f"_{group}" for group in groups))  # matplotlib hides labels that begin with _
-        levels = {name: float(array(exact[group])[i]) for name, group in zip(names, groups, strict=False)}
-        panels.append(
-            Panel(ratio, curves, "features / draws, F/P", "share of samples in the gaps", row, "x", levels=levels,
-                  colours=(0, 1), styles=("--", "--", "-", "-"))
-        )  # fmt: skip
-    return curve_panels(*panels, share=True)
-
-
-def _interval(e: Estimate, row: int) -> np.ndarray:
-    return np.stack([array(e.value)[row], np.maximum(array(e.low)[row], 0), array(e.high)[row]])
 
 
 @styled
@@ -98,7 +67,7 @@ def variance_panels(
     ratios: Sequence[float],
     times: Sequence[float],
     x: Values,
-    names: Sequence[str],
+    names: Names,
     predicted: Values,
     second: Values,
     measured: Values,
@@ -111,79 +80,22 @@ def variance_panels(
     """
     x, predicted, second = array(x, 1, "places"), array(predicted, 4, "predictions"), array(second, 4, "predictions")
     measured, density = array(measured, 5, "measurements"), array(density, 2, "densities")
-    figure = Figure(figsize=(2.55 * len(ratios) + 0.9, 2.15 * len(times) + 0.75))
-    axes = figure.subplots(len(times), len(ratios), sharex=True, sharey="row", squeeze=False)
+    rows, columns = [f"t = {t:g}\n\nσ² tr Cov" for t in times], [f"P/F = {base.number(r)}" for r in ratios]
+    figure, axes = base.grid(rows, columns, (2.55, 2.15), (0.9, 0.75), "x", sharey="row")
     for (row, column), ax in np.ndenumerate(axes):
         every = np.concatenate([predicted[:, :, row].ravel(), measured[:, :, 0, row].ravel()])
         ends = float(every.min()) / 2.5, 2.5 * float(max(every.max(), second[:, :, row].max()))
         ax.set(yscale="log", ylim=ends, xlim=(x[0], x[-1]), xticks=(-1, 0, 1))
         hill, look = 0.3 * density[row] / density[row].max(), {"alpha": 0.1, "lw": 0, "label": "p(x|t)"}
         ax.fill_between(x, 0, hill, color=ink(), transform=ax.get_xaxis_transform(), **look)
-        for k, name in enumerate(names):
+        for k, (name, colour) in enumerate(zip(names, lines(), strict=False)):
             low, high = measured[k, column, 1:, row]
-            ax.plot(x, predicted[k, column, row], color=lines()[k], lw=1.5, label=f"{name} predicted")
-            ax.plot(x, second[k, column, row], color=lines()[k], lw=1.1, ls=base.DOTTED, label=f"{name} leading order")
-            ax.fill_between(x, low, high, color=lines()[k], alpha=0.3, lw=0, label=f"{name} measured")
+            ax.plot(x, predicted[k, column, row], color=colour, lw=1.5, label=f"{name} predicted")
+            ax.plot(x, second[k, column, row], color=colour, lw=1.1, ls=base.DOTTED, label=f"{name} leading order")
+            ax.fill_between(x, low, high, color=colour, alpha=0.3, lw=0, label=f"{name} measured")
         ax.minorticks_off()
-    labels = [f"P/F = {base.number(r)}" for r in ratios]
-    base.map_axes(axes, [f"t = {t:g}\n\nσ² tr Cov" for t in times], labels, "x")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    base.legend_below(figure, handles, labels, min(len(handles), len(ratios) + 1))
+    base.legend_below(figure, axes[0, 0], ncols=min(1 + 3 * len(names), len(ratios) + 1))
     return figure
-
-
-def ratio_panels(
-    ratios: Sequence[float], curves: Mapping[str, Mapping[str, Values]], expected: tuple[float, float]
-) -> Figure:
-    """Draw measured over predicted variance against P/F: a panel per objective, a curve ``(3, ratio)`` per form.
-
-    ``expected`` is the range that is shaded.
-    """
-    labels = ("draws per feature, P/F", "measured / predicted variance")
-    levels: dict[str, float | tuple[float, float]] = {}
-    levels |= {f"expected at P/F ≥ 10: {expected[0]:g} to {expected[1]:g}": expected, "": 1.0}
-    panels = [
-        Panel(ratios, forms, *labels, name, "xy", colours=(0, 3), levels=levels) for name, forms in curves.items()
-    ]
-    return curve_panels(*panels, share=True)
-
-
-def share_curves(ratios: Sequence[float], names: Sequence[str], shares: Values, predicted: Values) -> Figure:
-    """Draw shares of target noise ``(name, ratio, 3)`` against F/P: the first name left, the others right.
-
-    ``predicted`` has the same shape and is drawn as lines, for the others only.
-    """
-    first, *others = np.clip(array(shares, 3, "shares"), 0, 1).swapaxes(1, 2)
-    lines_ = np.clip(array(predicted, 3, "predictions"), 0, 1).swapaxes(1, 2)[1:]
-    xlabel, ylabel, places = "features per draw, F/P", "share of target noise", range(len(ratios))
-    theory = {name: (places, line) for name, line in zip(names[1:], lines_, strict=True)}
-    return curve_panels(
-        Panel(ratios, {names[0]: first}, xlabel, ylabel, "Target noise", even=True, levels={"": 0.5}, top=1.03),
-        Panel(ratios, dict(zip(theory, others, strict=True)), xlabel, ylabel, "Target noise, by time", even=True,
-              expected=theory, levels={"": 0.5}, top=1.03, colours=(2, 3, 4), styles=("",)),
-    )  # fmt: skip
-
-
-def part_curves(
-    taus: Values,
-    predicted: Mapping[str, Values],
-    places: Values,
-    measured: Mapping[str, Values],
-    gaps: Mapping[str, Values],
-    crossing: float,
-) -> Figure:
-    """Draw parts of a variance (left) and the mass in the gaps (right) against the training time τ.
-
-    ``predicted`` maps a part to a line ``(τ,)`` at ``taus``, ``measured`` to points ``(3, place)`` at ``places``; the
-    last part is the sum. ``gaps`` maps an objective to ``(3, place)``. A finite ``crossing`` is marked.
-    """
-    theory = {name: (taus, line) for name, line in predicted.items()}
-    marks = {f"crossing, τ = {crossing:.2g}": crossing} if math.isfinite(crossing) else {}
-    return curve_panels(
-        Panel(places, measured, "training time τ", "σ² tr Cov", "Parts of the variance", "xy", expected=theory,
-              marks=marks, colours=(0, 3, 2, 5), styles=("",)),
-        Panel(places, gaps, "training time τ", "P(.25 < |x| < .75)", "Mass in the gaps", "x"),
-    )  # fmt: skip
 
 
 # --- theory against measurement -------------------------------------------------------------------------------------
@@ -208,10 +120,8 @@ def comparison(ds: xarray.Dataset) -> Figure:
         one = ds.isel(condition=k) if several else ds
         for draw, ax in zip((*panels, _cumulants), row, strict=False):
             draw(ax, one)
-        if laws == 1:
-            _densities(row[-1], one)
-        elif laws:
-            _density_maps(figure, row[-laws:], one)
+        if laws:
+            (_densities if line else _density_maps)(figure, row[-laws:], one)
         if several:
             label = ds.condition.values[k]
             name = f"{label:.3g}" if isinstance(label, float) else str(label)
@@ -220,14 +130,11 @@ def comparison(ds: xarray.Dataset) -> Figure:
         ends = np.array([ax.get_ylim() for ax in column])
         for ax in column:
             ax.set_ylim(ends.min(), ends.max())
-    for ax in axes[1:].flat:
-        ax.set_title("")
-    for ax in axes[:-1].flat:
-        ax.set_xlabel("")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    unique = dict(zip([label.replace("predicted", "predicted by V") for label in labels], handles, strict=True))
-    (box,), (name,) = axes[0, len(panels)].get_legend_handles_labels()
-    base.legend_below(figure, [*unique.values(), box], [*unique, name])
+    for above, below in zip(axes[:-1].flat, axes[1:].flat, strict=True):
+        above.set_xlabel("")
+        below.set_title("")
+    handles = [h for ax in (axes[0, 0], axes[0, len(panels)]) for h in ax.get_legend_handles_labels()[0]]
+    base.legend_below(figure, handles, [str(h.get_label()).replace("predicted", "predicted by V") for h in handles])
     return figure
 
 
@@ -253,9 +160,7 @@ def _variance(ax: Axes, one: xarray.Dataset) -> None:
 
 
 def _ratio_along(ax: Axes, one: xarray.Dataset) -> None:
-    one = one.sortby("x")
-    found = {label: v for _, label, v in _times(one, "ratio", "ratio_se")}
-    curves = {label: np.stack([v, v - se, v + se]) for label, (v, se) in found.items()}
+    curves = {label: np.stack([v, v - se, v + se]) for _, label, (v, se) in _times(one, "ratio", "ratio_se")}
     labels = ("x (data unit)", "measured / predicted", "Ratio of the variances")
     Panel(one.x.values, curves, *labels, "y", kind="band", levels={"": 1.0}).draw(ax)
     inside = array(one.ratio)[array(one.bulk) > 0]
@@ -286,21 +191,28 @@ def _cumulants(ax: Axes, one: xarray.Dataset) -> None:
     ax.set(xlabel="skewness", ylabel="excess kurtosis", title="Cumulants over members")
 
 
-def _densities(ax: Axes, one: xarray.Dataset) -> None:
-    places = array(one.bin)
+def _laws(one: xarray.Dataset) -> Iterator[tuple[str, np.ndarray, str]]:
+    """Yield the label of each law, its density, and its total variation from that of the ensemble."""
+    for name, label in LAWS.items():
+        tv = "" if name == "ensemble" else f"TV {float(one[f'tv_{name}']):.2f}"
+        yield label, array(one.density.sel(law=name)), tv
+
+
+def _edges(places: np.ndarray) -> np.ndarray:
     half = (places[1] - places[0]) / 2 if len(places) > 1 else 0.5
-    edges = np.append(places - half, places[-1] + half)
+    return np.append(places - half, places[-1] + half)
+
+
+def _densities(_: Figure, axes: np.ndarray, one: xarray.Dataset) -> None:
+    (ax,), top = axes, float(np.nanmax(array(one.density)))
     looks: list[dict[str, Any]] = [
         {"color": lines()[5], "fill": True, "alpha": 0.35, "lw": 0},
         {"color": lines()[0], "lw": 1.5},
         {"color": lines()[1], "lw": 1.5, "ls": base.DASHED},
     ]
-    for (name, label), look in zip(LAWS.items(), looks, strict=True):
-        density = array(one.density.sel(law=name))
+    for (label, density, tv), look in zip(_laws(one), looks, strict=True):
         if np.isfinite(density).all():
-            tv = "" if name == "ensemble" else f", TV {float(one[f'tv_{name}']):.2f}"
-            ax.stairs(density, edges, label=label + tv, **look)
-    top = float(np.nanmax(array(one.density)))
+            ax.stairs(density, _edges(array(one.bin)), label=f"{label}, {tv}" if tv else label, **look)
     ax.set(xlabel="x at eps (data unit)", ylabel="density", yscale="log", ylim=(top / 3e4, top * 300), title="Laws")
     ax.set_yticks([10.0**k for k in range(-9, 6) if top / 3e4 <= 10.0**k <= top])
     ax.minorticks_off()
@@ -309,13 +221,10 @@ def _densities(ax: Axes, one: xarray.Dataset) -> None:
 
 
 def _density_maps(figure: Figure, axes: np.ndarray, one: xarray.Dataset) -> None:
-    edges = [(p[0], p[-1], (p[1] - p[0]) / 2 if len(p) > 1 else 0.5) for p in (array(one.bin), array(one.bin2))]
-    extent = tuple(v for low, high, half in edges for v in (low - half, high + half))
+    extent = tuple(end for places in (one.bin, one.bin2) for end in _edges(array(places))[[0, -1]])
     top = float(np.nanmax(array(one.density)))
-    norm = LogNorm(top / 1e3, top, clip=True)
-    for ax, (name, label) in zip(axes, LAWS.items(), strict=True):
-        image = ax.imshow(array(one.density.sel(law=name)).T, extent=extent, origin="lower", norm=norm)
-        tv = "" if name == "ensemble" else f"TV {float(one[f'tv_{name}']):.2f}"
+    for ax, (label, density, tv) in zip(axes, _laws(one), strict=True):
+        image = ax.imshow(density.T, extent=extent, origin="lower", norm=LogNorm(top / 1e3, top, clip=True))
         ax.text(0.04, 0.96, tv, transform=ax.transAxes, va="top", color="white", size=9.5)
         ax.set(xlabel="x₁", ylabel="x₂" if ax is axes[0] else "", title=label)
         ax.grid(visible=False)

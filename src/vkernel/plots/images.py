@@ -1,26 +1,32 @@
-"""Training points and samples: images in rows, in pairs and at the ends of runs; points in the plane."""
+"""Training points, samples and laws: images in rows and pairs, maps over the plane, densities along the line."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
+from matplotlib.colors import LogNorm, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from vkernel.core.errors import require
-from vkernel.plots.base import Values, array, ink, lines, styled
+from vkernel.plots import base
+from vkernel.plots.base import DOT, Curves, Names, Notes, Values, array, ink, lines, styled
 
 Limits = tuple[float, float] | None
-Row = tuple[str, np.ndarray, Sequence[str]]  # label, images, titles
+Row = tuple[str, np.ndarray, Names]  # label, images, titles
+FRACTION = "noise share of the target,  tr C / (tr C + |s|²)"
 
 
-def as_pictures(images: Values, limits: Limits = None) -> np.ndarray:
+# --- images ---------------------------------------------------------------------------------------------------------
+
+
+def _pictures(images: Values, limits: Limits = None) -> np.ndarray:
     """Return ``(k, H, W)`` or ``(k, H, W, 3)`` in [0, 1]; values that are not finite become grey.
 
     Without ``limits`` the scale is [0, 1], [-1, 1] or [0, 255] if the values fit, else from the least to the greatest.
@@ -41,62 +47,44 @@ def as_pictures(images: Values, limits: Limits = None) -> np.ndarray:
 
 
 @styled
-def image_row(images: Values, titles: Sequence[str] = (), per_row: int = 10, limits: Limits = None) -> Figure:
+def image_row(images: Values, titles: Names = (), per_row: int = 10, limits: Limits = None) -> Figure:
     """Draw images side by side, ``per_row`` in a row, each with its title."""
-    shown = as_pictures(images, limits)
-    return _rows([("", shown[part], titles[part]) for part in _parts(len(shown), per_row)], min(per_row, len(shown)))
+    return _rows([("", _pictures(images, limits), titles)], per_row)
 
 
 @styled
 def pairs(
-    images_a: Values, images_b: Values, titles: Sequence[str] = (), per_row: int = 8, limits: Limits = None
+    above: Values, below: Values, titles: Names = (), per_row: int = 8, limits: Limits = None, labels: Names = ("", "")
 ) -> Figure:
-    """Draw pairs of images, one above the other; a title belongs to the pair."""
-    return _pairs(images_a, images_b, titles, per_row, limits, ("", ""))
+    """Draw pairs of images, one above the other, in rows with ``labels``; a title belongs to the pair."""
+    a, b = array(above), array(below)
+    require(a.shape == b.shape, f"Pairs need as many images on both sides; got shapes {a.shape} and {b.shape}.")
+    one, two = np.split(_pictures(np.concatenate([a, b]), limits), 2)
+    return _rows([(labels[0], one, titles), (labels[1], two, ())], per_row)
 
 
 @styled
-def sources(
-    samples: Values, sources: Values, titles: Sequence[str] = (), limits: Limits = None, per_row: int = 8
-) -> Figure:
-    """Draw samples, each above the training image that it copies; a title belongs to the pair."""
-    return _pairs(samples, sources, titles, per_row, limits, ("sample", "training image"))
-
-
-@styled
-def sample_rows(rows: Mapping[str, Values], limits: Limits = None) -> Figure:
+def sample_rows(rows: Curves, limits: Limits = None) -> Figure:
     """Draw a row of images ``(k, *shape)`` for each label; a column is one start of the sampler, equal for all rows."""
     images = [array(v) for v in rows.values()]
     require(images, "There is no row of images to show.")
     shapes = {v.shape for v in images}
     require(len(shapes) == 1, f"Rows of images need one shape, as columns belong together; got {sorted(shapes)}.")
-    parts = np.split(as_pictures(np.concatenate(images), limits), len(images))
+    parts = np.split(_pictures(np.concatenate(images), limits), len(images))
     return _rows([(str(label), part, ()) for label, part in zip(rows, parts, strict=True)], len(images[0]))
 
 
-def _parts(count: int, per_row: int) -> list[slice]:
-    require(per_row > 0, f"per_row must be 1 or more, not {per_row}.")
-    return [slice(start, start + per_row) for start in range(0, count, per_row)]
-
-
-def _pairs(above: Values, below: Values, titles: Sequence[str], per_row: int, limits: Limits, labels: tuple[str, str]
-           ) -> Figure:  # fmt: skip
-    a, b = array(above), array(below)
-    require(a.shape == b.shape, f"Pairs need as many images on both sides; got shapes {a.shape} and {b.shape}.")
-    tops, bottoms = np.split(as_pictures(np.concatenate([a, b]), limits), 2)
-    rows: list[Row] = []
-    for part in _parts(len(a), per_row):
-        rows += [(labels[0], tops[part], titles[part]), (labels[1], bottoms[part], ())]
-    return _rows(rows, min(per_row, len(a)))
-
-
-def _rows(rows: list[Row], columns: int) -> Figure:
-    """Draw rows of images with a label each, and titles above the images that have some.
+def _rows(given: list[Row], per_row: int) -> Figure:
+    """Draw rows of images with a label each, and titles above the images that have some, ``per_row`` at a time.
 
     All images of a row share one axis, since one axis for each image would be slow.
     """
+    require(per_row > 0, f"per_row must be 1 or more, not {per_row}.")
+    count, tall = len(given[0][1]), given[0][1].shape[1] / given[0][1].shape[2]
+    parts = [slice(start, start + per_row) for start in range(0, count, per_row)]
+    rows = [(label, images[part], titles[part]) for part in parts for label, images, titles in given]
+    columns = min(per_row, count)
     size, side = min(1.15, 14 / columns), 0.2 + 0.3 * any(r[0] for r in rows) + 0.085 * max(len(r[0]) for r in rows)
-    tall = rows[0][1].shape[1] / rows[0][1].shape[2]
     extra = max((t.count("\n") for _, _, titles in rows for t in titles), default=0)
     heights = [tall + (0.25 + 0.15 * extra if len(titles) else 0.04) for _, _, titles in rows]  # in image widths
     figure = Figure(figsize=(max(1.06 * size * columns, 1.5) + side, 1.06 * size * sum(heights) + 0.15))
@@ -106,26 +94,20 @@ def _rows(rows: list[Row], columns: int) -> Figure:
             ax.imshow(image, cmap="gray", vmin=0, vmax=1, extent=(1.06 * j, 1.06 * j + 1, 0, tall))
             if title:
                 ax.text(1.06 * j + 0.5, tall + 0.03, title, size=9, ha="center", va="bottom")
-        ax.set(xlim=(0, 1.06 * columns - 0.06), ylim=(0, height), anchor="W")
+        ax.set(xlim=(0, 1.06 * columns - 0.06), ylim=(0, height), anchor="W", xticks=[], yticks=[])
         _bare(ax)
         ax.set_ylabel(label, rotation=0, ha="right", va="center")
     return figure
 
 
 def _bare(ax: Axes) -> None:
-    ax.set(xticks=[], yticks=[])
     ax.grid(visible=False)
     ax.spines[:].set_visible(False)
 
 
 @styled
 def end_images(
-    nearest: Values,
-    rows: Values,
-    labels: Sequence[str],
-    groups: Sequence[tuple[str, int]],
-    other: Values,
-    notes: Sequence[Sequence[str]],
+    nearest: Values, rows: Values, labels: Names, groups: Sequence[tuple[str, int]], other: Values, notes: Notes
 ) -> Figure:
     """Draw the ends of runs as images: one row per start, one column per run after the nearest training image.
 
@@ -137,7 +119,7 @@ def end_images(
     require(marked.shape == (count, columns), "There must be one mark per image.")
     require(sum(size for _, size in groups) == columns, "The groups must cover the columns.")
     both = np.concatenate([array(nearest)[:, None], images], 1)
-    shown = iter(as_pictures(both.reshape(-1, *images.shape[2:]), (-1, 1)))
+    shown = iter(_pictures(both.reshape(-1, *images.shape[2:]), (-1, 1)))
     figure, step = Figure(figsize=(1.06 * columns + 1.6, 1.25 * count + 0.3)), 1.35
     ax = figure.subplots()
     places: list[float] = []
@@ -145,18 +127,19 @@ def end_images(
         start = places[-1] + 1.3 if places else 0.0  # groups are further apart than images
         places += [start + 1.1 * k for k in range(size)]
         ax.text(start, 1.08, name, va="bottom", size=10)
-    for row in range(count):
-        for column, x in enumerate(places):
-            extent = (x, x + 1, -step * row, 1 - step * row)
-            ax.imshow(next(shown), cmap="gray", vmin=0, vmax=1, extent=extent)
-            label = notes[row][column - 1] if column else labels[row]
-            ax.text(x + 0.5, extent[2] - 0.06, label, ha="center", va="top", size=8.5)
-            if column and marked[row, column - 1]:
-                look: dict[str, Any] = {"fill": False, "color": lines()[1], "lw": 2.6}
-                ax.add_patch(Rectangle((extent[0], extent[2]), 1, 1, **look))
-    ax.set(xlim=(-0.05, places[-1] + 1.05), ylim=(-step * (count - 1) - 0.3, 1.35))
+    for row, column in np.ndindex(count, columns + 1):
+        x, y = places[column], -step * row
+        ax.imshow(next(shown), cmap="gray", vmin=0, vmax=1, extent=(x, x + 1, y, y + 1))
+        note = notes[row][column - 1] if column else labels[row]
+        ax.text(x + 0.5, y - 0.06, note, ha="center", va="top", size=8.5)
+        if column and marked[row, column - 1]:
+            ax.add_patch(Rectangle((x, y), 1, 1, fill=False, color=lines()[1], lw=2.6))
+    ax.set(xlim=(-0.05, places[-1] + 1.05), ylim=(-step * (count - 1) - 0.3, 1.35), xticks=[], yticks=[])
     _bare(ax)
     return figure
+
+
+# --- points and maps in the plane -----------------------------------------------------------------------------------
 
 
 @styled
@@ -168,17 +151,14 @@ def scatter_pairs(points2d: Values, isolated: Values = (), pairs: Values = ()) -
     points = array(points2d, 2, "points in the plane")
     require(points.shape[1] == 2, f"Points in the plane are (n, 2); got shape {points.shape}.")
     rings, edges = _indices(isolated, len(points)).reshape(-1), _indices(pairs, len(points)).reshape(-1, 2)
-    blue, orange, *_ = lines()
-    figure = Figure(figsize=(5.6, 5.4))
+    figure, size = Figure(figsize=(5.6, 5.4)), float(np.clip(3000 / max(len(points), 1), 4, 36))
     ax = figure.subplots()
     if len(edges):
-        segments = LineCollection(list(points[edges]), colors=orange, lw=1.4, alpha=0.8, zorder=1)
-        segments.set_label("boundary pairs")
-        ax.add_collection(segments)
-    size = float(np.clip(3000 / max(len(points), 1), 4, 36))
-    ax.scatter(points[:, 0], points[:, 1], size, color=blue, lw=0, zorder=2, label="training points")
+        look: dict[str, Any] = {"colors": lines()[1], "lw": 1.4, "alpha": 0.8, "zorder": 1, "label": "boundary pairs"}
+        ax.add_collection(LineCollection(list(points[edges]), **look))
+    ax.scatter(points[:, 0], points[:, 1], size, color=lines()[0], lw=0, zorder=2, label="training points")
     if len(rings):
-        look: dict[str, Any] = {"s": size + 70, "facecolor": "none", "edgecolor": ink(), "lw": 1.3, "zorder": 3}
+        look = {"s": size + 70, "facecolor": "none", "edgecolor": ink(), "lw": 1.3, "zorder": 3}
         ax.scatter(points[rings, 0], points[rings, 1], label="isolated points", **look)
     ax.set(xlabel="x₁ (data unit)", ylabel="x₂ (data unit)")
     ax.set_aspect("equal", adjustable="datalim")
@@ -193,3 +173,185 @@ def _indices(which: Values, n: int) -> np.ndarray:
     chosen = np.flatnonzero(chosen) if chosen.dtype == bool else chosen.astype(np.int64)
     require(not chosen.size or (chosen.min() >= -n and chosen.max() < n), f"There are {n} points; an index is beyond.")
     return chosen
+
+
+@styled
+def fraction_maps(
+    names: Names, t: Values, x: Values, y: Values, fraction: Values, points: Values, alpha: Values
+) -> Figure:
+    """Draw maps ``fraction (set, t, y, x)`` in [0, 1] (Figure 1): sets are rows, times are columns.
+
+    ``points (set, n, 2)`` are dots; ``alpha (t,)`` times the points, where the process moves them, are crosses.
+    """
+    t, x, y, alpha = (array(v, 1, "axes") for v in (t, x, y, alpha))
+    fraction, points = array(fraction, 4, "maps"), array(points, 3, "sets of points")
+    shape = (len(names), len(t), len(y), len(x))
+    require(fraction.shape == shape, f"The maps must have shape {shape}; got {fraction.shape}.")
+    rows, columns = [f"{name}\n\nx₂" for name in names], [f"t = {v:g}" for v in t]
+    figure, axes = base.grid(rows, columns, (2.15, 2.15), (1.3, 0.7))
+    for (i, j), ax in np.ndenumerate(axes):
+        _fraction_map(ax, x, y, fraction[i, j], points[i], float(alpha[j]))
+    _fraction_legend(figure, axes, ["training points y", "moved points αy at t"])
+    return figure
+
+
+@styled
+def path_maps(names: Names, x: Values, fraction: Values, points: Values, alpha: float, rows: Curves) -> Figure:
+    """Draw paths in the plane over maps ``fraction (set, y, x)`` in [0, 1]; sets are columns.
+
+    ``rows`` maps a name to paths ``(set, step, path, 2)``, whose lines become wider towards the end, a small ring.
+    ``points (set, n, 2)`` and ``alpha`` times the points are as in :func:`fraction_maps`.
+    """
+    x, fraction, points = array(x, 1, "axes"), array(fraction, 3, "maps"), array(points, 3, "sets of points")
+    require(fraction.shape == (len(names), len(x), len(x)), f"The maps have shape {fraction.shape}.")
+    each = [array(paths, 4, "paths") for paths in rows.values()]
+    figure, axes = base.grid([f"{name}\n\nx₂" for name in rows], names, (2.75, 2.75), (1.2, 0.8))
+    for (i, j), ax in np.ndenumerate(axes):
+        for path in each[i][j].swapaxes(0, 1):
+            segments = list(np.stack([path[:-1], path[1:]], 1))
+            widths = np.linspace(0.35, 1.25, len(segments))
+            ax.add_collection(LineCollection(segments, colors="white", linewidths=widths, alpha=0.75))
+        _fraction_map(ax, x, x, fraction[j], points[j], alpha, 0.82)
+        ax.plot(*each[i][j, -1].T, "o", mfc="none", mec="black", ms=3.6, mew=0.9, ls="", zorder=4)
+    _fraction_legend(figure, axes, ["training points y", "moved points αy", "ends of paths"])
+    return figure
+
+
+def _fraction_map(
+    ax: Axes, x: np.ndarray, y: np.ndarray, fraction: np.ndarray, points: np.ndarray, alpha: float, opacity: float = 1.0
+) -> None:
+    dx, dy = (x[1] - x[0]) / 2, (y[1] - y[0]) / 2
+    extent = (x[0] - dx, x[-1] + dx, y[0] - dy, y[-1] + dy)
+    ax.imshow(fraction, extent=extent, origin="lower", vmin=0, vmax=1, alpha=opacity)
+    ax.plot(*points.T, "o", color=DOT, mec="white", mew=0.8, ms=5, ls="", zorder=3)
+    ax.plot(*(alpha * points).T, "x", color="white", ms=4, mew=1.1, ls="")
+    ax.set(xlim=extent[:2], ylim=extent[2:], xticks=(-2, 0, 2), yticks=(-2, 0, 2))
+    ax.grid(visible=False)
+
+
+def _fraction_legend(figure: Figure, axes: np.ndarray, labels: list[str]) -> None:
+    first = axes[0, 0]
+    base.colour_bar(figure, first.images[0], axes, FRACTION, shrink=0.7, aspect=30, ticks=(0, 0.25, 0.5, 0.75, 1))
+    base.legend_below(figure, first.lines, labels)
+
+
+@styled
+def line_maps(
+    maps: Curves, *, at: Values, strips: Sequence[Values], profiles: Sequence[int], titles: Names, floor: float = 1e-6
+) -> Figure:
+    """Draw sigma² tr C / d over (λ, t) on the line between two images, without noise (left) and with it (right).
+
+    ``maps`` holds the axis t, ``clean (t, λ)`` at the finer positions ``lam_clean``, and ``noisy`` and ``noisy_se`` at
+    ``lam``. Above each map are the images ``strips`` at the positions ``at``; below it are profiles along λ at the
+    times with the indices ``profiles``, on the right with 95 % bands. The colour scale ends at ``floor``.
+    """
+    t, at, *places = (array(v, 1, "axes") for v in (maps["t"], at, maps["lam_clean"], maps["lam"]))
+    values, error = [array(v, 2, "maps") for v in (maps["clean"], maps["noisy"])], array(maps["noisy_se"], 2, "maps")
+    shapes = [(len(t), len(p)) for p in (*places, places[1])]
+    require([v.shape for v in (*values, error)] == shapes, "The maps must have shape (t, λ).")
+    top, width = 10.0 ** np.ceil(np.log10(max(float(v.max()) for v in values))), 0.82 * float(np.diff(at).min())
+    figure = Figure(figsize=(10.6, 8.2))
+    axes = figure.subplots(3, 2, sharex=True, sharey="row", height_ratios=(0.3, 1, 0.72))
+    for side, (where, value, strip) in enumerate(zip(places, values, strips, strict=True)):
+        above, ax, below = axes[:, side]
+        for place, picture in zip(at, _pictures(strip, (-1, 1)), strict=True):
+            extent = (place - width / 2, place + width / 2, 0, 1)
+            above.imshow(picture, extent=extent, aspect="auto", cmap="gray", vmin=0, vmax=1)
+        above.set(xlim=(where[0], where[-1]), ylim=(0, 1), yticks=[], title=titles[side])
+        above.set_aspect(width, adjustable="box", anchor="S")
+        above.tick_params(length=0, labelbottom=False)
+        _bare(above)
+        look: dict[str, Any] = {"norm": LogNorm(floor, top, clip=False), "shading": "nearest", "rasterized": True}
+        mesh = ax.pcolormesh(where, t, np.maximum(value, floor / 2), **look)
+        base.log_axis(ax, "y", t)
+        ax.set_ylim(t.min(), t.max())
+        ax.grid(visible=False)
+        for index, colour in zip(profiles, (lines()[k] for k in (0, 2, 3, 1)), strict=False):
+            ax.axhline(t[index], color="white", lw=0.7, ls=(0, (2, 3)))
+            ends = {"color": colour, "mec": ax.get_facecolor(), "ms": 7, "clip_on": False, "zorder": 5}
+            ax.plot([where[0], where[-1]], [t[index]] * 2, "o", ls="", **ends)
+            half = 1.96 * error[index] if side else np.zeros(len(where))
+            curve = np.maximum([value[index], value[index] - half, value[index] + half], floor / 1e3)
+            base.band(below, where, curve, colour, f"t = {t[index]:.2g}")
+        below.set(yscale="log", ylim=(floor, top), xlim=(where[0], where[-1]), xlabel="position λ on the line")
+        for panel, end in ((ax, 0), (ax, 1), (below, 0), (below, 1)):
+            panel.axvline(end, color="white" if panel is ax else ink(), lw=0.9, ls=":")
+    axes[1, 0].set_ylabel("noise level t")
+    axes[2, 0].set_ylabel("σ² tr C / d")
+    base.legend_below(figure, axes[2, 0])
+    base.colour_bar(figure, mesh, axes[1, :], "σ² tr C / d", extend="min", aspect=28)
+    return figure
+
+
+# --- laws -----------------------------------------------------------------------------------------------------------
+
+
+@styled
+def plane_laws(
+    laws: Values, points: Values, *, rows: Names, columns: Names, limit: float, top: float, notes: Notes = ()
+) -> Figure:
+    """Draw densities ``laws (row, column, x₁, x₂)`` on the square of half side ``limit``, with one colour scale.
+
+    The scale is the square root of the density, so that small densities are visible beside peaks, and saturates at
+    ``top``. ``points (column, n, 2)`` are rings; ``notes (row, column)`` are labels in the corners.
+    """
+    laws, points = array(laws, 4, "laws"), array(points, 3, "sets of points")
+    shape = (len(rows), len(columns))
+    require(laws.shape[:2] == shape, f"There must be {shape} laws; got {laws.shape[:2]}.")
+    require(len(points) == len(columns), f"There must be {len(columns)} sets of points; got {len(points)}.")
+    figure, axes = base.grid([f"{name}\n\nx₂" for name in rows], columns, (2.45, 2.4), (1.5, 0.7))
+    norm, extent = PowerNorm(0.5, 0, top, clip=True), (-limit, limit, -limit, limit)
+    for (i, j), ax in np.ndenumerate(axes):
+        image = ax.imshow(laws[i, j].T, extent=extent, origin="lower", norm=norm)
+        rings = ax.plot(*points[j].T, "o", color="none", mec=DOT, mew=1.4, ms=8, ls="")
+        ax.set(xlim=(-limit, limit), ylim=(-limit, limit), xticks=(-1, 0, 1), yticks=(-1, 0, 1))
+        ax.grid(visible=False)
+        if notes:
+            ax.text(0.04, 0.955, notes[i][j], transform=ax.transAxes, va="top", size=9, color="white")
+    ticks = top * np.array([0, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0])
+    look: dict[str, Any] = {"shrink": 0.6, "aspect": 32, "extend": "max", "ticks": ticks}
+    bar = base.colour_bar(figure, image, axes, "density, mean over members", **look)
+    bar.ax.set_yticklabels([f"{v:.2g}" for v in ticks])
+    bar.ax.minorticks_off()
+    base.legend_below(figure, rings, ["training points, at αy"])
+    return figure
+
+
+@styled
+def law_panels(laws: Curves, points: Values, gap: tuple[float, float], limit: float = 1.5, notes: Names = ()) -> Figure:
+    """Draw histograms of several samples in one dimension side by side, on one logarithmic axis.
+
+    Bars are shares of all samples; ``gap`` and its mirror image are shaded, and training ``points`` marked below.
+    """
+    require(len(laws) > 0, "There is no law to draw.")
+    edges, samples = np.linspace(-limit, limit, 121), [array(x).ravel() for x in laws.values()]
+    floor = 0.5 / min(x.size for x in samples)
+    figure, axes = base.grid(["share of samples in a bin"], list(laws), (2.65, 3.5), (0.6, 0), "x")
+    for ax, x, note in zip(axes[0], samples, notes or [""] * len(samples), strict=True):
+        for low, high in (gap, (-gap[1], -gap[0])):
+            ax.axvspan(low, high, color=lines()[4], alpha=0.16, lw=0)
+        _law(ax, np.histogram(x, edges)[0] / x.size, edges, points, lines()[0], floor)
+        ax.text(0.5, 0.965, note, transform=ax.transAxes, ha="center", va="top", size=9.5)
+    return figure
+
+
+@styled
+def final_laws(sets: Curves, kappas: Sequence[float], edges: Values, points: Curves) -> Figure:
+    """Draw the final laws of several sets (rows) at several κ (columns); ``sets[name] (κ, bin)`` are shares."""
+    edges, shares = array(edges, 1, "edges"), [array(s, 2, "laws") for s in sets.values()]
+    floor = 0.75 * min(float(v[v > 0].min()) for v in shares)
+    rows, columns = [f"{name}\n\nshare in a bin" for name in sets], [f"κ = {kappa:g}" for kappa in kappas]
+    figure, axes = base.grid(rows, columns, (2.5, 2.2), (0.8, 0.6), "x")
+    for (i, j), ax in np.ndenumerate(axes):
+        _law(ax, shares[i][j], edges, points[list(sets)[i]], lines()[j % len(lines())], floor)
+    return figure
+
+
+def _law(ax: Axes, share: np.ndarray, edges: np.ndarray, points: Values, colour: str, floor: float) -> None:
+    """Draw shares as bars on a logarithmic axis, with the training points at the height ``floor``."""
+    ax.stairs(share, edges, fill=True, baseline=floor / 10, color=colour, alpha=0.88, lw=0)
+    place = array(points, 1, "points")
+    ax.plot(place, np.full(place.shape, floor), "o", color=DOT, mec="white", mew=0.7, ms=5, ls="")
+    ax.set(yscale="log", ylim=(0.6 * floor, 1), xlim=(edges[0], edges[-1]), xticks=(-1, 0, 1))
+    ax.minorticks_off()
+    ax.grid(visible=False, axis="x")

@@ -126,9 +126,8 @@ def line(run: Run, key: str, data: Empirical, labels: Tensor) -> Exhibit:
     page = Page(run, name, found, text="line", **values)
     noised = process.perturb(strip, float(t[chosen]), generator=run.stream(f"{name}/strip"))
     with_noise = f"With noise: mean of {s.draws} draws (images: one draw, t = {t[chosen]:.3g})"
-    how: Values = {"at": STRIP, "strip_clean": strip, "strip_noisy": noised, "profiles": profiles, "key": "map"}
-    maps = [found[k] for k in ("t", "lam_clean", "clean", "lam", "noisy", "noisy_se")]
-    page.picture(name, plots.line_maps, *maps, titles=("On the line itself", with_noise), **how)
+    how: Values = {"at": STRIP, "strips": (strip, noised), "profiles": profiles, "key": "map"}
+    page.picture(name, plots.line_maps, found, titles=("On the line itself", with_noise), **how)
     drawn = (t[levels], lines, ratios, *best.tolist()[1:], float(t[chosen]))
     page.picture(f"{name}_ratio", plots.ratio_curve, *drawn, key="ratio")
     return page.exhibit(0.15)

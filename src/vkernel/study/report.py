@@ -139,9 +139,9 @@ def figure(ds: xarray.Dataset) -> MatplotlibFigure:
     if drawn.y:
         across = (axis[drawn.x], axis[drawn.y], about)
         return plots.phase_diagram(x, ds[drawn.y].values.tolist(), mean, se, names=across, title=title)
-    lines, labels = drawn.lines or "", [text(v) for v in ds[drawn.lines].values] if drawn.lines else None
-    how: dict[str, Any] = {"lines_by": axis.get(lines, ""), "labels": labels, "log": drawn.log, "title": title}
-    return plots.value_curves(x, mean, low, high, names=(axis[drawn.x], about), **how)
+    labels = [text(v) for v in ds[drawn.lines].values] if drawn.lines else [""]
+    across = (axis[drawn.x], about, axis.get(drawn.lines or "", ""))
+    return plots.value_curves(x, np.stack([mean, low, high]), names=across, labels=labels, title=title, log=drawn.log)
 
 
 def text(value: str | float) -> str:

@@ -293,7 +293,8 @@ def _pictures(n: NetworkAudit, data: Empirical) -> list[dict[str, Any]]:
             pairs = torch.cat([relit(a[None], b[None]) for a, b in zip(pairs, sources.cpu(), strict=True)])
         titles = [f"{held.ratio[k]:.2f}" + (" copy" if held.ratio[k] < held.threshold else "") for k in worst]
         facts = {"count": int((held.ratio < held.threshold).sum()), "of": len(s.images), "drifted": drifted}
-        out.append(_figure("sources", plots.sources, pairs, sources, titles, limits, sampler=SAMPLERS[kind], **facts))
+        draw = functools.partial(plots.pairs, limits=limits, labels=("sample", "training image"))
+        out.append(_figure("sources", draw, pairs, sources, titles, sampler=SAMPLERS[kind], **facts))
     return [*out, _figure("samples", plots.sample_rows, rows, limits, drifted=len(rows) > len(n.samples))]
 
 
