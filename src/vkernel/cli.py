@@ -17,26 +17,23 @@ import typer
 from rich.console import Console, RenderableType
 from typer import Argument, Option
 
+import vkernel as vk
 from vkernel.core.errors import InputError, require
-from vkernel.version import __version__
 
 if TYPE_CHECKING:
     import torch
 
-    from vkernel.data.empirical import Empirical
     from vkernel.reports.audit import Audit
-    from vkernel.reports.profile import Profile
-    from vkernel.score import Score
 
 TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf8"))
 
 
-def option(where: str, kind: Callable[..., Any] = Option, **more: Any) -> Any:
+def option(where: str, kind: Callable[..., Any] = Option) -> Any:
     """Return the option (or argument) that cli.toml describes as ``where``, "command.name"."""
     command, name = where.split(".")
     given = dict(TEXTS[command][name])
     text = given.pop("help").replace("{formats}", TEXTS["formats"])
-    return kind(*given.pop("flags", ()), help=text, rich_help_panel=given.pop("panel", None), **given, **more)
+    return kind(*given.pop("flags", ()), help=text, rich_help_panel=given.pop("panel", None), **given)
 
 
 argument = partial(option, kind=Argument)
@@ -56,7 +53,7 @@ app = typer.Typer(name="vkernel", no_args_is_help=True, add_completion=False, pr
 def _root(version: Annotated[bool, option("shared.version")] = False) -> None:
     """What does a diffusion model learn from a finite data set?"""
     if version:
-        typer.echo(f"vkernel {__version__}")
+        typer.echo(f"vkernel {vk.__version__}")
         raise typer.Exit
 
 
@@ -77,16 +74,14 @@ def profile(
     quiet: Quiet = False,
 ) -> None:
     """Profile training data: at which noise is the target noisy, what will be copied, where would a model mix?"""
-    from vkernel.process import parse
-    from vkernel.reports.profile import profile as run
     from vkernel.reports.profile import table
 
-    parsed = parse(process)
+    parsed = vk.process.parse(process)
     writable(json, html)
     require(memory is None or memory > 0, f"--memory must be positive; got {memory}.")
     own = load_data(data, scale, key, layout).to(on_device(device))
     limit = None if memory is None else int(memory * 2**30)
-    found = run(own, parsed, queries=queries, top=top, seed=seed, memory=limit, progress=not quiet)
+    found = vk.profile(own, parsed, queries=queries, top=top, seed=seed, memory=limit, progress=not quiet)
     _write(found, None if quiet else table(found), json, html)
 
 
@@ -127,7 +122,6 @@ def audit(
     Guided sampling and text-conditional pipelines are not supported: they sample from no model's own score.
     """
     from vkernel.reports.audit import Sizes
-    from vkernel.reports.audit import audit as run
     from vkernel.reports.audit.report import screen
 
     writable(json, html)
@@ -150,7 +144,7 @@ def audit(
     sizes = Sizes.quick() if quick else Sizes()
     sizes = replace(sizes, samples=samples or sizes.samples, steps=None if full_sampler else sizes.steps)
     compared: dict[str, Any] = {"features": features, "threshold": threshold, "groups": groups}
-    found = run(nets, own, test=held, **compared, sizes=sizes, seed=seed, progress=not quiet)
+    found = vk.audit(nets, own, test=held, **compared, sizes=sizes, seed=seed, progress=not quiet)
     _write(found, None if quiet else screen(found), json, html)
     most = found.memorised
     if limit is not None and most is not None and most.value > limit:
@@ -159,19 +153,17 @@ def audit(
         raise typer.Exit(1)
 
 
-def _read(path: Path, module: str | None, stated: dict[str, Any]) -> Score:
-    from vkernel.adapters import Checkpoint
-
+def _read(path: Path, module: str | None, stated: dict[str, Any]) -> vk.Score:
     require(path.exists(), f"There is no file or folder {path}; weights are read from this machine, never downloaded.")
     if path.is_dir():
         require(module is None, f"{path} is a folder, read as a diffusers model; --module is for weight files.")
-        return Checkpoint.from_diffusers(path, device=stated["device"], label=stated["label"])
+        return vk.Checkpoint.from_diffusers(path, device=stated["device"], label=stated["label"])
     code = "--module package.file:factory or path/to/file.py:factory"
     require(module is not None, f"{path} holds numbers alone: give the code that builds its network, {code}.")
-    return Checkpoint.from_weights(path, module or "", **stated)
+    return vk.Checkpoint.from_weights(path, module or "", **stated)
 
 
-def _of_class(data: Empirical, labels: Path | None, label: int | None, kind: str) -> Empirical:
+def _of_class(data: vk.Empirical, labels: Path | None, label: int | None, kind: str) -> vk.Empirical:
     """The images of one class, if labels are given."""
     if labels is None:
         flag = "--labels" if kind == "training" else "--test-labels"
@@ -197,9 +189,7 @@ def reproduce(
     everything: Annotated[bool, option("reproduce.everything")] = False,
 ) -> None:
     """Make the figures of the paper and further ones, with a page that explains what each shows."""
-    from vkernel.reproduce import run
-
-    run(out, seed=seed, everything=everything)
+    vk.reproduce.run(out, seed=seed, everything=everything)
 
 
 @app.command()
@@ -227,9 +217,9 @@ def study_run(
     quiet: Quiet = False,
 ) -> None:
     """Compute the missing part of a study. It can be stopped at any time; run it again to continue."""
-    from vkernel.study import report, run
+    from vkernel.study import report
 
-    found = run(spec, store, runner, address=address, large=large, progress=not quiet)
+    found = vk.study.run(spec, store, runner, address=address, large=large, progress=not quiet)
     if not quiet:
         Console(soft_wrap=False).print(report.table(found))
     typer.echo(f"results are in {store}")
@@ -238,19 +228,18 @@ def study_run(
 @study.command("list")
 def study_list() -> None:
     """List the studies that come with the package; study run takes their names, or their files."""
-    from vkernel.study import read
     from vkernel.study.spec import shipped
 
     for name, path in shipped().items():
-        typer.echo(f"{name}: {read(path).question}\n  {path}")
+        typer.echo(f"{name}: {vk.study.read(path).question}\n  {path}")
 
 
 @study.command("status")
 def study_status(store: Store) -> None:
     """Show how many members of each condition are computed."""
-    from vkernel.study import load, report
+    from vkernel.study import report
 
-    found = load(store)
+    found = vk.study.load(store)
     spec, done = report.spec_of(found), found["done"].values
     typer.echo(f"{spec.title}: {int(done.sum())} of {done.size} blocks of {spec.block} members")
     for condition in spec.conditions():
@@ -261,18 +250,17 @@ def study_status(store: Store) -> None:
 @study.command("show")
 def study_show(store: Store) -> None:
     """Show means with standard errors, and the number that the study ends in."""
-    from vkernel.study import load, report
+    from vkernel.study import report
 
-    Console(soft_wrap=False).print(report.table(load(store)))
+    Console(soft_wrap=False).print(report.table(vk.study.load(store)))
 
 
 @study.command("plot")
 def study_plot(store: Store, out: Annotated[Path, option("study.figure")] = Path("study.png")) -> None:
     """Draw the figure that the study describes."""
-    from vkernel import plots
-    from vkernel.study import load, report
+    from vkernel.study import report
 
-    typer.echo(f"wrote {plots.save(report.figure(load(store)), out)}")
+    typer.echo(f"wrote {vk.plots.save(report.figure(vk.study.load(store)), out)}")
 
 
 @study.command("export")
@@ -286,7 +274,7 @@ def study_export(store: Store, out: Annotated[Path, option("study.export")]) -> 
 app.add_typer(study, name="study")
 
 
-def _write(found: Profile | Audit, table: RenderableType | None, json: Path | None, html: Path | None) -> None:
+def _write(found: vk.Profile | Audit, table: RenderableType | None, json: Path | None, html: Path | None) -> None:
     """Print the table of a result, and write its files."""
     if table is not None:
         Console(soft_wrap=False).print(table)
@@ -296,13 +284,10 @@ def _write(found: Profile | Audit, table: RenderableType | None, json: Path | No
         typer.echo(f"wrote {found.to_html(html)}")
 
 
-def load_data(data: str, scale: str = "auto", key: str | None = None, layout: str | None = None) -> Empirical:
+def load_data(data: str, scale: str = "auto", key: str | None = None, layout: str | None = None) -> vk.Empirical:
     """Load the data that an argument names."""
-    from vkernel.data import toy
-    from vkernel.data.loaders import load
-
     name = data.removeprefix("toy:")
-    return load(data, scale=scale, key=key, layout=layout) if name == data else toy(name)
+    return vk.load(data, scale=scale, key=key, layout=layout) if name == data else vk.data.toy(name)
 
 
 def on_device(name: str) -> torch.device:

@@ -12,23 +12,20 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 
-from vkernel.core.estimate import Estimate
-from vkernel.data import toy
+import vkernel as vk
 from vkernel.explore import compute
 from vkernel.explore.compute import Result, run_inputs
 from vkernel.explore.state import ASSETS, CONTENT, LIMIT, MAX_POINTS, PROCESS_OPTIONS, State, clamp
-from vkernel.process import PROCESSES
-from vkernel.version import __version__
 
 TOUR = [(stop["title"], stop["text"], State(**stop["state"])) for stop in CONTENT["tour"]]  # titles, texts, states
 POINTS = {  # of the named sets; those without points in the file are toy sets of the paper
-    name: clamp(CONTENT["points"].get(name) or toy(name).rows(0, MAX_POINTS).tolist())
+    name: clamp(CONTENT["points"].get(name) or vk.data.toy(name).rows(0, MAX_POINTS).tolist())
     for group in CONTENT["presets"].values()
     for name in group
 }
 
 
-def short(e: Estimate) -> str:
+def short(e: vk.Estimate) -> str:
     """Format an estimate in a few characters, ``.18 ± .01``; a share of zero is given by its upper bound."""
     if e.value <= 0 and e.high > 0:
         return f"less than {_decimal(e.high, e.high)}"
@@ -48,7 +45,7 @@ _TEMPLATES.filters["short"] = short
 _TEMPLATES.globals["compute"] = compute
 
 
-def panel(state: State, noise: Estimate, result: Result | None) -> dict[str, str | list[str]]:
+def panel(state: State, noise: vk.Estimate, result: Result | None) -> dict[str, str | list[str]]:
     """Describe the picture by a number, its caption and sentences; ``result`` is the last run, if there was one."""
     text = _TEMPLATES.get_template("panel.jinja").render(state=state, noise=noise, run=result)
     number, caption, *sentences = filter(None, text.splitlines())
@@ -69,13 +66,13 @@ def outdated(state: State, result: Result | None, shown: tuple[Result, float] | 
 
 def snippet(state: State) -> str:
     """Return a script that computes the page's numbers ``fraction``, ``noise``, ``x`` and, for two points, ``gap``."""
-    process, options = PROCESSES[state.process].__name__, PROCESS_OPTIONS.get(state.process, {})
+    process, options = vk.process.PROCESSES[state.process].__name__, PROCESS_OPTIONS.get(state.process, {})
     return _TEMPLATES.get_template("script.py.jinja").render(state=state, limit=LIMIT, process=process, options=options)
 
 
 def report(state: State, result: Result | None) -> dict[str, Any]:
     """Return state, address, numbers with errors, and script as JSON types; samples only if there is a ``result``."""
-    found = {"vkernel": __version__, "state": state.to_dict(), "query": state.to_query(), "python": snippet(state)}
+    found = {"vkernel": vk.__version__, "state": state.to_dict(), "query": state.to_query(), "python": snippet(state)}
     found["noise_fraction"] = asdict(compute.noise_share(state))
     if result is None:
         return found
