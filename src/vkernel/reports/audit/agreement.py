@@ -12,12 +12,12 @@ are unbiased: the disagreement of runs, their common error, the noise of their t
 (``data``); the middle between an image and the nearest other one, with the same noise (``between``), where C is large;
 and states of the PF-ODE of :math:`s_{avg}` from the prior (``path``).
 
-``rank`` is Spearman's correlation of tr V with tr C over places of a kind at one level. ``rank_coordinates`` is the
-same over the pixels of one image, between the diagonals of V and C, averaged over images: pixels of an image are not
-independent, images are. Pixels at the border are quiet in every image, which correlates V with C as well.
-``rank_specific`` subtracts the correlation of the V of one image with the C of *another*
-(:func:`vkernel.core.estimate.matched_correlation`); 0 means that V knows nothing of the image itself. More than 0 is no
-proof that C is the cause: strokes and edges of the image may raise both.
+``rank`` is Spearman's correlation of tr V with tr C over places of a kind at one level; ``rank_coordinates`` the same
+over the pixels of one image, between the diagonals of V and C, averaged over images, which are independent as pixels
+are not. Pixels at the border are quiet in every image, which correlates V with C as well: ``rank_specific`` subtracts
+the correlation of the V of one image with the C of *another* (:func:`vkernel.core.estimate.matched_correlation`); 0
+means that V knows nothing of the image itself. More than 0 is no proof that C is the cause: strokes and edges of the
+image may raise both.
 
 Errors and intervals (95 %) are over places and hold for *these* members; ``rank_without`` and ``variance_members``
 leave out a member (or a group) at a time. ``V_over_C`` is :math:`\operatorname{E\,tr} V/\operatorname{E\,tr} C`, with
@@ -27,11 +27,8 @@ Networks in float32 cannot respond to a C below its resolution: levels with a sm
 Verdicts are corrected over levels and places by Holm's method.
 
 **Samples** (:func:`same_noise`; Kadkhodaie et al. 2024, Zhang et al. 2024). With :math:`x^a_i` the sample of member a
-from the i-th of n starts,
-
-.. math:: \mathrm{ratio} = \frac{\mathrm{mean}_i\, |x^a_i - x^b_i|}{\mathrm{mean}_{i \ne j}\, |x^a_i - x^b_j|}
-
-is 0 for members whose samples from equal noise are equal, 1 for members that share only the law of their samples.
+from the i-th of n starts, :math:`\mathrm{ratio} = \mathrm{mean}_i\, |x^a_i - x^b_i| \,/\, \mathrm{mean}_{i \ne j}\,
+|x^a_i - x^b_j|` is 0 for members whose samples from equal noise are equal, 1 for members that share only the law.
 """
 
 from __future__ import annotations
@@ -64,7 +61,6 @@ RESOLVED = torch.finfo(torch.float32).eps  # of the target: networks in float32 
 FEWEST = 10  # places of a rank correlation
 STRIDE = 0.3  # the longest step of a path in log(sigma/alpha)
 ROWS = 256  # samples compared at once
-
 Level = dict[str, Tensor]  # the quantities at one level: (draws, places), …
 
 
@@ -96,18 +92,15 @@ def agreement(
 ) -> Agreement:
     """Measure how much the members disagree at each noise level, and whether they do where C is large.
 
-    Args:
-        data: the training set, in their pixel units.
-        images: the number of places of each kind.
-        samples: ``(M, n, *shape)``, of each member from the same n starts, for :func:`same_noise`.
-        draws: draws of noise for each image (a path has one), averaged over first.
-        exact: the score of the training set, if it exists already.
+    ``data`` is the training set, in their pixel units, and ``exact`` its score, if it exists already; ``images`` the
+    number of places of each kind; ``draws`` those of noise for each image (a path has one), averaged over first;
+    ``samples (M, n, *shape)`` are of each member from the same n starts, for :func:`same_noise`.
     """
     kind = type(scores).__name__
     require(isinstance(scores, Scores), f"Agreement needs Scores, such as Checkpoints([…]), not {kind}.")
     process, data, _ = check_inputs(scores, data, least=FEWEST, images=images, draws=draws, batch=batch)
-    shape = scores.shape
-    require(shape in (None, data.shape), f"The data have shape {data.shape}, the checkpoints take {shape}.")
+    fits = scores.shape in (None, data.shape)
+    require(fits, f"The data have shape {data.shape}, the checkpoints take {scores.shape}.")
     t, exact = audit_times(scores, data, times), exact or EmpiricalScore(data, process)
     same = None if samples is None else same_noise(samples, data)
     require(samples is None or len(samples) == len(scores), f"There must be samples of each of {len(scores)} members.")
@@ -147,8 +140,11 @@ def _places(
     """Yield place, level, and chunks (draw, x) of the points there."""
     g = rng.stream(seed, "audit of agreement")
     x0 = data[data.choose(images, g)].to(data.dtype)
-    keys = rng.keys((len(t), draws, len(x0)), g, data.device)
-    for place, centres in (("data", x0), ("between", (x0 + _nearest_other(x0, data)) / 2)):
+    keys, others = rng.keys((len(t), draws, len(x0)), g, data.device), distinct(data)
+    distance, index = nearest(x0.flatten(1), others, 2)
+    apart = distance.shape[1] > 1 and bool((distance[:, 1].isfinite() & (distance[:, 1] > 0)).all())
+    require(apart, "All training images are equal; there is no place between them.")
+    for place, centres in (("data", x0), ("between", (x0 + others[index[:, 1]].to(x0)) / 2)):
         noisy = NoisyImages(scores.process, t, centres, keys)
         for level in range(len(t)):
             yield place, level, ((draw, x) for draw, _, x, _ in noisy.parts(level, batch))
@@ -180,15 +176,6 @@ def mean_path(scores: Scores, x_T: Tensor, times: Tensor) -> list[Tensor]:
         with torch.no_grad():
             pf_ode(scores.mean_score, x_T, steps=steps, method="exponential", callback=keep)
     return [kept[t] for t in times.tolist()]
-
-
-def _nearest_other(x0: Tensor, data: Empirical) -> Tensor:
-    """The nearest other training image of each, like x0."""
-    others = distinct(data)
-    distance, index = nearest(x0.flatten(1), others, 2)
-    away = distance[:, 1:].isfinite().all() and (distance[:, 1:] > 0).all()
-    require(bool(away) and distance.shape[1] > 1, "All training images are equal; there is no place between them.")
-    return others[index[:, 1]].to(x0)
 
 
 def _measure(scores: Scores, exact: EmpiricalScore, x: Tensor, t: Tensor) -> Level:
@@ -284,9 +271,8 @@ def same_noise(samples: Tensor, data: Empirical) -> SameNoise:
     points = distinct(data)
     index = torch.stack([nearest(member, points, 1)[1][:, 0] for member in x])
     share: Estimate = Estimate.of_share((index == index[0]).all(0).sum(), n)
-    by_pair = {pair: jackknife(r[0], r[1:], low=0.0) for pair, r in zip(pairs, ratios, strict=True)}
-    mean = ratios.mean(0)
-    return SameNoise(jackknife(mean[0], mean[1:], low=0.0), correlation, share, by_pair, m, n)
+    ratio, *each = (jackknife(r[0], r[1:], low=0.0) for r in (ratios.mean(0), *ratios))
+    return SameNoise(ratio, correlation, share, dict(zip(pairs, each, strict=True)), m, n)
 
 
 def _ratios(a: Tensor, b: Tensor) -> Tensor:

@@ -1,8 +1,15 @@
-"""The whole audit of one or several networks, and its result.
+r"""The whole audit of one or several networks, and its result; samples for an audit.
 
 Conventions are checked first: a network that does not denoise under them is not examined further, since every later
 number would be of a misreading. Networks of one process, pixel range, class and time input see the same noisy images,
 share one ideal score, start from the same noise, and are compared with one another.
+
+**Samples.** :func:`draw` integrates the probability flow by the second-order multistep method, at times even in
+:math:`(\sigma/\alpha)^{1/7}` (``ode``), or takes ancestral steps (``ancestral``), and ends with the denoised image at
+the last time. On the networks that were tried Heun's method with as many evaluations, order 1 with twice as many, and
+times even in t end farther from the flow; times even in :math:`\log \sigma/\alpha` do as well, but an index input has
+few of them at low noise. The noise of a sample belongs to (seed, its index) and (seed, its index, step): networks of
+one process start from the same noise, and the number of samples and the batch change a sample by rounding only.
 """
 
 from __future__ import annotations
@@ -23,26 +30,27 @@ import xarray
 from torch import Tensor
 
 from vkernel.adapters.checkpoints import Checkpoint, Checkpoints
+from vkernel.adapters.weights import reason
 from vkernel.core import rng
+from vkernel.core.checks import check_choice, check_whole, is_whole
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate
 from vkernel.core.files import write
 from vkernel.core.progress import Progress, Reporter, part
 from vkernel.core.progress import progress as report_progress
-from vkernel.data.empirical import Empirical
+from vkernel.data import Empirical, load
 from vkernel.metrics import collapse_ratio
 from vkernel.metrics.copies import Copies, Reference
 from vkernel.metrics.features import Extractor, extractor
 from vkernel.metrics.likeness import Drift, Likeness, drift, likeness
-from vkernel.process import Process
+from vkernel.process import DDPM, Anisotropic, Process
 from vkernel.reports.audit.agreement import Agreement, agreement
 from vkernel.reports.audit.blind import Blind, blind
 from vkernel.reports.audit.conventions import Conventions, Skill, as_network, check, skill
 from vkernel.reports.audit.levels import Membership, audit_times, check_inputs, levels, membership, same_process
 from vkernel.reports.audit.report import Advice, Verdict, advice, as_dict, page, sentences, verdicts
-from vkernel.reports.audit.sampling import KINDS, draw, sampling_times, start
-from vkernel.sample.scores import Scores
-from vkernel.score.base import Score
+from vkernel.sample import Scores, Solution, ancestral, pf_ode
+from vkernel.score.base import Score, check_score
 from vkernel.score.empirical import EmpiricalScore
 from vkernel.score.wrapped import Wrapped, as_score
 
@@ -52,9 +60,10 @@ if TYPE_CHECKING:
 FEWEST = 16  # training images
 IN_MEMORY = 1 << 28  # numbers of a memory map that is read at once
 BISECTIONS = 8
-# Shares of the work, for the progress bar.
-CHECK, LEVELS, MEMBERSHIP, BLIND, SAMPLES, COMPARE, AGREE, DATA = 3, 12, 5, 4, 12, 4, 16, 2
-
+KINDS = ("ode", "ancestral")
+ALL = 1000  # steps in continuous time, where no number of steps is all
+CHUNK = 1 << 21  # random numbers made at once
+CHECK, LEVELS, MEMBERSHIP, BLIND, SAMPLES, COMPARE, AGREE, DATA = 3, 12, 5, 4, 12, 4, 16, 2  # shares of the work
 Model = Score | Scores | Callable[[Tensor, Tensor], Tensor] | str | Path
 Data = Empirical | Tensor | str | Path
 
@@ -94,7 +103,7 @@ class SampleAudit:
 
     kind: str
     steps: int
-    images: Tensor = field(repr=False)
+    images: Tensor = field(repr=False, metadata={"files": False})
     copies: Copies
     standardised: Copies | None
     drift: Drift
@@ -129,9 +138,8 @@ class DataStatistics:
     r"""Facts about the training set that the advice uses.
 
     ``cutoff`` is σ/α at the end of sampling; ``collapse`` the σ/α below which the ideal score has chosen one training
-    image, :math:`E\,r_i(\alpha y_i + \sigma z) \ge \tfrac12` for the posterior weight :math:`r_i` of the image behind
-    x, or ``None``; ``repeated`` are the training images that have an exact copy, or near copies where a profile gives
-    them (``near``).
+    image, :math:`E\,r_i(\alpha y_i + \sigma z) \ge \tfrac12` for its posterior weight :math:`r_i`, or ``None``;
+    ``repeated`` are the training images that have an exact copy, or near copies if a profile gives them (``near``).
     """
 
     cutoff: float
@@ -144,10 +152,9 @@ class DataStatistics:
         """Measure them with ``queries`` images; the collapse is found by bisection on shared images and noise."""
         merged, merge = data.merged()
         repeated = (merge.cpu().bincount()[merge.cpu()] > 1).nonzero().flatten().tolist()
-        source = rng.stream(seed, "images for the ground")
+        score, source = EmpiricalScore(merged, process), rng.stream(seed, "images for the ground")
         index = merged.choose(queries, source).to(data.device)
         noise = rng.randn((1, len(index), *data.shape), source, data.device, data.dtype)
-        score = EmpiricalScore(merged, process)
         ratio = float(collapse_ratio(score, index, noise, pooled=True, bisections=BISECTIONS))
         return cls(process.ratios[0], None if math.isnan(ratio) else ratio, frozenset(repeated), False)
 
@@ -155,10 +162,9 @@ class DataStatistics:
     def of_profile(cls, profile: Profile) -> DataStatistics:
         """Take them from a profile."""
         groups = [*profile.duplicates, *(group.indices for group in profile.near_duplicates)]
-        process, collapse = profile.process, None
-        if profile.collapse_time is not None:
-            t = torch.tensor(profile.collapse_time, dtype=torch.float64)
-            collapse = float(process.sigma(t) / process.alpha(t))
+        process, t = profile.process, profile.collapse_time
+        at = None if t is None else torch.tensor(t, dtype=torch.float64)
+        collapse = None if at is None else float(process.sigma(at) / process.alpha(at))
         return cls(process.ratios[0], collapse, frozenset(i for group in groups for i in group), True)
 
 
@@ -246,16 +252,15 @@ def audit(
         features: those in which samples are compared with data (:func:`vkernel.metrics.features.extractor`).
         threshold: the largest ratio of the nearest to the second nearest distance of a copy.
         groups: the group of each network, equal for networks that share an initialisation, say.
-        quick: whether to take the sizes of a first look; ``sizes`` sets each of them.
+        quick, sizes: whether to take the sizes of a first look; each size.
         profile: the result of ``vk.profile`` for the data, for better advice.
     """
     began = time.monotonic()
     data, held = _load(data, "training"), None if test is None else _load(test, "test")
     nets = _networks(models, process, data)
-    sets = {"training": data} | ({} if held is None else {"test": held})
-    for net, (name, points) in itertools.product(nets, sets.items()):
-        fits = net.shape in (None, points.shape)
-        require(fits, f"The {name} data have shape {points.shape}, but {net.name} takes {net.shape}.")
+    for net, points in itertools.product(nets, [data] if held is None else [data, held]):
+        kind, fits = "training" if points is data else "test", net.shape in (None, points.shape)
+        require(fits, f"The {kind} data have shape {points.shape}, but {net.name} takes {net.shape}.")
         check_inputs(net, data, held)
     counts = f"There are {len(nets)} networks and {len(groups or ())} groups."
     require(groups is None or len(groups) == len(nets), counts)
@@ -289,33 +294,30 @@ def audit(
 def _networks(models: Model | Sequence[Model], process: Process | None, data: Empirical) -> list[Wrapped]:
     """All models as networks with different names."""
     given: Iterable[Any] = models if isinstance(models, Sequence) and not isinstance(models, str) else [models]
-    nets = [net for model in given for net in _members(model, process, data)]
+    nets: list[Wrapped] = []
+    for model in given:
+        if isinstance(model, Scores):
+            found = {m: as_network(model.member(m), data) for m in range(len(model)) if m not in model.diverged}
+            named = isinstance(model, Checkpoints)
+            nets += [net if named else replace(net, name=f"member {m}") for m, net in found.items()]
+        elif isinstance(model, str | Path):
+            nets.append(Checkpoint.from_diffusers(model))
+        elif isinstance(model, Score):
+            nets.append(as_network(model, data))
+        elif callable(model) and process is not None:
+            name = model.__name__ if inspect.isroutine(model) else type(model).__name__
+            nets.append(as_score(model, process, range=(-1, 1), name=name))
+        else:
+            needs = "give a Score, a diffusers folder, or a function (x, t) with process="
+            raise InputError(f"A {type(model).__name__} cannot be audited alone: {needs}.")
     require(nets, "There is no network to audit.")
     names = [net.name for net in nets]
     numbered = [f"{name} ({k + 1})" if names.count(name) > 1 else name for k, name in enumerate(names)]
     return [replace(net, name=name) for net, name in zip(nets, numbered, strict=True)]
 
 
-def _members(model: Model, process: Process | None, data: Empirical) -> list[Wrapped]:
-    if isinstance(model, Scores):
-        nets = {m: as_network(model.member(m), data) for m in range(len(model)) if m not in set(model.diverged)}
-        named = isinstance(model, Checkpoints)
-        return [net if named else replace(net, name=f"member {m}") for m, net in nets.items()]
-    if isinstance(model, str | Path):
-        return [Checkpoint.from_diffusers(model)]
-    if isinstance(model, Score):
-        return [as_network(model, data)]
-    if process is None or not callable(model):
-        needs = "give a Score, a diffusers folder, or a function (x, t) with process="
-        raise InputError(f"A {type(model).__name__} cannot be audited alone: {needs}.")
-    name = model.__name__ if inspect.isroutine(model) else type(model).__name__
-    return [as_score(model, process, range=(-1, 1), name=name)]
-
-
 def _load(data: Data, kind: str) -> Empirical:
     if isinstance(data, str | Path):
-        from vkernel.data.loaders import load
-
         return load(data)
     try:
         return data if isinstance(data, Empirical) else Empirical(data)
@@ -328,12 +330,12 @@ def _alike(nets: list[Wrapped]) -> list[list[Wrapped]]:
     groups: list[list[Wrapped]] = []
     for net in nets:
         stated = (net.range, net.label, net.time)
-        same = (g for g in groups if (g[0].range, g[0].label, g[0].time) == stated)
-        group = next((g for g in same if same_process(g[0].process, net.process)), None)
-        if group is None:
-            groups.append([net])
+        same = [g for g in groups if (g[0].range, g[0].label, g[0].time) == stated]
+        own = [g for g in same if same_process(g[0].process, net.process)]
+        if own:
+            own[0].append(net)
         else:
-            group.append(net)
+            groups.append([net])
     return groups
 
 
@@ -411,8 +413,7 @@ class _Problem:
     def _copies(self, x: Tensor, extract: Extractor) -> Copies:
         """Compare samples with the training set; the reference images are compared with it once for all networks."""
         if extract.name not in self.references:
-            images, seed = self.sizes.reference, self.seed
-            self.references[extract.name] = Reference(self.data, self.test, extract, images, seed)
+            self.references[extract.name] = Reference(self.data, self.test, extract, self.sizes.reference, self.seed)
         return self.references[extract.name].copies(x, self.threshold)
 
     def agreement(self, found: dict[str, NetworkAudit], groups: dict[str, str | int] | None) -> Agreement | None:
@@ -422,13 +423,84 @@ class _Problem:
             return None
         x = torch.stack([found[net.name].samples["ode"].images for net in kept])
         good = x.isfinite().flatten(2).all(2).all(0)
-        return agreement(
-            Checkpoints(kept, None if groups is None else [groups[net.name] for net in kept]),
-            self.data,
-            times=self.times,
-            images=self.sizes.places,
-            samples=x[:, good] if int(good.sum()) >= 3 else None,
-            seed=self.seed,
-            exact=self.exact,
-            progress=part(self.step, "agreement of the networks", AGREE),
-        )
+        scores = Checkpoints(kept, None if groups is None else [groups[net.name] for net in kept])
+        options: dict[str, Any] = {"times": self.times, "images": self.sizes.places, "seed": self.seed}
+        options |= {"samples": x[:, good] if int(good.sum()) >= 3 else None, "exact": self.exact}
+        return agreement(scores, self.data, progress=part(self.step, "agreement of the networks", AGREE), **options)
+
+
+def start(score: Score, n: int, seed: int, shape: tuple[int, ...]) -> Tensor:
+    r"""Draw noise :math:`N(0, \sigma_T^2)` for n samples, ``(n, *shape)``."""
+    process = _check(score, seed).process
+    check_whole(n, "n")
+    good = isinstance(shape, tuple | list) and len(shape) > 0 and all(is_whole(k) and k >= 1 for k in shape)
+    require(good, f"shape must be that of an image, such as (1, 28, 28), not {shape!r}.")
+    sigma = float(process.sigma(torch.tensor(process.T, dtype=torch.float64)))
+    return (sigma * _normals(rng.key(seed, "noise of samples"), n, tuple(shape))).to(torch.get_default_dtype())
+
+
+def draw(
+    score: Score, x_T: Tensor, kind: str = "ode", *, steps: int | None = 50, seed: int = 0, progress: Progress = False
+) -> Tensor:
+    """Sample from ``x_T (n, *shape)``, like it; samples that diverge are returned as they are.
+
+    ``kind`` is "ode" or "ancestral". ``steps`` are evaluations of the network; ``None`` is every index of a DDPM, and
+    1,000 in continuous time. Ancestral steps of a DDPM are whole indices at even distances; times that an index input
+    cannot distinguish count once.
+    """
+    _check(score, seed)
+    check_choice(kind, "kind", KINDS)
+    require(isinstance(x_T, Tensor), f"x_T must be a torch tensor, not {type(x_T).__name__}.")
+    require(x_T.ndim >= 2 and x_T.numel() > 0, f"x_T must be (n, *shape), not of shape {tuple(x_T.shape)}.")
+    times, shape = sampling_times(score, kind, steps), tuple(x_T.shape)
+
+    def noise(k: int) -> Tensor:
+        return _normals(rng.key(seed, "noise of ancestral steps", k), len(x_T), shape[1:], x_T.device)
+
+    try:
+        with torch.no_grad():
+            x: Tensor | Solution = x_T
+            if len(times) > 1 and kind == "ode":
+                x = pf_ode(score, x_T, steps=times, method="multistep", allow_nan=True, progress=progress)
+            elif len(times) > 1:
+                x = ancestral(score, x_T, steps=times, noise=noise, allow_nan=True, progress=progress)
+            assert isinstance(x, Tensor)
+            return score.denoise(x, times[-1])
+    except InputError:
+        raise
+    except Exception as error:
+        name = score.name if isinstance(score, Wrapped) else type(score).__name__
+        why = f"{type(error).__name__}: {reason(error)}"
+        raise InputError(f"{name} failed on samples of shape {shape}: {why}.") from error
+
+
+def sampling_times(score: Score, kind: str, steps: int | None = 50) -> Tensor:
+    """Return the descending times at which :func:`draw` evaluates the network, in float64; none is without noise."""
+    good = steps is None or (is_whole(steps) and steps >= 1)
+    require(good, f"steps must be a whole number, 1 or more, or None for all; got {steps!r}.")
+    process = score.process
+    if isinstance(process, DDPM) and (kind == "ancestral" or steps is None):
+        last, least = math.floor(process.T), math.ceil(process.eps)
+        count = last - least + 1
+        t = torch.linspace(last, least, min(steps or count, count), dtype=torch.float64).round()
+    elif steps == 1:
+        t = torch.tensor([process.T], dtype=torch.float64)
+    else:
+        t = process.times((steps or ALL) - 1, "edm" if kind == "ode" else None)
+    t = (score.at(t) if isinstance(score, Wrapped) else t).unique().flip(0)
+    return t[process.sigma(t) > 0]
+
+
+def _check(score: Score, seed: int) -> Score:
+    isotropic = not isinstance(check_score(score, "A sampler").process, Anisotropic)
+    require(isotropic, "Samples are drawn under isotropic noise alone.")
+    require(is_whole(seed), f"seed must be a whole number, not {seed!r}.")
+    return score
+
+
+def _normals(key: int, n: int, shape: tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
+    """Standard normals ``(n, *shape)``, each row a function of the key and of its sample's index."""
+    coordinates = torch.arange(math.prod(shape), device=device)
+    own = rng.hashed(torch.tensor(key, device=device), torch.arange(n, device=device))
+    parts = own.split(max(1, CHUNK // len(coordinates)))
+    return torch.cat([rng.normals(part[:, None], coordinates) for part in parts]).reshape(n, *shape)

@@ -21,6 +21,7 @@ say), finite differences are used; without a transpose, random directions replac
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -33,7 +34,7 @@ from torch import Tensor
 
 from vkernel.core import rng
 from vkernel.core.checks import check_type
-from vkernel.core.errors import InputError, require
+from vkernel.core.errors import require
 from vkernel.core.estimate import Estimate
 from vkernel.data.empirical import Empirical
 from vkernel.reports.audit.conventions import LinearDenoiser, NoisyBatch, as_network
@@ -107,12 +108,11 @@ def blind(
     require(budget >= 0, f"budget must be 0 or more applications of the Jacobian; got {budget}.")
     require(images >= 4, f"Intervals over images need 4 images or more; got {images}.")
     net = as_network(model, check_type(data, "data", Empirical))
-    if times is not None:
-        times = net.at(torch.as_tensor(times, dtype=torch.float64).reshape(-1))
-        require(len(times) > 0, "times holds no time; give one or more, or leave it out.")
-    levels = LEVELS if times is None else len(times)
-    batch = NoisyBatch.of(net, data, levels - 1, images, rng.stream(seed, "images for blindness"))
-    batch = batch if times is None else replace(batch, times=times)
+    at = None if times is None else net.at(torch.as_tensor(times, dtype=torch.float64).reshape(-1))
+    require(at is None or len(at) > 0, "times holds no time; give one or more, or leave it out.")
+    levels, source = LEVELS if at is None else len(at), rng.stream(seed, "images for blindness")
+    batch = NoisyBatch.of(net, data, levels - 1, images, source)
+    batch = batch if at is None else replace(batch, times=at)
     linear, generator = LinearDenoiser.of(net.scaled(data), seed), rng.stream(seed, "blind directions")
     ratios: dict[str, list[Tensor]] = {}
     along: dict[str, list[Tensor]] = {}
@@ -199,12 +199,9 @@ class Jacobian:
 
 def _holds(condition: Callable[[], Tensor]) -> bool:
     """Whether a derivative exists and is right; networks can fail here with any exception."""
-    try:
+    with contextlib.suppress(Exception):
         return bool(condition())
-    except InputError:
-        raise
-    except Exception:
-        return False
+    return False
 
 
 def smallest_gain(jacobian: Jacobian, size: int, generator: torch.Generator) -> tuple[float, float]:

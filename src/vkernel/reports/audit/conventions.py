@@ -35,7 +35,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 import xarray
@@ -80,23 +80,19 @@ class Convention:
 def as_network(model: Score, data: Empirical) -> Wrapped:
     """Return a score with its conventions; without a pixel range it takes that of the data."""
     score = check_score(model, "An audit")
-    if isinstance(score, Wrapped) and score.range is not None:
-        return score
+    stated = score.process, "score", "t", None, score.shape, type(score).__name__
+    net = score if isinstance(score, Wrapped) else Wrapped(score, *stated)
     ends = torch.iinfo(getattr(torch, data.stored)) if "int" in data.stored else None
     pixels = data.scale or ((ends.min, ends.max) if ends else (-1.0, 1.0))
-    if isinstance(score, Wrapped):
-        return replace(score, range=pixels)
-    return Wrapped(score, score.process, "score", "t", pixels, score.shape, type(score).__name__)
+    return replace(net, range=pixels) if net.range is None else net
 
 
 @dataclass(frozen=True)
 class Conventions:
     """The result of :func:`check`; lists run along the noise levels, in ascending order.
 
-    ``r`` is the noise in units of the data; ``error`` (with ``se``), ``trivial`` and ``ideal`` are errors, and the last
-    level serves to compare conventions only. ``better``: a convention that fits better, if any, with ``better_loss``;
-    ``alike``: conventions that do about as well as the stated one; ``tried``: the loss of each convention;
-    ``data_range``: of some of the data.
+    ``error`` (with ``se``), ``trivial`` and ``ideal`` are errors; the last level serves to compare conventions only.
+    ``better`` is a convention that fits better, if any; ``alike`` do about as well as the stated one.
     """
 
     stated: Convention
@@ -113,7 +109,6 @@ class Conventions:
     better_loss: Estimate | None
     alike: tuple[Convention, ...]
     data_range: tuple[float, float]
-    tried: dict[Convention, float] = field(repr=False)
 
     @property
     def misplaced(self) -> bool:
@@ -146,54 +141,45 @@ def check(
     require(bool(errors.isfinite().all()), broken)
     score = exact or EmpiricalScore(data, net.process)
     ideal = batch.errors_of(-sigma * score(x, t) for x, t, _, sigma in batch.queries())
-    own = _Trial.of(errors, trivial)
+    loss, _ = _trial(errors, trivial)
     each = Estimate[Tensor].of_mean((errors / trivial.mean(1, keepdim=True))[:-1], 1)
-    mostly = (
-        2 * int((each.value + 2 * each.se < BEATS).sum()) >= levels
-    )  # x0 networks may lose the mean at one level of low noise
-    good = _beats(own.loss) or mostly or bool(errors[:-1].mean() <= NEAR * ideal[:-1].mean())
+    # half of the levels are enough: x0 networks may lose the mean at one level of low noise
+    mostly = 2 * int((each.value + 2 * each.se < BEATS).sum()) >= levels
+    good = _beats(loss) or mostly or bool(errors[:-1].mean() <= NEAR * ideal[:-1].mean())
     k = max(4, images // FEWER)
     tried = _search(net, stated, replace(batch, x0=batch.x0[:k], noise=batch.noise[:, :k]), good)
     better = _best(tried, stated)
     some, error = data.rows(0, min(data.n, 256)), Estimate[Tensor].of_mean(errors, 1)
-    middle = float(tried[stated].contrast.mean())  # conventions with the same contrast are equivalent
-    means = {c: float(trial.contrast.mean()) for c, trial in tried.items() if _beats(trial.loss)}
+    middle = float(tried[stated][1].mean())  # conventions with the same contrast are equivalent
+    means = {c: float(contrast.mean()) for c, (rival, contrast) in tried.items() if _beats(rival)}
     curves = {"t": batch.times, "r": batch.r, "trivial": trivial.mean(1), "ideal": ideal.mean(1)}
     curves |= {"error": error.value, "se": error.se}
     return Conventions(
         stated,
         **{name: curve.tolist() for name, curve in curves.items()},
-        loss=own.loss,
+        loss=loss,
         fits=good and better is None,
         untrained=not good and better is None,
         better=better,
-        better_loss=None if better is None else tried[better].loss,
+        better_loss=None if better is None else tried[better][0],
         alike=tuple(c for c, m in means.items() if m < ALIKE * middle and abs(m - middle) > 1e-6 * middle),
         data_range=(float(some.min()), float(some.max())),
-        tried={convention: trial.loss.value for convention, trial in tried.items()},
     )
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """The loss of one convention, and its contrast on each image."""
-
-    loss: Estimate
-    contrast: Tensor
-
-    @classmethod
-    def of(cls, errors: Tensor, trivial: Tensor) -> _Trial:
-        """From errors ``(levels + 1, images)``."""
-        errors, trivial = errors.nan_to_num(math.inf, math.inf), trivial.mean(1, keepdim=True)
-        loss = Estimate.of_mean((errors / trivial)[:-1].mean(0))
-        return cls(loss, (errors / trivial.clamp_min(FLOOR)).mean(0))
+def _trial(errors: Tensor, trivial: Tensor) -> tuple[Estimate, Tensor]:
+    """The loss of one convention, and its contrast on each image, from errors ``(levels + 1, images)``."""
+    errors, trivial = errors.nan_to_num(math.inf, math.inf), trivial.mean(1, keepdim=True)
+    return Estimate.of_mean((errors / trivial)[:-1].mean(0)), (errors / trivial.clamp_min(FLOOR)).mean(0)
 
 
 def _beats(loss: Estimate) -> bool:
     return loss.value + 2 * loss.se < BEATS
 
 
-def _search(net: Wrapped, stated: Convention, batch: NoisyBatch, good: bool) -> dict[Convention, _Trial]:
+def _search(
+    net: Wrapped, stated: Convention, batch: NoisyBatch, good: bool
+) -> dict[Convention, tuple[Estimate, Tensor]]:
     """Every prediction under other times and other ranges, and under both at once if none of these fits."""
     continuous = ["fraction", "index:1000", "sigma", *(["reversed"] if net.process.T <= 1 else [])]
     others = ["index", "fraction", "sigma", "reversed"] if isinstance(net.process, DDPM) else continuous
@@ -201,7 +187,7 @@ def _search(net: Wrapped, stated: Convention, batch: NoisyBatch, good: bool) -> 
     ranges = list(dict.fromkeys([stated.range, *RANGES]))
     pairs = sorted(itertools.product(times, ranges), key=lambda p: (p[0] != stated.time) + (p[1] != stated.range))
     first = len(times) + len(ranges) - 1  # the stated pair, and one change
-    tried: dict[Convention, _Trial] = {}
+    tried: dict[Convention, tuple[Estimate, Tensor]] = {}
     for i, (time, pixels) in enumerate(pairs):
         if i == first and (good or _best(tried, stated) is not None):
             break
@@ -212,13 +198,13 @@ def _search(net: Wrapped, stated: Convention, batch: NoisyBatch, good: bool) -> 
         except InputError:  # the network cannot be called so
             continue
         trivial = moved.trivial_errors()
-        tried |= {Convention(kind, time, pixels): _Trial.of(errors[kind], trivial) for kind in errors}
+        tried |= {Convention(kind, time, pixels): _trial(errors[kind], trivial) for kind in errors}
     return tried
 
 
-def _best(tried: dict[Convention, _Trial], stated: Convention) -> Convention | None:
+def _best(tried: dict[Convention, tuple[Estimate, Tensor]], stated: Convention) -> Convention | None:
     """The convention of lowest contrast, if it beats the trivial predictor and is clearly better than the stated."""
-    own = tried[stated].contrast
+    _, own = tried[stated]
 
     def clearly(rival: Tensor) -> bool:
         if not own.isfinite().all():
@@ -226,17 +212,13 @@ def _best(tried: dict[Convention, _Trial], stated: Convention) -> Convention | N
         gain = Estimate.of_mean(own - rival)
         return bool(rival.mean() < MARGIN * own.mean()) and gain.value > 3 * gain.se
 
-    rivals = [c for c, trial in tried.items() if _beats(trial.loss) and clearly(trial.contrast)]
-    return min(rivals, key=lambda c: float(tried[c].contrast.mean()), default=None)
+    rivals = {c: float(contrast.mean()) for c, (loss, contrast) in tried.items() if _beats(loss) and clearly(contrast)}
+    return min(rivals, key=lambda c: rivals[c], default=None)
 
 
 @dataclass(frozen=True)
 class Skill:
-    """The result of :func:`skill`; tensors and lists run along the noise levels, in ascending order.
-
-    ``ratio`` is the quotient q of the network's ``error`` and the ``linear`` denoiser's; ``under`` tells whether the
-    network counts as under-trained.
-    """
+    """The result of :func:`skill` along the noise levels, in ascending order; ``ratio`` is q = ``error / linear``."""
 
     t: list[float]
     r: list[float]
@@ -244,7 +226,7 @@ class Skill:
     linear: Estimate[Tensor]
     ratio: Estimate[Tensor]
     skill: Estimate
-    under: bool
+    under: bool  # whether the network counts as under-trained
 
     def to_dataset(self) -> xarray.Dataset:
         """Return the curves as a Dataset along ``t``."""
@@ -259,7 +241,6 @@ def skill(model: Score, data: Empirical, *, levels: int = 6, images: int = 64, s
     data = net.scaled(data)
     kept = (data.weights > 0).nonzero().flatten().cpu()
     require(len(kept) >= 8, f"Skill needs 8 training images or more, some for the linear denoiser; got {len(kept)}.")
-    require(data.spread > 0, "All points of the data are equal; skill needs at least two different ones.")
     generator = rng.stream(seed, "images for skill")
     order = kept[torch.randperm(len(kept), generator=generator)]
     n = min(images, len(order) // 2)
@@ -282,13 +263,10 @@ def skill(model: Score, data: Empirical, *, levels: int = 6, images: int = 64, s
 
 @dataclass(frozen=True)
 class LinearDenoiser:
-    r"""The best linear prediction of the noise, :math:`\sigma(\alpha^2\Sigma + \sigma^2)^{-1}\delta`.
+    r"""The best linear prediction of the noise, :math:`\sigma(\alpha^2\Sigma + \sigma^2)^{-1}\delta`."""
 
-    ``axes`` are the principal directions of some of the data, ``variances`` those along them.
-    """
-
-    axes: Tensor
-    variances: Tensor
+    axes: Tensor  # principal directions of some of the data
+    variances: Tensor  # along these
 
     @classmethod
     def of(cls, data: Empirical, seed: int, images: int = 1024) -> LinearDenoiser:

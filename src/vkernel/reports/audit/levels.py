@@ -1,14 +1,11 @@
 r"""Denoising errors at each noise level, of a model and of the exact score, and what they reveal about membership.
 
 At each time t, images :math:`x_0` and noise give :math:`x = \alpha x_0 + \sigma\,\mathrm{noise}`. With
-:math:`\widehat{\mathrm{noise}} = -\sigma \hat s(x,t)`, the **error** of a score on a set of images is
-
-.. math:: E\,|\widehat{\mathrm{noise}} - \mathrm{noise}|^2 / d ,
-
-for the model and for the **ideal** score :math:`s` of the training set (an EmpiricalScore) on the same noise. No score
-has a smaller error than the ideal one on training images; on test images it fails at low noise. The **gap** is the
-model's error on test images less that on training images; its mean is 0 for a model that has seen neither. The
-deviation :math:`e = \hat s - s` at noisy training images has
+:math:`\widehat{\mathrm{noise}} = -\sigma \hat s(x,t)`, the **error** of a score on a set of images is :math:`E\,
+|\widehat{\mathrm{noise}} - \mathrm{noise}|^2 / d`, for the model and for the **ideal** score :math:`s` of the training
+set (an EmpiricalScore) on the same noise. No score has a smaller error than the ideal one on training images; on test
+images it fails at low noise. The **gap** is the model's error on test images less that on training images; its mean is
+0 for a model that has seen neither. The deviation :math:`e = \hat s - s` at noisy training images has
 
 .. math:: \mathrm{distance} = \sigma^2 E|e|^2/d, \qquad
           \mathrm{rayleigh} = E\,\frac{d\; e^T C e}{|e|^2 \operatorname{tr} C},
@@ -18,11 +15,10 @@ independent of C, larger for errors along the directions in which targets vary, 
 :math:`e = 0`, or where C underflows (one training image has all posterior weight): such draws are left out,
 ``rayleigh_count`` images remain, and with none the value is NaN.
 
-Values are averaged over ``draws`` of noise first; standard errors and 95 % intervals (Student's law) are over images,
-taken as independent. Training and test images have independent noise; the gap has Welch's interval. Noise belongs to
-(seed, set, level, draw, image): ``batch`` changes results by rounding only. Levels are even in
-:math:`\log(\sigma/\alpha)` from .05 s to 10 s, as far as the process reaches, with :math:`s^2` the data's variance per
-coordinate.
+Values are averaged over ``draws`` of noise first; standard errors and 95 % intervals (Student's law; Welch's for the
+gap) are over images, taken as independent. Noise belongs to (seed, set, level, draw, image): ``batch`` changes results
+by rounding only. Levels are even in :math:`\log(\sigma/\alpha)` from .05 s to 10 s, as far as the process reaches, with
+:math:`s^2` the data's variance per coordinate.
 
 **Membership.** An image's **loss** is its error averaged over draws and noise levels. All images of both sets get the
 same noise, so that given it the losses of images are independent. Membership is measured by
@@ -31,8 +27,7 @@ same noise, so that given it the losses of images are independent. Membership is
 
 1 for a network that memorises its training images, .5 for one that treats them like any others
 (:func:`vkernel.core.estimate.auc`). Intervals of single levels hold one at a time: among 8 levels of a network without
-memory one may well miss .5. Test images must follow the law of the training images: the AUC responds to any other
-difference too.
+memory one may well miss .5. The AUC responds to any other difference between the laws of the two sets too.
 """
 
 from __future__ import annotations
@@ -85,14 +80,9 @@ def levels(
     """Measure errors of a model and of the ideal score at each noise level, along ``t``, in ascending order.
 
     ``train``, ``ideal_train``, ``distance``, ``rayleigh`` and, with ``test``, ``test``, ``ideal_test`` and ``gap`` have
-    their ``…_se``, ``…_low`` and ``…_high``.
-
-    Args:
-        model: a score, or several of one process; several see the same noisy images and share one ideal score, which
-            is most of the work, and the result has a first axis ``model``.
-        data: the training set, in the pixel range of the model; at most ``images`` of it are used.
-        test: images of the same law that the model was not trained on.
-        exact: the ideal score, if it exists already.
+    their ``…_se``, ``…_low`` and ``…_high``. Several models of one process see the same noisy images and share one
+    ideal score, which is most of the work (``exact``, if it exists already); the result has a first axis ``model``.
+    At most ``images`` of ``data``, the training set in the pixel range of the model, and of ``test`` are used.
     """
     models = list(model) if isinstance(model, Sequence) else [model]
     require(models, "There is no model to audit.")
@@ -161,16 +151,13 @@ def _rayleigh(cov: Covariance, e: Tensor, rounding: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Membership:
-    """The AUC over all noise levels (``auc``) and at each time of ``t`` (``by_level``).
-
-    ``train`` and ``test`` are the losses, ``(levels, images)``.
-    """
+    """The AUC over all noise levels and (``by_level``) at each of them; ``train`` and ``test`` are the losses."""
 
     auc: Estimate
     process: Process = field(repr=False)
     t: Tensor
     by_level: Estimate[Tensor]
-    train: Tensor = field(repr=False)
+    train: Tensor = field(repr=False)  # (levels, images)
     test: Tensor = field(repr=False)
 
     @property
@@ -218,9 +205,6 @@ def membership(
     return Membership(auc(train.mean(0), other.mean(0)), process, t, auc(train, other), train, other)
 
 
-# --- noisy images, which other parts of the audit use as well -------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class NoisyImages:
     """Images ``(k, *shape)`` and the keys of their noise, ``(levels, draws, k)``, or ``(…, 1)`` if all share it."""
@@ -263,10 +247,8 @@ def check_inputs(
 
 def same_process(a: Process, b: Process) -> bool:
     """Return whether two processes have the same alpha and sigma at all times."""
-    if (a.eps, a.T) != (b.eps, b.T):
-        return False
-    t = torch.linspace(a.eps, a.T, 33, dtype=torch.float64).clamp(a.eps, a.T)
-    return bool(torch.allclose(a.alpha(t), b.alpha(t), 1e-6, 0) and torch.allclose(a.sigma(t), b.sigma(t), 1e-6, 0))
+    t, curves = torch.linspace(a.eps, a.T, 33).double().clamp(a.eps, a.T), ((a.alpha, b.alpha), (a.sigma, b.sigma))
+    return (a.eps, a.T) == (b.eps, b.T) and all(torch.allclose(f(t), g(t), 1e-6, 0) for f, g in curves)
 
 
 def audit_times(model: Score | Scores, data: Empirical, times: Times = None) -> Tensor:

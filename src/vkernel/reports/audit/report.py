@@ -1,14 +1,12 @@
 r"""Verdicts and reports of an audit: sentences, one screen for the terminal, one page, and numbers for files.
 
-All sentences stand in ``templates/audit.txt``, titles and captions of figures in ``templates/audit.html``; here are the
-levels of verdicts and the numbers that sentences mention. A :class:`Verdict` is ``good``, ``alarm``, ``note`` (a number
-without a threshold) or ``unknown``. Alarms are raised at a stated chance of a false one, for each network and sampler:
-copies .01 (Fisher's exact test against real images), membership .01 (one-sided, the rank sum under exchange of the
-sets), drift .01 for each of its four tests and a least size, blindness by intervals below a threshold.
-
-:class:`Advice` is given only where a verdict calls for it, in three degrees: ``measured`` (this audit shows the effect
-on this network), ``theory`` (it follows where the theory was tested against trained ensembles, docs/theory.md) and
-``doubtful`` (the theory and experience disagree, or nobody has measured it at this size).
+All sentences stand in ``templates/audit.txt``, titles and captions of figures in ``templates/audit.html``. A
+:class:`Verdict` is ``good``, ``alarm``, ``note`` (a number without a threshold) or ``unknown``. Alarms are raised at a
+stated chance of a false one, for each network and sampler: copies .01 (Fisher's exact test against real images),
+membership .01 (one-sided, the rank sum under exchange of the sets), drift .01 for each of its four tests and a least
+size, blindness by intervals below a threshold. :class:`Advice` is given only where a verdict calls for it, in three
+degrees: ``measured`` (this audit shows the effect on this network), ``theory`` (it follows where the theory was tested
+against trained ensembles, docs/theory.md) and ``doubtful`` (theory and experience disagree, or nobody has measured it).
 """
 
 from __future__ import annotations
@@ -28,10 +26,12 @@ from torch import Tensor
 from vkernel import plots
 from vkernel.data.empirical import Empirical
 from vkernel.metrics.copies import CHANCE
-from vkernel.metrics.likeness import LEAST, image_moments
+from vkernel.metrics.likeness import LEAST, Drift, Likeness, image_moments
 from vkernel.reports import html
-from vkernel.reports.audit.conventions import Convention
-from vkernel.reports.audit.levels import TEXTS
+from vkernel.reports.audit.agreement import SameNoise
+from vkernel.reports.audit.blind import Blind
+from vkernel.reports.audit.conventions import Convention, Conventions, Skill
+from vkernel.reports.audit.levels import TEXTS, Membership
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -137,44 +137,34 @@ def advice(audit: Audit) -> list[Advice]:
     """Return what to change, the surest first."""
     alarms = [v for v in verdicts(audit) if v.level == "alarm"]
     names = {q: tuple(v.network for v in alarms if v.question == q) for q in QUESTIONS}
+    copying, facts = names["copies"], audit.statistics
     out: list[Advice] = []
 
     def add(key: str, networks: tuple[str, ...], **given: object) -> None:
         if networks:
-            sure, change, evidence = say(f"change_{key}", networks=networks, **given).split(" --- ", 2)
+            own = [n for n in audit.networks if n.name in networks]
+            gaps = (n for n in own if n.levels is not None and "gap" in n.levels and (n.levels.gap_low > 0).any())
+            known = {"audit": audit, "alarms": alarms, "names": names, "own": own, "better": next(gaps, None)}
+            sure, change, evidence = say(f"change_{key}", **known, **given).split(" --- ", 2)
             out.append(Advice(change, evidence, sure, networks))
 
-    def better(networks: tuple[str, ...]) -> NetworkAudit | None:
-        """The first network that denoises training images better than test images, if any does."""
-        own = ((n, n.levels) for n in audit.networks if n.name in networks and n.levels is not None)
-        return next((n for n, ds in own if "gap" in ds and bool((ds.gap_low > 0).any())), None)
-
-    words = next((v.words for v in alarms if v.question == "conventions"), "")
-    add("conventions", names["conventions"], words=words)
-    add("blindness", names["blindness"], drifted={*names["blindness"]} & {*names["drift"]})
-    skills = {n.name: n.skill for n in audit.networks if n.name in names["training"] and n.skill is not None}
-    add("training", names["training"], skills=skills)
-    if copying := names["copies"]:
-        facts, n = audit.statistics, audit.data.n
-        if facts is not None and facts.repeated:
-            held = [s.comparison for net in audit.networks if net.name in copying for s in net.samples.values()]
-            sources = {i for c in held for i in c.index[c.ratio < c.threshold][:, 0].tolist()}
-            both = len(sources & facts.repeated)
-            add("duplicates", copying, facts=facts, n=n, sources=len(sources), both=both)
-        if facts is not None and facts.collapse is not None and facts.collapse > 2 * facts.cutoff:
-            add("cutoff", copying, facts=facts)
-        add("earlier", copying, better=better(copying), n=n)
-        for key in ("images", "noise", "capacity"):
-            add(key, copying)
-    private = tuple(n for n in names["membership"] if n not in copying)
-    add("membership", private, better=better(private))
+    for question in ("conventions", "blindness", "training"):
+        add(question, names[question])
+    if facts is not None and facts.repeated:
+        held = [s.comparison for n in audit.networks if n.name in copying for s in n.samples.values()]
+        sources = {i for c in held for i in c.index[c.ratio < c.threshold][:, 0].tolist()}
+        add("duplicates", copying, sources=len(sources), both=len(sources & facts.repeated))
+    if facts is not None and facts.collapse is not None and facts.collapse > 2 * facts.cutoff:
+        add("cutoff", copying)
+    for key in ("earlier", "images", "noise", "capacity"):
+        add(key, copying)
+    add("membership", tuple(n for n in names["membership"] if n not in copying))
     if audit.agreement is not None:
         ds = audit.agreement.dataset
         share = (ds["variance"] / ds["bias"].where(ds["bias"] > 0)).sel(place="data").fillna(-1)
         most = int(share.values.argmax())
         if share[most] > LARGE:
-            members = tuple(n.name for n in audit.members)
-            add("average", members, ratio=ds.ratio[most], count=ds.attrs["members"], share=share[most])
+            add("average", tuple(n.name for n in audit.members), ratio=ds.ratio[most], share=share[most])
     return sorted(out, key=lambda a: ("measured", "theory", "doubtful").index(a.sure))
 
 
@@ -192,8 +182,8 @@ def screen(audit: Audit) -> Group:
     from rich.text import Text
 
     several, verdicts = len(audit.networks) > 1, audit.verdicts
-    names = (Column(Text(n.name), overflow="fold") for n in audit.networks)  # a name is no markup
-    table = Table("question", *names, pad_edge=False)
+    # a name is no markup
+    table = Table("question", *(Column(Text(n.name), overflow="fold") for n in audit.networks), pad_edge=False)
     by = {(v.network, v.question): v for v in verdicts}
     for question, words in QUESTIONS.items():
         cells = [by.get((n.name, question)) for n in audit.networks]
@@ -203,20 +193,14 @@ def screen(audit: Audit) -> Group:
     lines: list[Any] = [Text(say("compared", audit=audit)), table, *map(Text, audit.notes)]
     shown: set[str] = set()  # of several networks with the same alarm the first is explained
     for v in sorted(verdicts, key=lambda v: v.network != ""):  # those about all networks first
-        words, colour = _first_sentence(v.words) if several else v.words, _COLOURS[v.level]
+        first = re.split(r"(?<=[a-z%)\]])\. (?=[A-Z])", v.words)[0].rstrip(".") + "."
+        words, colour = first if several else v.words, _COLOURS[v.level]
         if not v.network:
             lines.append(Text.assemble((f"{QUESTIONS[v.question]} ", "bold"), (f"{v.answer}. ", colour), words))
         elif v.question not in shown and (v.level == "alarm" or (v.question == "copies" and not several)):
             lines.append(Text.assemble((f"{v.question}: ", colour), words))
             shown.add(v.question)
     return Group(*lines, *(Text.assemble((f"advice ({a.sure}): ", "bold"), a.change) for a in audit.advice[:3]))
-
-
-def _first_sentence(words: str) -> str:
-    return re.split(r"(?<=[a-z%)\]])\. (?=[A-Z])", words)[0].rstrip(".") + "."
-
-
-# --- the page ---------------------------------------------------------------------------------------------------------
 
 
 def page(audit: Audit) -> str:
@@ -320,9 +304,6 @@ def _together(audit: Audit) -> list[dict[str, Any]]:
     return out
 
 
-# --- numbers for files ------------------------------------------------------------------------------------------------
-
-
 def as_dict(audit: Audit) -> dict[str, Any]:
     """Return everything but pictures as numbers, lists and dictionaries; numbers without a value are ``None``."""
     plain = {name: _plain(value) for name, value in vars(audit).items() if name not in ("networks", "agreement")}
@@ -330,39 +311,20 @@ def as_dict(audit: Audit) -> dict[str, Any]:
     plain |= {"networks": [_network(n) for n in audit.networks], "agreement": None}
     if (found := audit.agreement) is not None:
         follows = [{"place": place, "t": t, "follows": yes} for (place, t), yes in found.follows.items()]
-        same = found.same and _described(found.same)
-        words = {"words": describe(found), "same_noise": same}
+        words = {"words": describe(found), "same_noise": _plain(found.same)}
         plain["agreement"] = {"curves": _plain(found.dataset), "follows": follows} | words
     return plain
 
 
 def _network(n: NetworkAudit) -> dict[str, Any]:
-    net, samples = n.net, {kind: _plain(s) for kind, s in n.samples.items()}
-    for kind, s in n.samples.items():
-        samples[kind]["drift"] = _described(s.drift) | {"alarm": s.drift.alarm}
-        samples[kind]["likeness"] = _described(s.likeness)
-        del samples[kind]["images"]
-    conventions = _described(n.conventions, n.name)
-    del conventions["tried"]
+    net = n.net
     stated = {name: _plain(vars(net)[name]) for name in ("name", "predicts", "range", "label", "notes")}
-    return stated | {
-        "time": net.time if isinstance(net.time, str) else "a function of t",
-        "process": repr(net.process),
-        "conventions": conventions,
-        "skill": n.skill and _described(n.skill, n.name),
-        "levels": _plain(n.levels),
-        "membership": n.membership and _plain(n.membership.to_dataset()) | {"words": describe(n.membership)},
-        "blind": n.blind and _described(n.blind, n.name) | {"alarm": n.blind.alarm},
-        "samples": samples,
-    }
+    stated |= {"process": repr(net.process), "time": net.time if isinstance(net.time, str) else "a function of t"}
+    return stated | {name: _plain(value, n.name) for name, value in vars(n).items() if name != "net"}
 
 
-def _described(result: Any, name: str = "network") -> dict[str, Any]:
-    return {**_plain(result), "words": describe(result, name)}
-
-
-def _plain(value: Any) -> Any:
-    """Numbers, texts, lists and dictionaries from estimates, tensors, labelled arrays and dataclasses."""
+def _plain(value: Any, name: str = "network") -> Any:
+    """Numbers, texts, lists and dictionaries from results; those of the network ``name`` come with their sentences."""
     if value is None or isinstance(value, bool | str | int):
         return value
     if isinstance(value, float):
@@ -375,10 +337,16 @@ def _plain(value: Any) -> Any:
     if isinstance(value, xarray.Dataset):
         columns = {str(k): _plain(v.values.tolist()) for k, v in {**value.coords, **value.data_vars}.items()}
         return columns | {"attributes": _plain(dict(value.attrs))}
+    if isinstance(value, Membership):
+        return _plain(value.to_dataset()) | {"words": describe(value)}
     if is_dataclass(value) and not isinstance(value, Convention):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+        kept = (f.name for f in fields(value) if f.metadata.get("files", True))
+        out = {key: _plain(vars(value)[key], name) for key in kept}
+        out |= {"alarm": value.alarm} if isinstance(value, Blind | Drift) else {}
+        told = isinstance(value, Blind | Conventions | Drift | Likeness | SameNoise | Skill)
+        return out | ({"words": describe(value, name)} if told else {})
     if isinstance(value, Mapping):
-        return {" ".join(map(str, k)) if isinstance(k, tuple) else str(k): _plain(v) for k, v in value.items()}
+        return {" ".join(map(str, k)) if isinstance(k, tuple) else str(k): _plain(v, name) for k, v in value.items()}
     if isinstance(value, list | tuple | frozenset):
         return [_plain(v) for v in (sorted(value) if isinstance(value, frozenset) else value)]
     return str(value)
