@@ -48,6 +48,16 @@ def test_the_summary_is_sentences(memoriser: Audit, stages: dict[str, Audit]) ->
         assert {v.question for v in found.verdicts} <= set(QUESTIONS)
 
 
+def test_the_repr_is_one_line(memoriser: Audit) -> None:
+    raised = ", ".join(v.question for v in memoriser.verdicts if v.level == "alarm")
+    assert repr(memoriser) == f"Audit(memoriser; alarms: {raised})"
+
+
+def test_what_has_no_sentences_is_refused() -> None:
+    with pytest.raises(InputError, match="no sentences on dict"):
+        describe({})
+
+
 def test_the_table_says_what_was_found(memoriser: Audit) -> None:
     text = "\n".join(lines_of(memoriser))
     for question in QUESTIONS_OF_ONE:

@@ -252,7 +252,7 @@ def audit(
         features: those in which samples are compared with data (:func:`vkernel.metrics.features.extractor`).
         threshold: the largest ratio of the nearest to the second nearest distance of a copy.
         groups: the group of each network, equal for networks that share an initialisation, say.
-        quick, sizes: whether to take the sizes of a first look; each size.
+        quick: whether to take the sizes of a first look, unless ``sizes`` sets each of them.
         profile: the result of ``vk.profile`` for the data, for better advice.
     """
     began = time.monotonic()
