@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 
 LOST = 0.5  # of the samples diverged: the rest allows no verdict
 LARGE = 0.5  # of the common error: a variance between runs that is worth reducing
-SHOWN = 12  # samples of each sampler, and of members from the same noise
-PAIRED = 12  # samples beside their nearest training images
+SHOWN, PAIRED = 12, 12  # samples of each sampler and member; samples beside their nearest training images
 POINTS = 2000  # training images whose moments are drawn
 QUESTIONS: dict[str, str] = TEXTS["questions"]
 SAMPLERS: dict[str, str] = TEXTS["samplers"]
@@ -120,8 +119,7 @@ def _of_network(n: NetworkAudit) -> Iterator[Verdict]:
     level = "alarm" if all(d.alarm for d in drifts.values()) else "note" if drifts[kind].alarm else "good"
     shifts = {"mean": drifts[kind].mean.value, "variance": drifts[kind].variance.value}
     most = max(shifts, key=lambda moment: abs(_finite(shifts[moment])))
-    diverged = not math.isfinite(shifts["mean"])
-    yield sampled("drift", kind, level, moment=most, far=shifts[most], diverged=diverged)
+    yield sampled("drift", kind, level, moment=most, far=shifts[most], diverged=not math.isfinite(shifts["mean"]))
     kind = min(n.samples, key=lambda k: _finite(n.samples[k].likeness.kernel.value))
     like = n.samples[kind].likeness
     known = math.isfinite(like.kernel.value)
