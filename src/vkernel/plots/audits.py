@@ -35,11 +35,9 @@ Band = functools.partial(Panel, log="x", kind="band", markers="o")
 
 @styled
 def denoising_errors(ds: xarray.Dataset, linear: tuple[Values, Values] | None = None) -> Figure:
-    """Draw the errors of the model (solid) and of the ideal score (dashed), and the gap between test and training.
-
-    The gap and its ends are divided by the error on training images; without test images there is none. ``linear`` is
-    the curve ``(ratio, error)`` of the best linear denoiser.
-    """
+    """Draw the errors of the model (solid) and of the ideal score (dashed), that of the best linear denoiser if
+    ``linear``, its ratios and errors, is given, and with test images the gap between the sets over the training
+    error."""
     x, sets = _levels(ds, "train", "ideal_train"), {"train": "training images", "test": "test images"}
     sets = {key: images for key, images in sets.items() if key in ds}
     curves = {f"model, {images}": _curve(ds, key) for key, images in sets.items()}
@@ -78,10 +76,8 @@ def score_deviation(ds: xarray.Dataset) -> Figure:
 def copy_curve(
     thresholds: Values, curves: Mapping[str, Sequence[Values]], threshold: float = 1 / 3, reference: str = REFERENCE
 ) -> Figure:
-    """Draw the share of images whose nearest / second nearest distance to training images is below each threshold.
-
-    ``curves`` maps a label to shares and the ends of their intervals; that of ``reference`` is dashed.
-    """
+    """Draw the shares, with the ends of their intervals, of images whose nearest / second nearest distance to training
+    images is below each threshold; that of ``reference`` is dashed."""
     x, shares = array(thresholds, 1, "thresholds"), {}
     require(curves, "There is no curve to draw.")
     for label, curve in curves.items():
@@ -122,11 +118,8 @@ def neighbour_ratios(ratios: Mapping[str, Values], threshold: float = 1 / 3, ref
 def membership_losses(
     train: Values, test: Values, auc_t: Values, auc: Values, auc_low: Values, auc_high: Values, ratio: Values = ()
 ) -> Figure:
-    """Draw losses of training and of test images, and the AUC of a membership test by the loss at each noise level.
-
-    Losses are ``(images,)``, or ``(levels, images)`` and then averaged over levels. ``ratio`` is σ/α at the times
-    ``auc_t``; without it the picture is along ``auc_t``.
-    """
+    """Draw losses of training and test images, ``(images,)`` or ``(levels, images)`` and then averaged, and the AUC of
+    a membership test by the loss along σ/α, or along ``auc_t`` without ``ratio``."""
     t, *curve = (array(v, 1, "AUCs along the noise levels") for v in (auc_t, auc, auc_low, auc_high))
     given, ratio = {"training images": array(train), "test images": array(test)}, array(ratio, 1, "noise levels")
     x, xlabel = (ratio, NOISE) if ratio.size else (t, "noise level t")
@@ -196,11 +189,9 @@ def image_moments(samples: Mapping[str, tuple[Values, Values]], data: tuple[Valu
 
 @styled
 def agreement_curves(ds: xarray.Dataset) -> Figure:
-    """Draw variance between members (solid), common error (dashed), and the rank correlation of V with C, by place.
-
-    ``ds`` has the axes ``place`` and ``t``, and ``variance``, ``bias`` and ``rank`` with their ends; where it has
-    ``rank_coordinates`` there is a third panel.
-    """
+    """Draw variance between members (solid), common error (dashed), and rank correlations of V with C, by place: the
+    variables ``variance``, ``bias``, ``rank`` and, where there is one, ``rank_coordinates``, over ``place`` and
+    ``t``."""
     x, places = _levels(ds, "variance", "bias", "rank", "place"), [str(place) for place in ds["place"].values]
     ranks = {"rank": "over places", "rank_coordinates": "over coordinates of an image"}
     ranks = {name: over for name, over in ranks.items() if name in ds}

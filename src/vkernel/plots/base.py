@@ -114,10 +114,8 @@ def log_axis(ax: Axes, axis: Literal["x", "y"], values: np.ndarray) -> None:
 def band(
     ax: Axes, x: Values, curve: Values, colour: str, label: str = "", ls: LineStyle = "-", marker: str = ""
 ) -> None:
-    """Draw a curve ``(3, len(x))``, value, low end and high end, as a line in a band, or a bar where a place is alone.
-
-    A logarithmic axis leaves out values that are not positive; intervals that reach zero leave it at the bottom.
-    """
+    """Draw a curve as a line in a band, or a bar where a place is alone; a logarithmic axis leaves out values that are
+    not positive, and an interval that reaches zero leaves the picture at the bottom."""
     x, curve = array(x, 1, "positions"), array(curve, 2, "value, low, high")
     require(curve.shape == (3, len(x)), f"A curve at {len(x)} positions has shape (3, {len(x)}), not {curve.shape}.")
     order = np.argsort(x)
@@ -137,10 +135,8 @@ def band(
 def error_bars(
     ax: Axes, x: Values, curve: Values, colour: str, label: str = "", marker: str = "o", ls: LineStyle = ""
 ) -> None:
-    """Draw a curve ``(3, len(x))``, which holds value, low end and high end, as points with error bars.
-
-    On a logarithmic axis a value of zero becomes an arrow that points down from the high end.
-    """
+    """Draw a curve as points with error bars; on a logarithmic axis a value of zero becomes an arrow that points down
+    from the high end."""
     x, (value, low, high) = array(x, 1, "positions"), array(curve, 2, "value, low, high")
     shown = value > 0 if ax.get_yscale() == "log" else np.isfinite(value)
     error = np.abs(np.stack([value - low, high - value]))

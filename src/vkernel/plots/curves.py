@@ -1,4 +1,4 @@
-"""Curves with intervals against a noise level, a factor of a study or a setting of a sampler; histograms."""
+"""Curves with intervals, ``(3, …)``: value, low end and high end, against a noise level or a setting; histograms."""
 
 from __future__ import annotations
 
@@ -122,11 +122,8 @@ def curve_panels(*panels: Panel, share: bool = False) -> Figure:
 def noise_profile(
     curves: Curves, collapse_time: float | None = None, window: Range | None = None, points: int | None = None
 ) -> Figure:
-    """Draw the statistics of the training target against t: noise fraction, effective points, MMSE, entropy.
-
-    ``curves`` are those of a :class:`~vkernel.reports.profile.Profile`. ``window`` shades the times at which the target
-    is noisy, ``collapse_time`` is marked, and ``points``, the number n of training points, bounds the effective number.
-    """
+    """Draw the curves of a :class:`~vkernel.reports.profile.Profile`: noise fraction, effective number of points (at
+    most ``points``), MMSE and entropy; the noisy ``window`` is shaded and the ``collapse_time`` marked."""
     names = ("t", "noise_fraction", "noise_fraction_se", "ess", "mmse", "entropy")
     t, rho, se, ess, mmse, entropy = every = [array(curves[name], 1, "curves") for name in names]
     require(len({len(v) for v in every}) == 1, "Every curve needs one value per time.")
@@ -187,11 +184,8 @@ def _histogram(ax: Axes, values: np.ndarray, bins: int, low: float, high: float,
 
 @styled
 def ratio_curve(t: Values, curves: Curves, ratios: Values, low: float, high: float, chosen: float) -> Figure:
-    """Draw a ratio against t with its 95 % interval, and every single ratio at the ``chosen`` time.
-
-    ``curves`` maps a label to ``(3, len(t))``: value, low end and high end; NaN is left out. ``ratios`` are the single
-    ratios at ``chosen``, and ``low`` and ``high`` the ends of the interval there.
-    """
+    """Draw a ratio against t, and every single one of the ``ratios`` at the ``chosen`` time, where the interval of
+    their mean is from ``low`` to ``high``."""
     t, ratios = array(t, 1, "times"), array(ratios, 1, "ratios")
     figure = Figure(figsize=(9.6, 3.9))
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
@@ -266,15 +260,9 @@ def _tick(value: float | str) -> str:
     return "∞" if value == math.inf else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-# --- figures of the exhibits ----------------------------------------------------------------------------------------
-
-
 def gap_curves(kappas: Values, gaps: Curves, steps: Values, coarse: Curves, distance: Values, floor: float) -> Figure:
-    """Draw the mass in the gap against κ (left) and the number of steps (middle), and a total variation (right).
-
-    ``gaps``, ``coarse`` and ``distance`` are ``(3, …)``: value, low end and high end. ``distance`` compares resampled
-    with Gaussian noise; ``floor`` is the value for two samples of one law.
-    """
+    """Draw the mass in the gap against κ and the number of steps, and the total variation between resampled and
+    Gaussian noise, with the ``floor`` of two samples of one law."""
     mass, count, levels = "P(in the gap)", "uniform steps", {"two samples of one law": floor}
     pair, title = {"resampled against Gaussian": distance}, "Two kinds of noise"
     return curve_panels(
@@ -285,10 +273,8 @@ def gap_curves(kappas: Values, gaps: Curves, steps: Values, coarse: Curves, dist
 
 
 def share_curve(kappas: Values, shares: Values, distances: Curves) -> Figure:
-    """Draw the share of runs that end at another image against κ, ``(3, κ)``, and distances to training images.
-
-    ``distances`` maps a label to ``(3, κ)``: lower quartile, median, upper quartile.
-    """
+    """Draw the share of runs that end at another image against κ, and quartiles of distances to training images,
+    ``(3, κ)``: lower, median, upper."""
     median = {label: array(curve, 2, "quartiles")[[1, 0, 2]] for label, curve in distances.items()}
     title, unit = "Distance to training images, quartiles", "distance (data unit)"
     return curve_panels(
@@ -300,11 +286,8 @@ def share_curve(kappas: Values, shares: Values, distances: Curves) -> Figure:
 def gap_shares(
     ratio: Sequence[float], groups: Mapping[str, Mapping[str, Estimate]], rows: Names, exact: Curves
 ) -> Figure:
-    """Draw shares in the gaps against F/P: a panel for each row of the estimates, a line style for each group.
-
-    ``groups`` maps a name to objectives, each with an estimate ``(row, ratio)``; ``exact`` maps the same names to the
-    share of the exact score in each row, drawn as a dotted line.
-    """
+    """Draw shares in the gaps against F/P: a panel for each row of the estimates ``(row, ratio)``, a line style for
+    each group, a colour for each objective, and a dotted line for the share of the ``exact`` score in each row."""
     names = ("exact score", *(f"_{group}" for group in groups))  # matplotlib hides labels that begin with _
     axes, styles, panels = ("features / draws, F/P", "share of samples in the gaps"), ("--", "--", "-", "-"), []
     for i, row in enumerate(rows):
@@ -319,10 +302,8 @@ def gap_shares(
 
 
 def ratio_panels(ratios: Sequence[float], curves: Mapping[str, Curves], expected: Range) -> Figure:
-    """Draw measured over predicted variance against P/F: a panel per objective, a curve ``(3, ratio)`` per form.
-
-    ``expected`` is the range that is shaded.
-    """
+    """Draw measured over predicted variance against P/F, with the ``expected`` range: a panel per objective, a curve
+    per form."""
     axes = ("draws per feature, P/F", "measured / predicted variance")
     levels: dict[str, float | Range] = {f"expected at P/F ≥ 10: {expected[0]:g} to {expected[1]:g}": expected, "": 1.0}
     panels = [Panel(ratios, forms, *axes, name, "xy", colours=(0, 3), levels=levels) for name, forms in curves.items()]
@@ -330,10 +311,8 @@ def ratio_panels(ratios: Sequence[float], curves: Mapping[str, Curves], expected
 
 
 def share_curves(ratios: Sequence[float], names: Names, shares: Values, predicted: Values) -> Figure:
-    """Draw shares of target noise ``(name, ratio, 3)`` against F/P: the first name left, the others right.
-
-    ``predicted`` has the same shape and is drawn as lines, for the others only.
-    """
+    """Draw shares of target noise ``(name, ratio, 3)`` against F/P: the first name left, the others right with the
+    ``predicted`` ones as lines."""
     first, *others = np.clip(array(shares, 3, "shares"), 0, 1).swapaxes(1, 2)
     theory = np.clip(array(predicted, 3, "predictions"), 0, 1).swapaxes(1, 2)[1:]
     expected = {name: (range(len(ratios)), line) for name, line in zip(names[1:], theory, strict=True)}
@@ -348,11 +327,8 @@ def share_curves(ratios: Sequence[float], names: Names, shares: Values, predicte
 def part_curves(
     taus: Values, predicted: Curves, places: Values, measured: Curves, gaps: Curves, crossing: float
 ) -> Figure:
-    """Draw parts of a variance (left) and the mass in the gaps (right) against the training time τ.
-
-    ``predicted`` maps a part to a line ``(τ,)`` at ``taus``, ``measured`` to points ``(3, place)`` at ``places``; the
-    last part is the sum. ``gaps`` maps an objective to ``(3, place)``. A finite ``crossing`` is marked.
-    """
+    """Draw parts of a variance, ``predicted`` at ``taus`` and ``measured`` at ``places``, and the mass in the gaps
+    against the training time τ; a finite ``crossing`` is marked."""
     expected = {name: (taus, line) for name, line in predicted.items()}
     marks = {f"crossing, τ = {crossing:.2g}": crossing} if math.isfinite(crossing) else {}
     parts = functools.partial(Panel, expected=expected, marks=marks, colours=(0, 3, 2, 5), styles=("",))

@@ -37,10 +37,8 @@ def law_grid(
     notes: Notes,
     gap: tuple[float, float],
 ) -> Figure:
-    """Draw densities of several laws, each with lower and upper quartiles ``(row, column, bin)``, in a grid of panels.
-
-    ``exact (row, bin)`` is the law of the exact score; ``noised`` is a grid and the densities ``(row, point)`` on it.
-    """
+    """Draw densities of several laws, each with quartiles, ``(row, column, bin)``, that of the ``exact`` score
+    ``(row, bin)``, and that of ``noised`` data, a grid and densities ``(row, point)``."""
     x, fine = array(edges, 1, "edges"), array(noised[0], 1, "grid")
     smooth, bare = (np.maximum(array(v, 2, "densities"), FLOOR / 2) for v in (noised[1], exact))
     figure, axes = base.grid([f"{row}\ndensity" for row in rows], columns, (2.2, 2.0), (0.9, 1.0), "x")
@@ -73,11 +71,9 @@ def variance_panels(
     measured: Values,
     density: Values,
 ) -> Figure:
-    """Draw variances along x: P/F as columns, times as rows, one colour for each objective of ``names``.
-
-    ``predicted`` and ``second`` ``(name, ratio, time, x)`` are a solid and a dotted line; ``measured
-    (name, ratio, 3, time, x)``, value, low end and high end, is a band; ``density (time, x)`` is the grey area.
-    """
+    """Draw variances along x: P/F as columns, times as rows, a colour for each objective of ``names``. ``predicted``
+    and ``second`` ``(name, ratio, time, x)`` are lines, ``measured (name, ratio, 3, time, x)`` bands,
+    ``density (time, x)`` is the grey area."""
     x, predicted, second = array(x, 1, "places"), array(predicted, 4, "predictions"), array(second, 4, "predictions")
     measured, density = array(measured, 5, "measurements"), array(density, 2, "densities")
     rows, columns = [f"t = {t:g}\n\nσ² tr Cov" for t in times], [f"P/F = {base.number(r)}" for r in ratios]
@@ -98,16 +94,11 @@ def variance_panels(
     return figure
 
 
-# --- theory against measurement -------------------------------------------------------------------------------------
-
-
 @styled
 def comparison(ds: xarray.Dataset) -> Figure:
-    """Draw the result of :func:`vkernel.compare`: a row of panels for each condition.
-
-    The panels are the variance of the score and its ratio to the prediction, the cumulants over members, and the
-    densities of the laws. Up to four conditions and four times are shown; error bars are one standard error.
-    """
+    """Draw the result of :func:`vkernel.compare` for up to four conditions, each a row of panels, and four times:
+    variance of the score, its ratio to the prediction, cumulants over members, and laws; error bars are one standard
+    error."""
     require("predicted" in ds and "measured" in ds, "comparison draws what vkernel.compare returns for a V-kernel.")
     several, line = "condition" in ds.dims, ds.sizes["axis"] == 1
     conditions = _few(ds.sizes["condition"]) if several else [0]

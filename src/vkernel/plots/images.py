@@ -23,14 +23,9 @@ Row = tuple[str, np.ndarray, Names]  # label, images, titles
 FRACTION = "noise share of the target,  tr C / (tr C + |s|²)"
 
 
-# --- images ---------------------------------------------------------------------------------------------------------
-
-
 def _pictures(images: Values, limits: Limits = None) -> np.ndarray:
-    """Return ``(k, H, W)`` or ``(k, H, W, 3)`` in [0, 1]; values that are not finite become grey.
-
-    Without ``limits`` the scale is [0, 1], [-1, 1] or [0, 255] if the values fit, else from the least to the greatest.
-    """
+    """Return ``(k, H, W)`` or ``(k, H, W, 3)`` in [0, 1], grey where not finite. Without ``limits`` the scale is [0,
+    1], [-1, 1] or [0, 255] if the values fit, else from the least to the greatest."""
     a = array(images)
     good = a.ndim == 3 or (a.ndim == 4 and a.shape[1] in (1, 3))
     require(good, f"Images must be (k, H, W), (k, 1, H, W) or (k, 3, H, W); got shape {a.shape}.")
@@ -75,10 +70,8 @@ def sample_rows(rows: Curves, limits: Limits = None) -> Figure:
 
 
 def _rows(given: list[Row], per_row: int) -> Figure:
-    """Draw rows of images with a label each, and titles above the images that have some, ``per_row`` at a time.
-
-    All images of a row share one axis, since one axis for each image would be slow.
-    """
+    """Draw rows of images with a label each, and titles above the images that have some, ``per_row`` at a time. All
+    images of a row share one axis, since one axis for each image would be slow."""
     require(per_row > 0, f"per_row must be 1 or more, not {per_row}.")
     count, tall = len(given[0][1]), given[0][1].shape[1] / given[0][1].shape[2]
     parts = [slice(start, start + per_row) for start in range(0, count, per_row)]
@@ -109,11 +102,8 @@ def _bare(ax: Axes) -> None:
 def end_images(
     nearest: Values, rows: Values, labels: Names, groups: Sequence[tuple[str, int]], other: Values, notes: Notes
 ) -> Figure:
-    """Draw the ends of runs as images: one row per start, one column per run after the nearest training image.
-
-    ``nearest (row, *image)``, ``rows (row, column, *image)``; ``groups`` are names and sizes of groups of columns;
-    ``other (row, column)`` marks with a frame runs that end at another training image; ``notes`` are below each image.
-    """
+    """Draw the ends of runs ``rows (row, column, *image)`` beside the nearest training images ``(row, *image)``, in
+    ``groups`` of columns with names and sizes; a frame marks runs that end at an ``other`` training image."""
     images, marked = array(rows), array(other) > 0
     count, columns = images.shape[:2]
     require(marked.shape == (count, columns), "There must be one mark per image.")
@@ -139,15 +129,10 @@ def end_images(
     return figure
 
 
-# --- points and maps in the plane -----------------------------------------------------------------------------------
-
-
 @styled
 def scatter_pairs(points2d: Values, isolated: Values = (), pairs: Values = ()) -> Figure:
-    """Draw points in the plane: boundary pairs joined by lines, isolated points ringed.
-
-    ``isolated`` is a mask or holds indices; ``pairs (k, 2)`` holds indices.
-    """
+    """Draw points in the plane: boundary ``pairs (k, 2)`` of indices joined by lines, ``isolated`` points (a mask or
+    indices) ringed."""
     points = array(points2d, 2, "points in the plane")
     require(points.shape[1] == 2, f"Points in the plane are (n, 2); got shape {points.shape}.")
     rings, edges = _indices(isolated, len(points)).reshape(-1), _indices(pairs, len(points)).reshape(-1, 2)
@@ -179,10 +164,8 @@ def _indices(which: Values, n: int) -> np.ndarray:
 def fraction_maps(
     names: Names, t: Values, x: Values, y: Values, fraction: Values, points: Values, alpha: Values
 ) -> Figure:
-    """Draw maps ``fraction (set, t, y, x)`` in [0, 1] (Figure 1): sets are rows, times are columns.
-
-    ``points (set, n, 2)`` are dots; ``alpha (t,)`` times the points, where the process moves them, are crosses.
-    """
+    """Draw maps ``fraction (set, t, y, x)`` in [0, 1] (Figure 1), with ``points (set, n, 2)`` as dots, and
+    ``alpha (t,)`` times the points, where the process moves them, as crosses."""
     t, x, y, alpha = (array(v, 1, "axes") for v in (t, x, y, alpha))
     fraction, points = array(fraction, 4, "maps"), array(points, 3, "sets of points")
     shape = (len(names), len(t), len(y), len(x))
@@ -197,11 +180,8 @@ def fraction_maps(
 
 @styled
 def path_maps(names: Names, x: Values, fraction: Values, points: Values, alpha: float, rows: Curves) -> Figure:
-    """Draw paths in the plane over maps ``fraction (set, y, x)`` in [0, 1]; sets are columns.
-
-    ``rows`` maps a name to paths ``(set, step, path, 2)``, whose lines become wider towards the end, a small ring.
-    ``points (set, n, 2)`` and ``alpha`` times the points are as in :func:`fraction_maps`.
-    """
+    """Draw paths ``(set, step, path, 2)`` in the plane, a row for each name, over maps ``fraction (set, y, x)`` as in
+    :func:`fraction_maps`; lines become wider towards the end, a small ring."""
     x, fraction, points = array(x, 1, "axes"), array(fraction, 3, "maps"), array(points, 3, "sets of points")
     require(fraction.shape == (len(names), len(x), len(x)), f"The maps have shape {fraction.shape}.")
     each = [array(paths, 4, "paths") for paths in rows.values()]
@@ -239,12 +219,10 @@ def _fraction_legend(figure: Figure, axes: np.ndarray, labels: list[str]) -> Non
 def line_maps(
     maps: Curves, *, at: Values, strips: Sequence[Values], profiles: Sequence[int], titles: Names, floor: float = 1e-6
 ) -> Figure:
-    """Draw sigma² tr C / d over (λ, t) on the line between two images, without noise (left) and with it (right).
-
-    ``maps`` holds the axis t, ``clean (t, λ)`` at the finer positions ``lam_clean``, and ``noisy`` and ``noisy_se`` at
-    ``lam``. Above each map are the images ``strips`` at the positions ``at``; below it are profiles along λ at the
-    times with the indices ``profiles``, on the right with 95 % bands. The colour scale ends at ``floor``.
-    """
+    """Draw sigma² tr C / d over (λ, t) on the line between two images, without noise (left) and with it (right):
+    ``clean`` at ``lam_clean``, ``noisy`` and ``noisy_se`` at ``lam``. Above are the images ``strips`` at the positions
+    ``at``, below the profiles along λ at times of the given indices, with 95 % bands. The colour scale ends at
+    ``floor``."""
     t, at, *places = (array(v, 1, "axes") for v in (maps["t"], at, maps["lam_clean"], maps["lam"]))
     values, error = [array(v, 2, "maps") for v in (maps["clean"], maps["noisy"])], array(maps["noisy_se"], 2, "maps")
     shapes = [(len(t), len(p)) for p in (*places, places[1])]
@@ -283,18 +261,13 @@ def line_maps(
     return figure
 
 
-# --- laws -----------------------------------------------------------------------------------------------------------
-
-
 @styled
 def plane_laws(
     laws: Values, points: Values, *, rows: Names, columns: Names, limit: float, top: float, notes: Notes = ()
 ) -> Figure:
-    """Draw densities ``laws (row, column, x₁, x₂)`` on the square of half side ``limit``, with one colour scale.
-
-    The scale is the square root of the density, so that small densities are visible beside peaks, and saturates at
-    ``top``. ``points (column, n, 2)`` are rings; ``notes (row, column)`` are labels in the corners.
-    """
+    """Draw densities ``laws (row, column, x₁, x₂)`` on the square of half side ``limit``, with
+    ``points (column, n, 2)`` as rings. The scale is the square root of the density, to show small ones beside peaks,
+    and saturates at ``top``."""
     laws, points = array(laws, 4, "laws"), array(points, 3, "sets of points")
     shape = (len(rows), len(columns))
     require(laws.shape[:2] == shape, f"There must be {shape} laws; got {laws.shape[:2]}.")
@@ -319,10 +292,8 @@ def plane_laws(
 
 @styled
 def law_panels(laws: Curves, points: Values, gap: tuple[float, float], limit: float = 1.5, notes: Names = ()) -> Figure:
-    """Draw histograms of several samples in one dimension side by side, on one logarithmic axis.
-
-    Bars are shares of all samples; ``gap`` and its mirror image are shaded, and training ``points`` marked below.
-    """
+    """Draw histograms of samples in one dimension side by side, on one logarithmic axis, as shares of all samples;
+    ``gap`` and its mirror image are shaded, and training ``points`` marked below."""
     require(len(laws) > 0, "There is no law to draw.")
     edges, samples = np.linspace(-limit, limit, 121), [array(x).ravel() for x in laws.values()]
     floor = 0.5 / min(x.size for x in samples)
