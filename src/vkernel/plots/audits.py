@@ -35,9 +35,8 @@ Band = functools.partial(Panel, log="x", kind="band", markers="o")
 
 @styled
 def denoising_errors(ds: xarray.Dataset, linear: tuple[Values, Values] | None = None) -> Figure:
-    """Draw the errors of the model (solid) and of the ideal score (dashed), that of the best linear denoiser if
-    ``linear``, its ratios and errors, is given, and with test images the gap between the sets over the training
-    error."""
+    """Draw the errors of model (solid) and ideal score (dashed), that of the best linear denoiser if ``linear``, its
+    ratios and errors, is given, and with test images the gap between the sets over the training error."""
     x, sets = _levels(ds, "train", "ideal_train"), {"train": "training images", "test": "test images"}
     sets = {key: images for key, images in sets.items() if key in ds}
     curves = {f"model, {images}": _curve(ds, key) for key, images in sets.items()}
@@ -98,15 +97,15 @@ def neighbour_ratios(ratios: Mapping[str, Values], threshold: float = 1 / 3, ref
     """Draw histograms of nearest / second nearest distance, one for each label; that of ``reference`` is dashed."""
     require(ratios, "There is no ratio to draw.")
     each = {label: _finite(values, f"ratios of {label}") for label, values in ratios.items()}
-    least = min(len(kept) for kept, _ in each.values())
+    least = min(np.isfinite(v).sum() for v in each.values())
     edges = np.linspace(0, 1, int(np.clip(2 * least ** (1 / 3), 10, 50)) + 1)
     figure = Figure(figsize=(6.4, 4.2))
     ax = figure.subplots()
-    for k, (label, (kept, lost)) in enumerate(each.items()):
-        inside = bool(((kept >= 0) & (kept <= 1)).all())
+    for k, (label, values) in enumerate(each.items()):
+        inside = not ((values < 0) | (values > 1)).any()
         require(inside, f"Ratios of the nearest to the second nearest distance lie in 0 to 1; those of {label} do not.")
         colour, ls = (ink(), DASHED) if label == reference else (lines()[k % 6], "-")
-        _steps(ax, kept, edges, _counted(label, len(kept), lost, "without a ratio"), colour, ls)
+        _steps(ax, values, edges, label, "without a ratio", colour, ls)
     ax.axvline(threshold, color=ink(), lw=1.1, ls=":", label=f"threshold {threshold:.3g}")
     ax.set(xlim=(0, 1), ylim=(0, None), xlabel="nearest / second nearest distance", ylabel="images (% in each step)")
     ax.set_title("Ratios of distances to training images")
@@ -125,16 +124,14 @@ def membership_losses(
     x, xlabel = (ratio, NOISE) if ratio.size else (t, "noise level t")
     require(len({len(v) for v in (x, t, *curve)}) == 1, "Every noise level needs an AUC with its interval.")
     losses = {k: _finite(v.mean(0) if v.ndim == 2 else v, f"losses of {k}") for k, v in given.items()}
-    both = np.concatenate([kept for kept, _ in losses.values()])
+    both = np.concatenate([v[np.isfinite(v)] for v in losses.values()])
     require(bool((both > 0).any()), "No loss is larger than zero; there is nothing to draw on a logarithmic axis.")
     ends = both[both > 0].min() * 0.999, both.max() * 1.001
     edges = np.geomspace(*ends, int(np.clip(2 * (len(both) / 2) ** (1 / 3), 8, 50)) + 1)
     figure = Figure(figsize=(10.2, 4.0))
     left, right = figure.subplots(1, 2)
-    for (label, (kept, lost)), colour, ls in zip(losses.items(), lines(), ("-", DASHED), strict=False):
-        shown = kept[kept > 0]
-        name = _counted(label, len(shown), lost + len(kept) - len(shown), "not shown")
-        _steps(left, shown, edges, name, colour, ls, len(kept))
+    for (label, values), colour, ls in zip(losses.items(), lines(), ("-", DASHED), strict=False):
+        _steps(left, values, edges, label, "not shown", colour, ls)
     left.set(xlabel="loss: " + ERROR, ylabel="images (% in each step)", title="Loss of each image")
     base.log_axis(left, "x", edges)
     left.set_ylim(0, 1.3 * left.get_ylim()[1])
@@ -227,12 +224,10 @@ def _curve(ds: xarray.Dataset, name: str) -> np.ndarray:
     return np.stack([array(ds[key if key in ds else name], 1, name) for key in (name, f"{name}_low", f"{name}_high")])
 
 
-def _finite(values: Values, what: str) -> tuple[np.ndarray, int]:
-    """Return the finite values, and how many are not."""
+def _finite(values: Values, what: str) -> np.ndarray:
     values = array(values, 1, what)
-    kept = values[np.isfinite(values)]
-    require(kept.size, f"There are no finite {what}.")
-    return kept, len(values) - len(kept)
+    require(np.isfinite(values).any(), f"There are no finite {what}.")
+    return values
 
 
 def _counted(label: str, count: int, lost: int, why: str) -> str:
@@ -240,11 +235,13 @@ def _counted(label: str, count: int, lost: int, why: str) -> str:
 
 
 def _steps(
-    ax: Axes, values: np.ndarray, edges: np.ndarray, label: str, colour: str, ls: base.LineStyle, of: int | None = None
+    ax: Axes, values: np.ndarray, edges: np.ndarray, label: str, why: str, colour: str, ls: base.LineStyle
 ) -> None:
-    """Draw a histogram in per cent of all."""
-    heights = 100 * np.histogram(values, edges)[0] / (of or len(values))
-    ax.stairs(heights, edges, lw=1.7, label=label, color=colour, ls=ls)
+    """Draw a histogram in per cent of the finite values; the label counts those that are left out."""
+    shown = values[(values >= edges[0]) & (values <= edges[-1])]
+    heights = 100 * np.histogram(shown, edges)[0] / np.isfinite(values).sum()
+    name = _counted(label, len(shown), len(values) - len(shown), why)
+    ax.stairs(heights, edges, lw=1.7, label=name, color=colour, ls=ls)
 
 
 def _reach(ax: Axes, axis: int, own: np.ndarray, every: np.ndarray) -> bool:

@@ -1,4 +1,4 @@
-"""The style shared by all figures, the axis helpers they use, and functions that write a figure to bytes or a file."""
+"""The style of all figures, helpers for axes and curves, ``(3, len(x))``: value, low end and high end, and output."""
 
 from __future__ import annotations
 
