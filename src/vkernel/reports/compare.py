@@ -148,9 +148,6 @@ def compare(
     return ds
 
 
-# --- arguments ------------------------------------------------------------------------------------------------------
-
-
 def _pairs(scores: Scores | Sequence[Scores], theory: Theory | Sequence[Theory]) -> list[tuple[Scores, Theory]]:
     every = list(scores) if isinstance(scores, Sequence) else [scores]
     theories = list(theory) if isinstance(theory, Sequence) and not isinstance(theory, str) else [theory]
@@ -191,9 +188,6 @@ def _labels(
     names = range(len(theories)) if labels is None else labels
     require(len(names) == len(theories), f"There are {len(names)} labels for {len(theories)} conditions.")
     return by or "condition", list(names)
-
-
-# --- moments --------------------------------------------------------------------------------------------------------
 
 
 def _columns(*dims: str, **values: object) -> Columns:
@@ -263,9 +257,6 @@ def _pooled(name: str, value: Tensor, without: Tensor, scale: Tensor, bulk: Tens
     by_time, left = ((v * weights).sum(-1) for v in (value, without))
     found = _columns("t", **{f"{name}_by_time": by_time, f"{name}_by_time_se": jackknife_se(left)})
     return found | _columns(**{f"{name}_pooled": by_time.mean(), f"{name}_pooled_se": jackknife_se(left.mean(-1))})
-
-
-# --- laws -----------------------------------------------------------------------------------------------------------
 
 
 def draw_laws(

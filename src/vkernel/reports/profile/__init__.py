@@ -77,30 +77,23 @@ class Profile:
     def neighbour_distance(self) -> dict[str, float]:
         """Quantiles of the distance to the nearest other point, and the number of points they are from."""
         found = self.neighbour_distances.sort().values.tolist()
-        last = len(found) - 1
-        quantiles = {name: found[min(int(q * len(found)), last)] for name, q in QUANTILES.items() if found}
+        quantiles = {name: found[min(int(q * len(found)), len(found) - 1)] for name, q in QUANTILES.items() if found}
         return {"points": len(found)} | quantiles if found else {}
 
     def to_dict(self) -> dict[str, object]:
         """Return everything as plain numbers, lists and dictionaries; infinite values, which JSON lacks, are None."""
-        dimension = self.intrinsic_dimension or Estimate.unknown()
+        dimension, known = self.intrinsic_dimension or Estimate.unknown(), vars(self)
         return {
-            "n": self.n,
-            "distinct": self.distinct,
-            "d": self.d,
+            **{name: known[name] for name in ("n", "distinct", "d", "queries", "seed", "collapse_time", "duplicates")},
+            **self.curves,
             "shape": list(self.data.shape),
             "name": self.data.name,
-            "scale": self.scale and list(self.scale),
             "process": repr(self.process),
-            "queries": self.queries,
-            "seed": self.seed,
-            **self.curves,
-            "collapse_time": self.collapse_time,
+            "scale": self.scale and list(self.scale),
             "window": self.window and list(self.window),
             "intrinsic_dimension": _finite(dimension.value),
             "intrinsic_dimension_se": _finite(dimension.se),
             "neighbour_distance": self.neighbour_distance,
-            "duplicates": self.duplicates,
             "near_duplicates": [asdict(group) for group in self.near_duplicates],
             "isolated": [asdict(point) for point in self.isolated],
             "boundary_pairs": [asdict(pair) | {"share_se": _finite(pair.share_se)} for pair in self.boundary_pairs],
@@ -189,9 +182,6 @@ def profile(
         isolated=[replace(point, index=first[point.index]) for point in isolated],
         boundary_pairs=[replace(pair, i=first[pair.i], j=first[pair.j]) for pair in pairs],
     )
-
-
-# --- tables and figures ---------------------------------------------------------------------------------------------
 
 
 def table(p: Profile) -> Group:

@@ -62,9 +62,6 @@ PAIR_LEVELS = 8
 WORK = LEVELS + 3 * REFINED + 10 + BISECTIONS + 2 + 2 * PAIR_LEVELS  # units of progress
 
 
-# --- along t --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Level:
     """Hold means over the queries at one noise level, each with its standard error."""
@@ -108,11 +105,7 @@ class Levels:
         if noisy:
             self.window = (self._crossing(grid, noisy[0] - 1, rho, FLOOR), self._crossing(grid, noisy[-1], rho, FLOOR))
         self.collapse_time = self._crossing(grid, chosen[-1], own, 0.5) if chosen else None
-
-    @property
-    def ordered(self) -> list[Level]:
-        """The levels in ascending t."""
-        return [self.known[u] for u in sorted(self.known)]
+        self.ordered = [self.known[u] for u in sorted(self.known)]  # in ascending t
 
     def at(self, log_ratio: float) -> Level:
         """Return the level where sigma/alpha = exp(log_ratio)."""
@@ -150,11 +143,11 @@ class Levels:
 
     def noisy(self, count: int) -> list[tuple[float, float]]:
         """Return ``count`` values (sigma/alpha, ρ) over the window, or where there is none, where ρ ≥ max ρ / 4."""
-        rho = np.array([level.noise_fraction.value for level in self.ordered])
-        log_ratio = np.array([math.log(level.sigma_over_alpha) for level in self.ordered])
+        rows = [(level.t, math.log(level.sigma_over_alpha), level.noise_fraction.value) for level in self.ordered]
+        t, log_ratio, rho = np.array(rows).T
         inside = (rho > 0) & (rho >= rho.max() / 4)
         if self.window is not None:
-            inside = np.array([self.window[0] <= level.t <= self.window[1] for level in self.ordered])
+            inside = (t >= self.window[0]) & (t <= self.window[1])
         if not inside.any():
             return []
         places = np.linspace(log_ratio[inside].min(), log_ratio[inside].max(), count)
@@ -163,9 +156,6 @@ class Levels:
 
 def _time(process: Process, ratio: float | Tensor) -> Tensor:
     return process.time(torch.as_tensor(ratio, dtype=torch.float64).clamp(*process.ratios))
-
-
-# --- geometry -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -192,11 +182,10 @@ class Geometry:
         if data.n == 1:
             none = torch.zeros(0)
             return cls(none, none, none, None, [])
-        m = neighbour_count(data.n, data.d)
-        index, found = _choice(data, m, seed), []
+        index, found = _choice(data, neighbour_count(data.n, data.d), seed), []
         for part in index.split(BLOCK):
             found.append(nearest(data.take(part), data, 1, exclude=part))
-            step("neighbours", len(part) / m * 10)
+            step("neighbours", len(part) / len(index) * 10)
         distance, neighbour = (torch.cat([f[k][:, 0].cpu() for f in found]) for k in (0, 1))
         dimension, threshold = _dimension_and_threshold(data, seed)
         index = index.cpu()
@@ -247,9 +236,6 @@ def _groups(index: Tensor, distance: Tensor, neighbour: Tensor, threshold: float
         groups.update(dict.fromkeys(members, group))
     unique = {min(members): (sorted(members), gap) for members, gap in groups.values()}
     return sorted((NearDuplicates(*group) for group in unique.values()), key=lambda g: g.distance)
-
-
-# --- points and pairs at risk ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
