@@ -151,13 +151,9 @@ def boundary_mass(
 ) -> Estimate:
     r"""Estimate the mass where the training target is mostly noise at ``t`` (default: eps) and the score pushes apart.
 
-    A point counts if
-
-    .. math:: \mathrm{tr}\,C > \tfrac1d \mathrm{tr}\,S^{-1} \qquad\text{and}\qquad
-              \frac{\mathrm{tr}\,C}{\mathrm{tr}\,C + |s|^2} > \mathrm{threshold}.
-
-    The first says that the score pushes apart; the second alone also holds at a training point (theory, §10.3). Between
-    points at distance :math:`\Delta` the layer is about :math:`\sigma^2/\Delta` wide: thin at eps, wider at a larger t.
+    A point counts if tr C > tr S⁻¹/d, so that the score pushes apart, and tr C > threshold (tr C + \|s\|²), which alone
+    also holds at training points (theory, §10.3). Between points at distance Δ the layer is about σ²/Δ wide: thin at
+    eps, wider at a larger ``t``.
     """
     check_type(score, "score", EmpiricalScore)
     check_share(threshold, "threshold")
