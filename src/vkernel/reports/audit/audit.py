@@ -261,6 +261,7 @@ def audit(
     for net, points in itertools.product(nets, [data] if held is None else [data, held]):
         kind, fits = "training" if points is data else "test", net.shape in (None, points.shape)
         require(fits, f"The {kind} data have shape {points.shape}, but {net.name} takes {net.shape}.")
+    for net in nets:
         check_inputs(net, data, held)
     counts = f"There are {len(nets)} networks and {len(groups or ())} groups."
     require(groups is None or len(groups) == len(nets), counts)
