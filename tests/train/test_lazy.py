@@ -60,9 +60,9 @@ def test_the_output_is_gradient_flow(data, network, target, tau):
         u = model.inputs(batch.x[m : m + 1], batch.t[m : m + 1], PROCESS)[0]
         both = torch.cat([u, model.inputs(x[None], torch.full((1, 1), 0.3, dtype=torch.float64), PROCESS)[0]])
         f = network.apply({k[5:]: a[m] for k, a in state.items() if k.startswith("init.")}, both)
-        y = model.parametrisation.training_target(batch.m, batch.x, batch.t, PROCESS)[m]
+        y = model.training_target(batch.m, batch.x, batch.t, PROCESS)[m]
         # df/dτ = rate (y - f(U)), as one linear system for f on U and on the new places, and a constant
-        rate = network.ntk(both, u) * model.parametrisation.omega(batch.t, PROCESS)[m] / P
+        rate = network.ntk(both, u) * model.omega(batch.t, PROCESS)[m] / P
         flow = torch.zeros(P + len(x) + data.d, P + len(x) + data.d, dtype=torch.float64)
         flow[: P + len(x), :P], flow[: P + len(x), P + len(x) :] = -rate, rate @ y
         grown = torch.linalg.matrix_exp(tau * flow)
@@ -152,7 +152,7 @@ def test_derivatives_of_the_mean_are_finite_and_right():
 def by_loops(model: Lazy, data, x: Tensor, t: float, x2: Tensor, t2: float, sets: int) -> dict[str, Tensor]:
     """The three parts as the theory writes them, one set of inputs and one pair of places at a time."""
     batch = training(data, objective="J0").batch(range(sets), 16)
-    score, par = vk.EmpiricalScore(data, PROCESS), model.parametrisation
+    score, par = vk.EmpiricalScore(data, PROCESS), model
     one, two = (torch.full((), s, dtype=torch.float64) for s in (t, t2))
     B = par.slope(one, PROCESS) * par.slope(two, PROCESS)
     out = {name: torch.zeros(len(x), data.d, data.d, dtype=torch.float64) for name in ("targets", "init")}
@@ -219,7 +219,7 @@ def noise_error(V: Kernel, batch: Batch, x: Tensor, t: float, members: int) -> T
     u = V.model.inputs(batch.x, batch.t, PROCESS)
     G, _ = V.model.smoother(batch.x, batch.t, PROCESS)
     w = (V.model.kernel.ntk(V.model.inputs(x[None], torch.full((1, 1), t).double(), PROCESS), u) @ G)[0]
-    B = V.model.parametrisation.slope(torch.tensor(t, dtype=torch.float64), PROCESS)
+    B = V.model.slope(torch.tensor(t, dtype=torch.float64), PROCESS)
     kappa = B**4 * w**4 @ (fourth - 3 * second**2)
     return ((kappa + 2 * (B**2 * w**2 @ second) ** 2) / members).sqrt()[:, None]
 
@@ -290,7 +290,7 @@ def test_limits():
     t = torch.full((7,), 0.3, dtype=torch.float64)
     V = kernel(Lazy(RELU, 0.0), sets=4)
     u = V.model.inputs(X[None], t[None], PROCESS)
-    B = V.model.parametrisation.slope(t, PROCESS)
+    B = V.model.slope(t, PROCESS)
     parts = V.parts(X, t)
     torch.testing.assert_close(parts["init"][:, 0, 0], B.square() * RELU.prior(u, u)[0].diagonal())
     assert V.effective == float(parts["targets"].abs().max()) == float(parts["inputs"].abs().max()) == 0

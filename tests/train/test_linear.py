@@ -18,9 +18,9 @@ from torch import Tensor
 import vkernel as vk
 from vkernel.core.errors import InputError
 from vkernel.train import features, models
-from vkernel.train.models import Linear, Parametrisation
-from vkernel.train.models import linear as module
-from vkernel.train.models.linear import factor
+from vkernel.train.models import Linear
+from vkernel.train.models import base as module
+from vkernel.train.models.base import factor
 from vkernel.train.objectives import J0, J1, JK, Batch, Training
 
 PROCESS = vk.VP(eps=0.05)
@@ -57,6 +57,10 @@ def loss(model: Linear, weights: Tensor, batch: Batch, lam: Tensor) -> Tensor:
 # --- what a model predicts -----------------------------------------------------------------------------------------
 
 
+def predicting(target, weight="sigma2"):
+    return Linear(features.grid(process=PROCESS), target, weight=weight)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     target=st.sampled_from(TARGETS),
@@ -66,7 +70,7 @@ def loss(model: Linear, weights: Tensor, batch: Batch, lam: Tensor) -> Tensor:
     seed=st.integers(0, 99),
 )
 def test_targets_turn_into_proxy_scores_and_weights_into_one_loss(target, name, u, shape, seed):
-    process, par = reference.PROCESSES[name], Parametrisation(target)
+    process, par = reference.PROCESSES[name], predicting(target)
     t = torch.full((4,), reference.time_between(process, u), dtype=torch.float64)
     alpha, S = reference.levels(name, float(t[0]))
     m, f = normal(4, *shape, seed=seed), normal(4, *shape, seed=seed + 1)
@@ -74,27 +78,27 @@ def test_targets_turn_into_proxy_scores_and_weights_into_one_loss(target, name, 
     proxy = vk.proxy_score(x, t, m, process)
     size = float((x.abs().max() + alpha * m.abs().max()) / S)
     torch.testing.assert_close(
-        par.score(par.training_target(m, x, t, process), x, t, process), proxy, rtol=1e-9, atol=1e-9 * size
+        par.to_score(par.training_target(m, x, t, process), x, t, process), proxy, rtol=1e-9, atol=1e-9 * size
     )
     torch.testing.assert_close(proxy, (alpha * m - x) / S, rtol=1e-6, atol=1e-6 * size)
 
-    slope = torch.func.jvp(lambda f: par.score(f, x, t, process), (f,), (torch.ones_like(f),))[1]
+    slope = torch.func.jvp(lambda f: par.to_score(f, x, t, process), (f,), (torch.ones_like(f),))[1]
     unit = torch.func.jvp(lambda m: par.training_target(m, x, t, process), (m,), (torch.ones_like(m),))[1]
     wide = (-1, *[1] * len(shape))
     torch.testing.assert_close(par.slope(t, process).reshape(wide).expand_as(f), slope)
     torch.testing.assert_close(par.target_slope(t, process).reshape(wide).expand_as(f), unit)
     torch.testing.assert_close(slope * unit, torch.full_like(f, alpha / S), rtol=1e-6, atol=0)
     for weight, lam in (("sigma2", S), ("one", 1.0), (lambda t: 3 * t, 3 * float(t[0]))):
-        omega = Parametrisation(target, weight).omega(t, process)
+        omega = predicting(target, weight).omega(t, process)
         torch.testing.assert_close(omega, lam * slope.reshape(4, -1)[:, 0].square(), rtol=1e-6, atol=0)
 
 
 def test_times_that_are_shared_broadcast():
-    par, x, f = Parametrisation("x0"), normal(3, 5, 2, seed=1), normal(3, 5, 2, seed=2)
+    par, x, f = predicting("x0"), normal(3, 5, 2, seed=1), normal(3, 5, 2, seed=2)
     one = torch.tensor([[0.4]], dtype=torch.float64)
-    many = par.score(f, x, one.expand(3, 5), PROCESS)
+    many = par.to_score(f, x, one.expand(3, 5), PROCESS)
     for t in (one, one.expand(1, 5), one.expand(3, 1)):
-        torch.testing.assert_close(par.score(f, x, t, PROCESS), many)
+        torch.testing.assert_close(par.to_score(f, x, t, PROCESS), many)
 
 
 # --- least squares -------------------------------------------------------------------------------------------------

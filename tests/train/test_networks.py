@@ -204,7 +204,7 @@ def test_full_batch_descent_goes_down_all_the_way():
     for steps in (1, 20, 40, 60, 80):
         model = MLP(16, 2, optimiser="sgd", lr=0.02, batch=None, steps=steps, dtype="float64")
         state, (pool,) = model.fit(told, [0, 1], quiet), {id(b): b for b in model.minibatches(told, [0, 1])}.values()
-        losses.append(torch.func.vmap(model.loss((2,)))(state, *pool))
+        losses.append(torch.func.vmap(model.loss)(state, *pool))
     assert (torch.stack(losses).diff(dim=0) < 0).all()
 
 
@@ -242,7 +242,7 @@ def test_every_activation_learns(activation):
     told = training(64, J0())
     model = MLP(16, 2, activation=activation, lr=1e-2, steps=60, batch=32)
     pool = model.pool(told, [0, 1], 64)
-    loss = torch.func.vmap(model.loss((2,)))
+    loss = torch.func.vmap(model.loss)
     assert (loss(model.fit(told, [0, 1], quiet), *pool) < 0.5 * loss(model.initial(told, [0, 1]), *pool)).all()
 
 
@@ -372,7 +372,7 @@ def test_unet_starts_at_zero_and_has_half_a_million_parameters():
 def test_unet_learns():
     told = training(16, J0(), points=images(8, 8))
     model = UNet((8, 16, 16), lr=5e-3, batch=8, steps=60, ema=None)
-    pool, loss = model.pool(told, [0], 16), torch.func.vmap(model.loss((8, 8)))
+    pool, loss = model.pool(told, [0], 16), torch.func.vmap(model.loss)
     assert float(loss(model.fit(told, [0], quiet), *pool)) < 0.5 * float(loss(model.initial(told, [0]), *pool))
 
 

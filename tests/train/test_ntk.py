@@ -65,7 +65,7 @@ def within(samples: Tensor, want: Tensor, errors: float = 4.5) -> None:
 
 @pytest.mark.parametrize("activation", ["relu", "erf"])
 def test_one_layer_expectations_by_monte_carlo(activation):
-    u, v, phi = normal(4, 3, seed=0), normal(3, 3, seed=1), ACTIVATIONS[activation].function
+    u, v, phi = normal(4, 3, seed=0), normal(3, 3, seed=1), ACTIVATIONS[activation][0]
     w, b = 1.7, 0.4
     W, bias = normal(200_000, 3, seed=2), normal(200_000, 1, seed=3)
     a, c = (math.sqrt(w / 3) * W @ x.mT + math.sqrt(b) * bias for x in (u, v))

@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,8 +62,8 @@ class Covariance(ABC):
         lead = v.shape[: max(v.ndim - len(self.shape), 0)]
         good = v.ndim == 0 or tuple(v.shape[len(lead) :]) == self.shape
         try:
-            torch.broadcast_shapes(self.batch, lead)
-        except RuntimeError:
+            np.broadcast_shapes(self.batch, lead)
+        except ValueError:
             good = False
         require(good, f"v has shape {tuple(v.shape)}; the operator acts on shape {self.batch + self.shape}.")
         return v
@@ -194,7 +195,7 @@ class Transformed(Covariance):
         dtype: torch.dtype | None = None,
     ) -> None:
         factor = torch.ones(()) if factor is None else factor
-        super().__init__(tuple(torch.broadcast_shapes(base.batch, factor.shape)), base.shape, base)
+        super().__init__(tuple(np.broadcast_shapes(base.batch, factor.shape)), base.shape, base)
         self.base, self.factor = base, factor.to(base.device, base.dtype)
         self._square = over_event(self.factor**2, self.shape)
         self.map = None if map is None else map.to(base.device, base.dtype)
@@ -237,8 +238,8 @@ class Transformed(Covariance):
 def fits(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
     """Whether ``shape`` broadcasts to ``target``."""
     try:
-        return tuple(torch.broadcast_shapes(shape, target)) == tuple(target)
-    except RuntimeError:
+        return tuple(np.broadcast_shapes(shape, target)) == tuple(target)
+    except ValueError:
         return False
 
 

@@ -2,17 +2,11 @@ r"""V-kernels: the covariance of the learned score over training randomness (doc
 
 .. math:: V(x,t;x',t') = D_t\, \mathrm{Cov}_\theta[\hat s(x,t), \hat s(x',t')]\, D_{t'} .
 
-A kernel returns :math:`\mathrm{Cov}_\theta` (``cov``) and the mean score (``mean``); :math:`D` comes from the process.
-
 * **White** kernels contain :math:`\delta(t - t')`: fresh noise at every step. ``cov(x, t)`` is then the coefficient of
   the delta function, and a second argument is refused. :class:`Naive` is the one of the paper.
 * **Quenched** kernels do not: one trained model is one draw of a random *field*, the same at every step (``draw``,
   ``models``). :class:`Linear`, :class:`Lazy` and :class:`SGD` predict that of trained models, :class:`Measured` is
-  taken from an ensemble, and users define :class:`FiniteRank`, which draws its weights once, or :class:`Function`,
-  which draws the field where it is evaluated, conditioned on all earlier values.
-
-``valid`` and ``why`` state whether the assumptions of a kernel hold, with a warning where they do not, and ``error`` is
-the relative standard error of its variances.
+  taken from an ensemble, and users define :class:`FiniteRank` and :class:`Function`.
 """
 
 from vkernel.kernels.base import FiniteRank, Function, Kernel, Measured, Naive, ValidityWarning

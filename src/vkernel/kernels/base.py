@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.checks import check_whole, is_number
+from vkernel.core.checks import check_type, check_whole, is_number
 from vkernel.core.covariance import Covariance, Cross, Factored, Matrix, Transformed
 from vkernel.core.errors import InputError, require
 from vkernel.core.rng import Generator
@@ -68,6 +68,10 @@ class Kernel(VKernel):
     def __repr__(self) -> str:
         valid = "valid" if self.valid else "not valid"
         return f"{type(self).__name__} kernel ({valid}: {self.why}) of {self.process!r}"
+
+    def _normals(self, members: int, count: int, generator: Generator) -> Tensor:
+        check_whole(members, "the number of members of a field")
+        return rng.randn((members, count), rng.as_generator(generator), self.device, torch.float64)
 
     def _assess(self, valid: bool, why: str, advice: str) -> None:
         """Record whether the assumptions hold; warn, with an advice, if they do not."""
@@ -128,11 +132,9 @@ class Measured(Kernel):
         return torch.full(self.mean.split(x)[0], self.relative_error, dtype=torch.float64, device=x.device)
 
     def draw(self, members: int, generator: Generator = None) -> Field:
-        check_whole(members, "the number of members of a field")
         # factors are linear in the scores: those of the identity turn normals into weights of the members
         factors = self.scores.groups.factors(torch.eye(self.members, dtype=torch.float64, device=self.device))
-        z = rng.randn((members, len(factors)), rng.as_generator(generator), self.device, torch.float64)
-        return self.scores.combine(z @ factors)
+        return self.scores.combine(self._normals(members, len(factors), generator) @ factors)
 
 
 class FiniteRank(Kernel):
@@ -151,8 +153,7 @@ class FiniteRank(Kernel):
         self.root = Matrix(w, (len(w),)).power(0.5).dense()  # refuses what is not a covariance
 
     def factors(self, x: Tensor, t: Time) -> Tensor:
-        phi = self.basis(x, t)
-        require(isinstance(phi, Tensor), f"basis(x, t) must be a tensor, not {type(phi).__name__}.")
+        phi = check_type(self.basis(x, t), "basis(x, t)", Tensor)
         good = phi.shape == (len(self.root), *x.shape)
         require(good, f"basis(x, t) has shape {tuple(phi.shape)}; it must be ({len(self.root)}, *x.shape).")
         return torch.tensordot(self.root.to(phi), phi, dims=1)
@@ -164,13 +165,8 @@ class FiniteRank(Kernel):
         right = self.factors(x2, t if t2 is None else t2)
         return Cross(left.movedim(0, -1) @ right.movedim(0, -1).mT, tuple(x.shape[-1:]))
 
-    def normals(self, members: int, generator: Generator) -> Tensor:
-        """Draw the standard normals behind the weights of each member, ``(members, F)``."""
-        check_whole(members, "the number of members of a field")
-        return rng.randn((members, len(self.root)), rng.as_generator(generator), self.root.device, torch.float64)
-
     def draw(self, members: int, generator: Generator = None) -> Field:
-        z = self.normals(members, generator)
+        z = self._normals(members, len(self.root), generator)
 
         def field(x: Tensor, t: Time) -> Tensor:
             modes = self.factors(x, t)  # (F, members, *batch, d)
@@ -214,49 +210,46 @@ class Function(Kernel):
         return k.movedim(3, 2).reshape(m, n * d, n2 * d)
 
     def draw(self, members: int, generator: Generator = None) -> Field:
-        return _Conditioned(self, check_whole(members, "the number of members of a field"), generator)
+        r"""Draw a Gaussian field where it is evaluated, conditioned on all earlier values.
 
+        With :math:`L L^T` the covariance of all values so far and :math:`z` the normals behind them, the next block has
+        the factors :math:`B = K_{new,old} L^{-T}`, :math:`R R^T = K_{new,new} - B B^T` and the values
+        :math:`B z + R z_{new}`. Where points repeat, :math:`R` is zero up to a jitter.
+        """
+        source, scale = rng.as_generator(generator), 0.0
+        past: tuple[Tensor, Tensor, Tensor, Tensor] | None = None  # points, times, the normals z, the factor L
+        check_whole(members, "the number of members of a field")
 
-class _Conditioned:
-    r"""A Gaussian field drawn where it is evaluated, conditioned on all earlier values.
+        def field(x: Tensor, t: Time) -> Tensor:
+            nonlocal past, scale
+            good = x.ndim >= 2 and x.shape[0] == members
+            require(good, f"A field of {members} members takes x ({members}, *batch, d); got {tuple(x.shape)}.")
+            new = x.detach().double().reshape(members, -1, x.shape[-1])
+            when = times_of(t, x).double().reshape(members, -1)
+            rest = self.pairs(new, when, new, when).double()
+            require(torch.allclose(rest, rest.mT), "The kernel is not symmetric under exchange of its arguments.")
+            scale = max(scale, float(rest.diagonal(dim1=-2, dim2=-1).amax()))
+            fresh = rng.randn((members, rest.shape[-1]), source, x.device, torch.float64)
+            if past is None:
+                root = _cholesky(rest, scale)
+                value, past = root @ fresh[..., None], (new, when, fresh, root)
+            else:
+                points, old_times, z, old = past
+                k = self.pairs(new, when, points, old_times).double()
+                cross = torch.linalg.solve_triangular(old, k.mT, upper=False).mT
+                root = _cholesky(rest - cross @ cross.mT, scale)
+                value = cross @ z[..., None] + root @ fresh[..., None]
+                top, bottom = torch.nn.functional.pad(old, (0, root.shape[-1])), torch.cat([cross, root], -1)
+                points, old_times, z = (torch.cat(a, 1) for a in ((points, new), (old_times, when), (z, fresh)))
+                past = points, old_times, z, torch.cat([top, bottom], -2)
+            return value.reshape(x.shape).to(x.dtype)
 
-    With :math:`L L^T` the covariance of all values so far and :math:`z` the normals behind them, the next block has the
-    factors :math:`B = K_{new,old} L^{-T}`, :math:`R R^T = K_{new,new} - B B^T` and the values :math:`B z + R z_{new}`.
-    Where points repeat, :math:`R` is zero up to a jitter of ``JITTER`` times the largest variance.
-    """
-
-    def __init__(self, kernel: Function, members: int, generator: Generator) -> None:
-        self.kernel, self.members, self.generator, self.scale = kernel, members, rng.as_generator(generator), 0.0
-        self.past: tuple[Tensor, Tensor, Tensor, Tensor] | None = None  # points, times, the normals z, the factor L
-
-    def __call__(self, x: Tensor, t: Time) -> Tensor:
-        good = x.ndim >= 2 and x.shape[0] == self.members
-        require(good, f"A field of {self.members} members takes x ({self.members}, *batch, d); got {tuple(x.shape)}.")
-        new = x.detach().double().reshape(self.members, -1, x.shape[-1])
-        when = times_of(t, x).double().reshape(self.members, -1)
-        rest = self.kernel.pairs(new, when, new, when).double()
-        require(torch.allclose(rest, rest.mT), "The kernel is not symmetric under exchange of its arguments.")
-        self.scale = max(self.scale, float(rest.diagonal(dim1=-2, dim2=-1).amax()))
-        fresh = rng.randn((self.members, rest.shape[-1]), self.generator, x.device, torch.float64)
-        if self.past is None:
-            root = _cholesky(rest, self.scale)
-            value, self.past = root @ fresh[..., None], (new, when, fresh, root)
-        else:
-            points, old_times, z, old = self.past
-            k = self.kernel.pairs(new, when, points, old_times).double()
-            cross = torch.linalg.solve_triangular(old, k.mT, upper=False).mT
-            root = _cholesky(rest - cross @ cross.mT, self.scale)
-            value = cross @ z[..., None] + root @ fresh[..., None]
-            top, bottom = torch.nn.functional.pad(old, (0, root.shape[-1])), torch.cat([cross, root], -1)
-            points, old_times, z = (torch.cat(a, 1) for a in ((points, new), (old_times, when), (z, fresh)))
-            self.past = points, old_times, z, torch.cat([top, bottom], -2)
-        return value.reshape(x.shape).to(x.dtype)
+        return field
 
 
 def _cholesky(matrix: Tensor, scale: float) -> Tensor:
     """Return a Cholesky factor of covariances of values whose variance is at most ``scale``."""
-    # a kernel that vanishes everywhere has no scale
-    jitter = JITTER * (scale or 1e-100) * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    jitter = JITTER * max(scale, 1e-100) * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     root, info = torch.linalg.cholesky_ex(matrix + jitter)
     if bool((info > 0).any()):  # rounding leaves up to about 1e-12 of the scale; more is no covariance
         values, vectors = torch.linalg.eigh(matrix)
@@ -268,7 +261,7 @@ def _cholesky(matrix: Tensor, scale: float) -> Tensor:
 
 
 class Drawn(Scores):
-    """Models drawn from a kernel: each the mean score plus an independent field."""
+    """Models drawn from a kernel."""
 
     dtype = torch.float64
     device = torch.device("cpu")

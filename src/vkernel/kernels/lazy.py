@@ -2,17 +2,15 @@ r"""The V-kernel of infinitely wide networks (docs/theory.md, §8.2).
 
 A lazy network :math:`\hat s = a_t + B_t f`, trained for time :math:`\tau` on the inputs X = U and the targets y, is
 linear in both :math:`f_0` and y: :math:`f(x) = f_0(x) + w(x)^T (y - f_0(X))` with :math:`w(x)^T = K(u,U)\, G` and the
-smoother G (:mod:`vkernel.train.models.lazy`). So, with the noise of the targets :math:`N_i = \mathrm{Cov}[y_i|x_i]` and
-the covariance :math:`K_0 \otimes 1` of :math:`f_0`, the covariance of f is a sum of three parts, each exact given X:
+smoother G (:mod:`vkernel.train.models.lazy`). The covariance of f is a sum of three parts, exact given X (8.3):
 
-.. math:: \text{targets:}\quad & E_X\Big[\sum_i w_i(x)\, w_i(x')\, N_i\Big], \\
+.. math:: \text{targets:}\quad & E_X\Big[\sum_i w_i(x)\, w_i(x')\, N_i\Big], \qquad N_i = \mathrm{Cov}[y_i|x_i], \\
           \text{init:}\quad & E_X\big[K_0(x,x') - w^T K_0(X,x') - K_0(x,X)\, w' + w^T K_0(X,X)\, w'\big] \otimes 1, \\
-          \text{inputs:}\quad & \mathrm{Cov}_X\big[E(f|X)\big], \qquad E(f|X) = w(x)^T E[y|X] ,
+          \text{inputs:}\quad & \mathrm{Cov}_X\big[E(f|X)\big], \qquad E(f|X) = w(x)^T E[y|X] .
 
-and :math:`\mathrm{Cov}[\hat s, \hat s'] = B_t B_{t'}` times it. :math:`E_X` is a mean over ``sets`` sets of inputs and
-:math:`\mathrm{Cov}_X` their sample covariance. What does not vary is fixed at its value for member 0: the inputs (then
-there is one set), the random numbers of the targets, :math:`f_0`; the last two then belong to :math:`E(f|X)`. The
-inputs part is the covariance of the J0 ensemble on the same inputs, started from :math:`f_0 = 0`.
+:math:`E_X` is a mean over ``sets`` sets of inputs, :math:`\mathrm{Cov}_X` their sample covariance. What does not vary
+is fixed at its value for member 0: the inputs (then there is one set), the random numbers of the targets, :math:`f_0`;
+the last two then belong to :math:`E(f|X)`. The inputs part is the covariance of the J0 ensemble started from 0.
 """
 
 from __future__ import annotations
@@ -93,8 +91,9 @@ class Lazy(Function):
         self._mean = Ensemble(centre, self._states, process, shape).mean_score
         inputs = "for one set of inputs" if held else f"averaged over {sets} sets of inputs"
         why = f"exact in the lazy limit, {inputs}; F_eff/P = {self.effective / P:.2g}"
-        advice = f"Give sets ≥ {FEWEST}: the covariance over inputs is hardly measured."
-        self._assess(held or sets >= FEWEST, why, advice)
+        self._assess(
+            held or sets >= FEWEST, why, f"Give sets ≥ {FEWEST}: the covariance over inputs is hardly measured."
+        )
 
     def _learn(self, centre: Model, training: Training, progress: Progress) -> dict[str, Tensor]:
         """Compute G, G K0(X,X) and the noise N of the targets ``(d, d, S P)``; return the states of E(f|X)."""
@@ -166,7 +165,7 @@ class Lazy(Function):
         """Return w and its like at ``x (m, N, d)`` and ``t (m, N)``."""
         (m, n, d), kernel, U = x.shape, self.model.kernel, self._states["inputs"]
         u = self.model.inputs(x.double().reshape(1, -1, d), t.double().reshape(1, -1), self.process)
-        slope = self.model.parametrisation.slope(t.double(), self.process)[..., None]
+        slope = self.model.slope(t.double(), self.process)[..., None]
         k = kernel.ntk(u, U)  # (S, m N, P)
         mean = k @ self._states["coefficients"]  # an f0 that does not vary is the same for all sets
         mean = (mean - mean.mean(0)).movedim((2, 1), (0, 1)).reshape(d, m, n, -1)

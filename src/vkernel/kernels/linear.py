@@ -1,32 +1,22 @@
 r"""V-kernels of linear models, fitted to P draws or trained by SGD (docs/theory.md, §8.1 and §8.3).
 
-A linear model :math:`\hat s = a_t + B_t W\phi` has :math:`\mathrm{Cov}[\hat s, \hat s'] = B_t\,\phi^T\,\mathrm{Cov}[W]\,
+A linear model :math:`\hat s = a_t + B_t W\phi` has :math:`\mathrm{Cov}[\hat s, \hat s'] = B_t\,\phi^T\mathrm{Cov}[W]\,
 \phi' B_{t'}`. With :math:`\Sigma = E\,\omega\phi\phi^T`, the noise of the target :math:`N = \mathrm{Cov}[y|x]` and the
 misfit :math:`b = E[y|x] - W\phi`, the covariance of one draw's gradient is
 
 .. math:: M(W) = E[\omega^2 (N + b b^T)\,\phi\phi^T] - E[\omega b\phi]\,E[\omega b\phi]^T .
 
-**Least squares** with ridge :math:`\gamma` (:class:`Linear`), in two forms:
+:class:`Linear`, least squares with ridge :math:`\gamma`, has two forms: the **leading** order in 1/P (8.1),
+:math:`\frac1P (\Sigma+\gamma)^{-1} M(W_\gamma) (\Sigma+\gamma)^{-1}` at :math:`W_\gamma = E[\omega y\phi^T]
+(\Sigma+\gamma)^{-1}`, and **given inputs**, exact given the inputs X and averaged over sets of them (8.2):
 
-* **leading** order in 1/P. With :math:`W_\gamma = E[\omega y\phi^T](\Sigma+\gamma)^{-1}`,
-  :math:`\mathrm{Cov}[W] = \frac1P (\Sigma+\gamma)^{-1} M(W_\gamma)\, (\Sigma+\gamma)^{-1}` (8.1).
-* **given inputs**, the default: exact given the inputs X, then averaged over sets of them. With
-  :math:`H = (A^T A + \gamma)^{-1} A^T`, :math:`A = \sqrt{\omega/P}\,\phi`, (8.2) is
+.. math:: \mathrm{Cov}[W] = E_X\Big[\sum_i \frac{\omega_i}{P} N_i\, H_i H_i^T\Big] + \mathrm{Cov}_X\big[E(W|X)\big],
+          \quad H = (A^T A + \gamma)^{-1} A^T, \quad A = \sqrt{\omega/P}\,\phi .
 
-  .. math:: \mathrm{Cov}[W] = E_X\Big[\sum_i \frac{\omega_i}{P} N_i\, H_i H_i^T\Big] + \mathrm{Cov}_X\big[E(W|X)\big] .
-
-The terms with N are the *target noise*, and vanish for J0; the rest, the misfit or the covariance over inputs, is
-exactly the covariance of the J0 ensemble on the same inputs.
-
-**Online SGD** (:class:`SGD`) takes fresh draws at every step, as real models are trained: learning rate :math:`\eta`,
-batches of B, from :math:`W = 0`. In training time :math:`\tau = \eta \times` steps and the eigenbasis
-:math:`\Sigma q_k = \rho_k q_k`, for small :math:`\eta` (8.4),
-
-.. math:: \bar W_k(\tau) = \frac{1 - e^{-\rho_k\tau}}{\rho_k}\, E[\omega\,y\,\phi_k], \qquad
-          \mathrm{Cov}_{kl}(\tau) = \frac{\eta}{B} \int_0^\tau e^{-(\rho_k+\rho_l)(\tau-u)}\, M_{kl}(\bar W(u))\, du .
-
-M is evaluated at nodes in u and interpolated linearly, and the exponential is integrated exactly. A ridge
-:math:`\gamma` (weight decay) is added to every :math:`\rho`.
+The terms with N are the *target noise*, and vanish for J0; the rest, the misfit, is exactly the covariance of the J0
+ensemble on the same inputs. :class:`SGD` takes fresh draws at every step, as real models are trained (8.4): M is
+evaluated at nodes in training time and interpolated linearly, and the exponential is integrated exactly. A ridge is
+then weight decay, added to every eigenvalue :math:`\rho` of :math:`\Sigma`.
 """
 
 from __future__ import annotations
@@ -49,9 +39,9 @@ from vkernel.process import Process
 from vkernel.sample.sde import Field
 from vkernel.score.base import Time, wide_time
 from vkernel.train.ensemble import Ensemble
+from vkernel.train.models.base import Linear as Model
 from vkernel.train.models.base import Model as TrainedModel
-from vkernel.train.models.linear import Linear as Model
-from vkernel.train.models.linear import factor
+from vkernel.train.models.base import factor
 from vkernel.train.objectives import VARIES, Batch, Objective, Quantile, Training
 
 CHUNK = 1 << 24  # numbers of a table of features held at once
@@ -67,14 +57,13 @@ def target_noise(model: TrainedModel, training: Training, batch: Batch) -> Tenso
     if "targets" not in training.vary or training.objective.ratio == 0:
         return None
     cov = training.objective.covariance(training.score, batch.x.flatten(0, 1), batch.t.flatten())
-    slope = model.parametrisation.target_slope(batch.t, training.process)
+    slope = model.target_slope(batch.t, training.process)
     return slope.square()[..., None, None] * cov.reshape(*batch.t.shape, *cov.shape[1:])
 
 
 class LinearField(FiniteRank):
-    """A kernel of finite rank whose basis is a linear model's: the common base of :class:`Linear` and :class:`SGD`.
+    """A kernel whose basis is a linear model's: ``weights`` is Cov[W], (F o, F o), ``mean_weights`` is E[W], (F, o).
 
-    ``weights`` is Cov[W], ``(F o, F o)`` with the index of the output fastest; ``mean_weights`` is E[W], ``(F, o)``.
     ``groups (G, F, F)`` are independent estimates of Cov[W], traced over outputs, from which ``error`` follows.
     """
 
@@ -88,7 +77,7 @@ class LinearField(FiniteRank):
     def _basis(self, x: Tensor, t: Time) -> Tensor:
         self.process.check(wide_time(t, x.device))
         when = times_of(t, x)
-        slope = self.model.parametrisation.slope(when.double(), self.process).to(x.dtype)
+        slope = self.model.slope(when.double(), self.process).to(x.dtype)
         phi = (slope[..., None] * self.model.features(x, when)).movedim(-1, 0)
         eye = torch.eye(self.mean_weights.shape[-1], dtype=x.dtype, device=x.device)
         return torch.einsum("f...,ab->fa...b", phi, eye).flatten(0, 1)
@@ -101,7 +90,8 @@ class LinearField(FiniteRank):
         return (v.std(0) / (v.mean(0) * math.sqrt(len(v)))).to(x.dtype)
 
     def _changes(self, members: int, generator: Generator) -> Tensor:
-        return (self.normals(members, generator) @ self.root).reshape(members, *self.mean_weights.shape)
+        z = self._normals(members, len(self.root), generator)
+        return (z @ self.root).reshape(members, *self.mean_weights.shape)
 
     def draw(self, members: int, generator: Generator = None) -> Field:
         return self._ensemble.field({"weights": self._changes(members, generator)})
@@ -147,18 +137,16 @@ class Linear(LinearField):
             good = "targets" in training.vary
             require(good, "The leading order averages over targets; where they are held, use form='given-inputs'.")
             mean = self._leading(_Gradients(model, training, quadrature), P, held)
+            valid, advice = self.effective <= RATIO * P, "Use form='given-inputs'."
+            why = f"effective features / draws = {{:.2g}}; the leading order in 1/P is for ratios up to {RATIO}"
         else:
             with show_progress(sets, progress) as report:
                 mean = self._given_inputs(training, P, 1 if held else sets, report)
-        super().__init__(model, process, self.target_noise + self.misfit, mean, self.groups)
-        ratio = self.effective / P
-        if form == "leading":
-            why = f"effective features / draws = {ratio:.2g}; the leading order in 1/P is for ratios up to {RATIO}"
-            self._assess(ratio <= RATIO, why, "Use form='given-inputs'.")
-        else:
+            valid, advice = held or sets >= FEWEST, f"Give sets ≥ {FEWEST}: the misfit is hardly measured."
             inputs = "which are held" if held else f"averaged over {sets} sets of them"
-            why = f"exact given the inputs, {inputs}; effective F/P = {ratio:.2g}"
-            self._assess(held or sets >= FEWEST, why, f"Give sets ≥ {FEWEST}: the misfit is hardly measured.")
+            why = f"exact given the inputs, {inputs}; effective F/P = {{:.2g}}"
+        super().__init__(model, process, self.target_noise + self.misfit, mean, self.groups)
+        self._assess(valid, why.format(self.effective / P), advice)
 
     def only(self, part: str) -> LinearField:
         """Return the kernel of one term alone, "target_noise" or "misfit"."""
@@ -184,7 +172,7 @@ class Linear(LinearField):
                 self.effective += float(torch.einsum("mfp,mpf->", H, A)) / sets
                 N = target_noise(model, training, batch)
                 if N is not None:
-                    scale = model.parametrisation.omega(batch.t, training.process) / P
+                    scale = model.omega(batch.t, training.process) / P
                     noise += _outer(H, scale[..., None, None] * N)
                 report("sets of inputs", len(block))
             by_group.append(noise)
@@ -239,12 +227,12 @@ class SGD(LinearField):
         progress: Progress = False,
     ) -> None:
         self.lr, self.batch = check_positive(lr, "lr"), check_whole(batch, "batch")
-        self.steps = check_whole(steps, "steps")
+        self.tau = lr * check_whole(steps, "steps")
         check_whole(nodes, "nodes, the times at which the noise is evaluated,", 2)
         training = Training(data, process, objective, None, VARIES, seed, times)
         gradients = _Gradients(_check_linear(model, training), training, quadrature)
         rho, Q = torch.linalg.eigh(gradients.gram)
-        rho, pull, self.tau = rho.clamp_min(0) + model.ridge, Q.mT @ gradients.cross, lr * steps
+        rho, pull = rho.clamp_min(0) + model.ridge, Q.mT @ gradients.cross
         rates = (rho[:, None] + rho)[:, None, :, None]
 
         def mean(u: float) -> Tensor:  # E[W] at time u, (F, o)
@@ -308,7 +296,7 @@ class _Gradients:
 
     def covariance(self, W: Tensor) -> tuple[Tensor, Tensor]:
         """Return the part of M(W) with N, which does not depend on W and is computed once, and the rest: (F o, F o)."""
-        par, mean = self.model.parametrisation, (self.cross - self.gram @ W).reshape(-1)  # E[ω b φ]
+        par, mean = self.model, (self.cross - self.gram @ W).reshape(-1)  # E[ω b φ]
         misfit = -mean[:, None] * mean
         noise = torch.zeros_like(misfit) if self.noise is None else self.noise
         for batch in self._batches():

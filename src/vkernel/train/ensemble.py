@@ -5,20 +5,15 @@ over members are those of :class:`~vkernel.sample.scores.Scores`; :mod:`vkernel.
 weights are not finite has *diverged*: it stays in the ensemble and takes part in no mean.
 
 **Sources of variance.** Training is random in four nested ways: initialisation, inputs (t and x), the noise of their
-targets, the order of batches. By the law of total variance
-
-.. math:: \mathrm{Var}\,\hat s = \mathrm{Var}\,E[\hat s|\text{init}] + E\,\mathrm{Var}\,E[\hat s|\text{init, inputs}]
-          + E\,\mathrm{Var}\,E[\hat s|\text{init, inputs, targets}] + E\,\mathrm{Var}[\hat s|\text{all but order}] ,
-
-where each inner Var is over the next factor alone. A balanced nested design with sizes :math:`n_1, n_2, \ldots`
-measures the terms without bias: with :math:`U_l` the mean sample variance, over the l-th index, of means over all
-deeper indices, :math:`\sigma_l^2 = U_l - U_{l+1}/n_{l+1}`. Errors are jackknifed over the outermost groups. The term
-of the inputs contains the misfit, the variance that training on noiseless targets (J0) leaves.
+targets, the order of batches. By the law of total variance the variance of the score is a sum of four terms, each the
+mean variance over one factor given those outside it. A balanced nested design with sizes :math:`n_1, n_2, \ldots`
+measures them without bias: with :math:`U_l` the mean sample variance, over the l-th index, of means over all deeper
+indices, :math:`\sigma_l^2 = U_l - U_{l+1}/n_{l+1}`. Errors are jackknifed over the outermost groups. The term of the
+inputs contains the misfit, the variance that training on noiseless targets (J0) leaves.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import math
@@ -26,6 +21,7 @@ import operator
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +75,8 @@ def train_ensemble(
         indices = ()
     good = len(indices) >= 1 and min(indices) >= 0 and len(set(indices)) == len(indices)
     require(good, f"members must be a number ≥ 1 or distinct indices ≥ 0; got {members!r}.")
-    label = f"{len(indices)} members, {training.objective!r}"
     with show_progress(1.0, progress) as report:
-        state = model.fit(training, indices, lambda share: report(label, share))
+        state = model.fit(training, indices, partial(report, f"{len(indices)} members, {training.objective!r}"))
     info: dict[str, Any] = {"members": list(indices), "draws": draws, "objective": training.objective.spec}
     info |= {"vary": list(training.vary), "seed": int(seed), "times": times if isinstance(times, str) else "function"}
     info["data"] = {"name": training.data.name, "n": training.data.n}
@@ -160,7 +155,7 @@ class Ensemble(Scores):
         out = self.model.score(state, points, when, self.process, affine)
         return out.reshape(x.shape if paired else (len(out), *x.shape)).to(x.dtype)
 
-    @functools.cached_property
+    @cached_property
     def _mean_state(self) -> State:
         return {k: a.mean(0, keepdim=True) for k, a in self.finite.state.items()}
 
@@ -191,12 +186,9 @@ class Ensemble(Scores):
         from safetensors.torch import save
 
         content = save({k: a.detach().cpu().contiguous() for k, a in self.state.items()})
-        about: dict[str, Any] = {
-            "vkernel": __version__,
-            "model": self.model.spec,
-            "process": processes.spec(self.process),
-        }
-        about |= {"shape": list(self.shape), "info": self.info, "sha256": hashlib.sha256(content).hexdigest()}
+        about: dict[str, Any] = {"vkernel": __version__, "shape": list(self.shape), "info": self.info}
+        about |= {"model": self.model.spec, "process": processes.spec(self.process)}
+        about["sha256"] = hashlib.sha256(content).hexdigest()  # the two files belong together
         write(Path(path) / "state.safetensors", content)
         return write(Path(path) / "ensemble.json", json.dumps(about, indent=1)).parent
 
@@ -299,7 +291,7 @@ def variance_split(
     x = check_shape(check_type(x, "x", Tensor), "x", shape)
     process.check(wide_time(t, training.data.device))
     with show_progress(1.0, progress) as report:
-        state = model.fit(training, range(count), lambda share: report("nested design", share))
+        state = model.fit(training, range(count), partial(report, "nested design"))
     ensemble = Ensemble(model, state, process, shape)
     require(not ensemble.diverged, f"A nested design must be whole. {ensemble.report}")
     values = ensemble(x, t).double().reshape(*sizes, *x.shape[: x.ndim - len(shape)], -1)
@@ -307,9 +299,8 @@ def variance_split(
     pooled, pooled_without = (a.reshape(-1, len(names), math.prod(a.shape[2:])).sum(-1) for a in (full[None], without))
     share: Estimate[Tensor] = jackknife(full / full.sum(0), without / without.sum(1, keepdim=True))
     pooled_without = pooled_without / pooled_without.sum(1, keepdim=True)
-    return VarianceSplit(
-        names, sizes, jackknife(full, without), share, jackknife(pooled[0] / pooled.sum(), pooled_without)
-    )
+    whole: Estimate[Tensor] = jackknife(pooled[0] / pooled.sum(), pooled_without)
+    return VarianceSplit(names, sizes, jackknife(full, without), share, whole)
 
 
 def _components(values: Tensor, levels: int) -> Tensor:

@@ -57,9 +57,11 @@ class Features(ABC):
     def spec(self) -> dict[str, Any]:
         """The features in JSON, read by :func:`from_spec`."""
 
-    def _check(self, x: Tensor) -> None:
+    def _time(self, x: Tensor, t: float | Tensor) -> Tensor:
+        """Return t like x; refuse vectors of another length."""
         good = x.ndim >= 1 and x.shape[-1] == self.dim
         require(good, f"These features take vectors of {self.dim} numbers; x has shape {tuple(x.shape)}.")
+        return torch.as_tensor(t, dtype=x.dtype, device=x.device)
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,7 @@ class Axis:
         if self.kind == "gaussian":
             centres = torch.linspace(self.low, self.high, self.count, dtype=v.dtype, device=v.device)
             width = (self.high - self.low) / (self.count - 1) / 2
-            z = (v[..., None] - centres) / width
-            return (z.square() * -0.5).exp() / (width * math.sqrt(2 * math.pi))
+            return (((v[..., None] - centres) / width).square() * -0.5).exp() / (width * math.sqrt(2 * math.pi))
         if self.kind == "fourier":
             k = torch.arange(1, self.count // 2 + 1, dtype=v.dtype, device=v.device)
             angle = (2 * math.pi / (self.high - self.low)) * v[..., None] * k
@@ -109,8 +110,7 @@ class Grid(Features):
 
     def parts(self, x: Tensor, t: float | Tensor) -> list[Tensor]:
         """Return the functions of every axis, those of t last."""
-        self._check(x)
-        when = torch.as_tensor(t, dtype=x.dtype, device=x.device)
+        when = self._time(x, t)
         return [*(axis(x[..., j]) for j, axis in enumerate(self.axes)), self.time(when)]
 
     def __call__(self, x: Tensor, t: float | Tensor) -> Tensor:
@@ -126,8 +126,7 @@ class Grid(Features):
         if one_time:
             weights = weights.reshape(M, -1, self.time.count, o) * self.time(t.to(x.dtype))[:, 0][:, None, :, None]
             weights = weights.sum(2)
-        found = []
-        height = self.axes[0].count
+        found, height = [], self.axes[0].count
         for block in _blocks(x, t, max(height, weights.shape[1] * o // height)):
             first, *rest = self.parts(*block)[: -1 if one_time else None]
             if len(x) < M:  # shared inputs: one product for all members
@@ -149,8 +148,7 @@ class Grid(Features):
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Return all products of functions ``(…, A)`` and ``(…, B)``, those of b fastest."""
-    return (a[..., :, None] * b[..., None, :]).flatten(-2)
+    return (a[..., :, None] * b[..., None, :]).flatten(-2)  # the functions of b fastest
 
 
 def grid(
@@ -182,10 +180,7 @@ class RandomFourier(Features):
         self.count, self.dim = len(frequencies), frequencies.shape[1] - 1
 
     def __call__(self, x: Tensor, t: float | Tensor) -> Tensor:
-        self._check(x)
-        when = torch.as_tensor(t, dtype=x.dtype, device=x.device)
-        scaled = (2 * when - (self.eps + self.T)) / (self.T - self.eps)
-        omega = self.frequencies.to(x)
+        scaled, omega = (2 * self._time(x, t) - (self.eps + self.T)) / (self.T - self.eps), self.frequencies.to(x)
         angle = x @ omega[:, :-1].mT + scaled[..., None] * omega[:, -1] + self.phases.to(x)
         return math.sqrt(2 / self.count) * angle.cos()
 

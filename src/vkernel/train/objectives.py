@@ -70,10 +70,9 @@ class Objective(ABC):
         mean, total = torch.zeros_like(x).flatten(1), torch.zeros((), dtype=x.dtype, device=x.device)
         for k in range(samples):  # Welford's running form: no cancellation, nothing stored
             u = rng.uniforms(key, count + k * count.numel())
-            y = self.target(score, x, t, post.indices_at(u[None, :, 0])[0], u[:, 1:]).flatten(1)
-            shift = y - mean
+            shift = self.target(score, x, t, post.indices_at(u[None, :, 0])[0], u[:, 1:]).flatten(1) - mean
             mean = mean + shift / (k + 1)
-            total = total + shift[:, :, None] * (y - mean)[:, None, :]
+            total = total + shift[:, :, None] * shift[:, None, :] * (k / (k + 1))
         return total / (samples - 1)
 
     @property
@@ -120,8 +119,7 @@ class JK(Objective):
     """Targets between J1 (K = 1) and J0 (large K); ``kind`` is "draws", "subset" or "efm"."""
 
     def __init__(self, K: int, kind: str = "draws") -> None:
-        good = is_whole(K) and K >= 1
-        require(good, f"K must be a whole number ≥ 1; got {K!r}. The limit of many draws is J0.")
+        require(is_whole(K) and K >= 1, f"K must be a whole number ≥ 1; got {K!r}. The limit of many draws is J0.")
         self.K, self.kind, self.uniforms = K, check_choice(kind, "kind of J_K", KINDS), K - 1
         self.ratio, self.settings = 1 / K if kind == "draws" else None, {"K": K, "of": kind}
 
@@ -134,14 +132,12 @@ class JK(Objective):
             return total / self.K
         n, weights = score.data.n, score.data.weights.to(x.device)
         if self.kind == "efm":
-            others = torch.searchsorted(_cumulative(weights), u.contiguous()).clamp_max(n - 1)
-            log_w = torch.zeros_like(weights)
+            others, weights = _drawn(weights, u.contiguous()), torch.ones_like(weights)
         else:
             require(n >= self.K, f"A subset of {self.K} points needs as many; the data have {n}.")
             others = _without_replacement(u, n - 1)
             others = others + (others >= origin[:, None])
-            log_w = weights.log()
-        return _conditional_mean(score, x, t, torch.cat([origin[:, None], others], 1), log_w)
+        return _conditional_mean(score, x, t, torch.cat([origin[:, None], others], 1), weights.log())
 
 
 def parse(objective: str | Objective | dict[str, Any]) -> Objective:
@@ -169,13 +165,11 @@ class Batch(NamedTuple):
 
 
 class Training:
-    """The random draws on which the members of an ensemble are trained; ``draws=None`` is an endless sequence.
+    """The random draws on which the members of an ensemble are trained; arguments as for ``vk.train_ensemble``.
 
-    ``vary`` names what differs between members: "inputs" (t and x), "targets" (their noise), "init", "order". Where
-    inputs and targets vary together, or neither does, the target has the origin of x; otherwise the origin is drawn
-    from the posterior, so that each can be held fixed while the other varies. ``times`` is the density of t: "uniform",
-    "log" (uniform in log sigma/alpha) or a quantile function u -> t. ``design`` holds, for names of ``vary``, the
-    stream that each member uses: members with the same stream share that randomness.
+    Where inputs (t and x) and targets vary together, or neither does, the target has the origin of x; otherwise the
+    origin is drawn from the posterior, so that each can be held fixed while the other varies. ``design`` holds, for
+    names of ``vary``, the stream that each member uses: members with the same stream share that randomness.
     """
 
     def __init__(
@@ -246,8 +240,7 @@ class Training:
         def u(purpose: str) -> Tensor:
             return rng.uniforms(self.keys(purpose, members)[:, None], index)
 
-        origin = torch.searchsorted(_cumulative(self.data.weights), u("inputs/point")).clamp_max(self.data.n - 1)
-        t = self.time(u("inputs/time"))
+        origin, t = _drawn(self.data.weights, u("inputs/point")), self.time(u("inputs/time"))
         shape = (len(members), count, *self.data.shape)
         counter = torch.arange(self.data.d, device=index.device) + self.data.d * index[:, None]
         z = rng.normals(self.keys("inputs/noise", members)[:, None, None], counter)
@@ -280,9 +273,10 @@ def _points(data: Empirical, index: Tensor, like: Tensor) -> Tensor:
     return data.take(index).to(like).reshape(like.shape)
 
 
-def _cumulative(weights: Tensor) -> Tensor:
+def _drawn(weights: Tensor, u: Tensor) -> Tensor:
+    """Return the indices at the quantiles u of a law with the given weights."""
     total = weights.double().cumsum(0)
-    return total / total[-1]
+    return torch.searchsorted(total / total[-1], u).clamp_max(len(weights) - 1)
 
 
 def _without_replacement(u: Tensor, n: int) -> Tensor:

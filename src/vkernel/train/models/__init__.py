@@ -10,24 +10,23 @@ from typing import Any
 
 from vkernel.core.errors import InputError
 from vkernel.train import features
-from vkernel.train.models.base import Model, Parametrisation
+from vkernel.train.models.base import Linear, Model
 from vkernel.train.models.lazy import NNGP, NTK, RBF, Lazy, kernel_from_spec
-from vkernel.train.models.linear import Linear
 from vkernel.train.models.network import MLP, UNet
 
-__all__ = ["MLP", "NNGP", "NTK", "RBF", "Lazy", "Linear", "Model", "Parametrisation", "UNet", "from_spec"]
+__all__ = ["MLP", "NNGP", "NTK", "RBF", "Lazy", "Linear", "Model", "UNet", "from_spec"]
 
 
 def from_spec(spec: dict[str, Any]) -> Model:
     """Return the model of a ``spec``; a weighting function is not kept, and σ² replaces it."""
-    given = dict(spec)
-    kind = given.pop("kind", None)
-    if given.get("weight") == "function":
-        given["weight"] = "sigma2"
-    if kind == "linear":
-        return Linear(features.from_spec(given.pop("features")), **given)
-    if kind == "lazy":
-        return Lazy(kernel_from_spec(given.pop("kernel")), float(given.pop("tau")), **given)
-    if kind in ("mlp", "unet"):
-        return (MLP if kind == "mlp" else UNet)(**given)
-    raise InputError(f"There is no model of kind {kind!r}.")
+    given = {name: "sigma2" if (name, value) == ("weight", "function") else value for name, value in spec.items()}
+    match given.pop("kind", None):
+        case "linear":
+            return Linear(features.from_spec(given.pop("features")), **given)
+        case "lazy":
+            return Lazy(kernel_from_spec(given.pop("kernel")), float(given.pop("tau")), **given)
+        case "mlp":
+            return MLP(**given)
+        case "unet":
+            return UNet(**given)
+    raise InputError(f"There is no model of kind {spec.get('kind')!r}.")

@@ -1,45 +1,31 @@
 r"""Infinitely wide networks: lazy training in closed form (docs/theory.md, §6.5).
 
-**The network.** :math:`L` hidden layers (``depth``) in the tangent parametrisation (Jacot et al. 2018), on
-:math:`u \in R^p`, with all :math:`W, b \sim N(0, 1)` and ``weight_var, bias_var`` = :math:`\sigma_w^2, \sigma_b^2`:
+**The network** has :math:`L` hidden layers (``depth``) on :math:`u \in R^p`, all :math:`W, b \sim N(0, 1)`, and
+``weight_var, bias_var`` = :math:`\sigma_w^2, \sigma_b^2`:
 
 .. math:: h^1 = \frac{\sigma_w}{\sqrt p} W^0 u + \sigma_b b^0, \qquad
           h^{l+1} = \frac{\sigma_w}{\sqrt n} W^l \varphi(h^l) + \sigma_b b^l, \qquad f(u) = h^{L+1}(u) .
 
-For width :math:`n \to \infty` the outputs are independent Gaussian fields of covariance :math:`K_0 = \Sigma^{L+1}`
-(``prior``), and training moves them with the tangent kernel :math:`K = \sum_\theta \partial_\theta f\,
-\partial_\theta f'` (``ntk``; Lee et al. 2019): :math:`K = \Theta^{L+1}` if all layers are trained (:class:`NTK`),
-:math:`K = K_0` if the readout alone is (:class:`NNGP`). With :math:`(a, b)` Gaussian of variances :math:`q, q'` and
-covariance :math:`s`, all from :math:`\Sigma^l`,
+For width :math:`n \to \infty` the outputs are independent Gaussian fields of covariance :math:`K_0 = \Sigma^{L+1}`, and
+training moves them with the tangent kernel :math:`K`: :math:`\Theta^{L+1}` if all layers are trained (:class:`NTK`),
+:math:`K_0` if the readout alone is (:class:`NNGP`). With :math:`(a, b)` Gaussian of covariance :math:`\Sigma^l`,
 
 .. math:: \Sigma^1 = \Theta^1 = \sigma_w^2\, u \cdot v / p + \sigma_b^2, \quad
           \Sigma^{l+1} = \sigma_w^2\, E[\varphi(a)\varphi(b)] + \sigma_b^2, \quad
           \Theta^{l+1} = \Sigma^{l+1} + \sigma_w^2\, \Theta^l\, E[\varphi'(a)\varphi'(b)] .
 
-With :math:`s = \sqrt{qq'} \cos\theta` and :math:`\det = qq' - s^2`:
+Layers propagate the variances :math:`q, q'` of a and b and their *gap* :math:`E(a-b)^2`, which is exact near
+:math:`u = v` where a covariance would lose half of the digits (6.5, 6.6).
 
-* relu (Cho & Saul 2009): :math:`E[\varphi\varphi] = (\sqrt\det + (\pi - \theta) s)/2\pi`,
-  :math:`E[\varphi'\varphi'] = (\pi - \theta)/2\pi`;
-* erf (Williams 1997): :math:`E[\varphi\varphi] = (2/\pi) \arctan(2s/\sqrt e)`,
-  :math:`E[\varphi'\varphi'] = (4/\pi)/\sqrt e` with :math:`e = 1 + 2q + 2q' + 4\det`.
-
-Near coincident points an arccosine would lose half of the digits, so the layers propagate not :math:`s` but the *gap*
-:math:`g = q + q' - 2s`, the mean square of :math:`a - b`. It starts as :math:`\sigma_w^2 |u - v|^2/p`, does not depend
-on the biases, and is exactly 0 at :math:`u = v`. With :math:`d = g - (\sqrt q - \sqrt{q'})^2`,
-:math:`s = \sqrt{qq'} - d/2` and :math:`\det = d\,(4\sqrt{qq'} - d)/4`; one relu layer maps
-:math:`g \to (\sigma_w^2/2)\,(g - (2/\pi)(\sqrt\det - \theta s))`. The tangent kernel of relu has a kink
-:math:`\propto -|u - v|` at :math:`u = v`: a derivative taken there is the mean of the two one-sided ones.
-
-**Training.** Full-batch gradient flow on :math:`\frac1{2P} \sum_i \omega_i |f(u_i) - y_i|^2`, from the function
-:math:`f_0` of the initial weights. At time :math:`\tau`
+**Training** is full-batch gradient flow on :math:`\frac1{2P} \sum_i \omega_i |f(u_i) - y_i|^2` from the function
+:math:`f_0` of the initial weights. At time :math:`\tau`, with inputs :math:`u = (x, \text{time\_input}(t))`,
 
 .. math:: f(u) = f_0(u) + K(u,U)\, G\, (y - f_0(U)), \qquad G = \frac1P\, \Omega^{1/2} g(A)\, \Omega^{1/2}, \\
           A = \frac1P\, \Omega^{1/2} K(U,U)\, \Omega^{1/2} = Q \rho Q^T, \qquad
           g(\rho) = \frac{1 - e^{-\tau\rho}}{\rho}, \quad g(0) = \tau .
 
-:math:`G` is the *smoother*. At :math:`\tau = \infty`, kernel regression without a ridge, :math:`g = 1/\rho`, and 0
-where :math:`\rho` is rounding. Inputs are :math:`u = (x, \text{time\_input}(t))`. The number of learned directions is
-:math:`F_{\mathrm{eff}}(\tau) = \sum_k (1 - e^{-\rho_k\tau})`.
+:math:`G` is the *smoother*, :math:`F_{\mathrm{eff}} = \sum_k (1 - e^{-\rho_k\tau})` the number of learned directions.
+At :math:`\tau = \infty`, kernel regression without a ridge, :math:`g = 1/\rho`, and 0 where :math:`\rho` is rounding.
 """
 
 from __future__ import annotations
@@ -49,7 +35,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -78,7 +64,7 @@ class NetworkKernel(ABC):
 
     @abstractmethod
     def draw(self, p: int, outputs: int, generator: Generator, dtype: torch.dtype = torch.float64) -> State:
-        """Draw one member's random function R^p → R^outputs, of mean 0 and covariance K0 ⊗ 1, as named tensors."""
+        """Draw a random function R^p → R^outputs of mean 0 and covariance K0 ⊗ 1, as named tensors."""
 
     @abstractmethod
     def apply(self, state: State, u: Tensor) -> Tensor:
@@ -102,13 +88,13 @@ class NetworkKernel(ABC):
 
 
 def _root(x: Tensor) -> Tensor:
-    """Return √x, with derivative 0 instead of infinity at 0."""
+    """Return √x, with derivative 0 instead of infinity at 0: a kink there has the mean of its one-sided derivatives."""
     positive = x > 0
     return torch.where(positive, torch.where(positive, x, 1.0).sqrt(), 0.0)
 
 
 def _covariance(q: Tensor, q2: Tensor, gap: Tensor) -> tuple[Tensor, Tensor]:
-    """Return s and det for all pairs of variances ``q (*b, N, 1)`` and ``q2 (*b, 1, N')``."""
+    """Return the covariance s and qq' - s² for all pairs of variances ``q (*b, N, 1)`` and ``q2 (*b, 1, N')``."""
     root, root2 = _root(q), _root(q2)
     r = root * root2
     d = torch.minimum((gap - (root - root2).square()).clamp_min(0), 4 * r)
@@ -130,14 +116,8 @@ def _erf(q: Tensor, q2: Tensor, gap: Tensor, s: Tensor, det: Tensor) -> tuple[Te
     return one * 2 / math.pi, two * 2 / math.pi, gap.clamp_min(0) * 2 / math.pi, 4 / (math.pi * root)
 
 
-class _Activation(NamedTuple):
-    function: Callable[[Tensor], Tensor]
-    moments: Callable[..., tuple[Tensor, ...]]
-    weight_var: float
-
-
-# relu: 2 preserves the variance from layer to layer (half of the units are 0); erf: 1, its slope at 0 is 1.13.
-ACTIVATIONS = {"relu": _Activation(torch.relu, _relu, 2.0), "erf": _Activation(torch.erf, _erf, 1.0)}
+# function, moments, default weight_var: 2 preserves the variance through relu layers (half of the units are 0)
+ACTIVATIONS = {"relu": (torch.relu, _relu, 2.0), "erf": (torch.erf, _erf, 1.0)}
 
 
 @dataclass(eq=False)
@@ -152,7 +132,7 @@ class NTK(NetworkKernel):
 
     def __post_init__(self) -> None:
         check_whole(self.depth, "depth, the number of hidden layers,")
-        default = ACTIVATIONS[check_choice(self.activation, "activation", ACTIVATIONS)].weight_var
+        *_, default = ACTIVATIONS[check_choice(self.activation, "activation", ACTIVATIONS)]
         self.weight_var = check_positive(default if self.weight_var is None else self.weight_var, "weight_var")
         self.bias_var = check_number(self.bias_var, "bias_var", 0)
         check_whole(self.init_width, "init_width")
@@ -164,7 +144,7 @@ class NTK(NetworkKernel):
         s, det = _covariance(q, q2, gap)
         theta = s
         for _ in range(self.depth):
-            q, q2, gap, slope = ACTIVATIONS[self.activation].moments(q, q2, gap, s, det)
+            q, q2, gap, slope = ACTIVATIONS[self.activation][1](q, q2, gap, s, det)
             q, q2, gap = w * q + b, w * q2 + b, w * gap
             s, det = _covariance(q, q2, gap)
             theta = s + w * theta * slope
@@ -182,7 +162,7 @@ class NTK(NetworkKernel):
         _check_state(state, [f"{kind}{layer}" for layer in range(self.depth + 1) for kind in "Wb"], u)
         h = u
         for layer in range(self.depth + 1):
-            x = ACTIVATIONS[self.activation].function(h) if layer else u
+            x = ACTIVATIONS[self.activation][0](h) if layer else u
             W, b = state[f"W{layer}"].to(u), state[f"b{layer}"].to(u)
             h = math.sqrt(self.weight_var / x.shape[-1]) * x @ W.mT + math.sqrt(self.bias_var) * b[..., None, :]
         return h
@@ -231,12 +211,11 @@ class RBF(NetworkKernel):
 def kernel_from_spec(spec: dict[str, Any]) -> NetworkKernel:
     """Return the kernel that a ``spec`` describes."""
     kinds: dict[str, Callable[..., NetworkKernel]] = {"ntk": NTK, "nngp": NNGP, "rbf": RBF}
-    good = isinstance(spec, dict) and spec.get("kind") in list(kinds)
-    require(good, f"A kernel's spec is a dict whose kind is one of {', '.join(kinds)}; got {spec!r:.200}.")
     try:
         return kinds[spec["kind"]](**{name: value for name, value in spec.items() if name != "kind"})
-    except TypeError:
-        raise InputError(f"The spec of a kernel of kind {spec['kind']} has unknown entries: {spec!r:.200}.") from None
+    except (KeyError, TypeError):
+        wanted = f"a dict whose kind is one of {', '.join(kinds)}, without unknown entries"
+        raise InputError(f"A kernel's spec is {wanted}; got {spec!r:.200}.") from None
 
 
 def _square_distance(u: Tensor, v: Tensor) -> Tensor:
@@ -302,11 +281,10 @@ class Lazy(Model):
         P, d = training.finite_draws("A lazy model"), training.data.d
         shared = "inputs" not in training.vary
         at_once = max(1, CHUNK // (P * (d if shared else P)))
-        G: Tensor | None = None
-        found = []
+        found, G = [], torch.empty(0)
         for block in (members[i : i + at_once] for i in range(0, len(members), at_once)):
             batch = training.batch(block, P)
-            if G is None or not shared:
+            if not (shared and found):
                 some = slice(1 if shared else None)
                 G, _ = self.smoother(batch.x[some], batch.t[some], training.process)
             found.append(self.learn(batch, G, self.initial(training, block), training.process))
@@ -324,7 +302,7 @@ class Lazy(Model):
     def smoother(self, x: Tensor, t: Tensor, process: Process) -> tuple[Tensor, Tensor]:
         """Return G ``(M, P, P)`` and F_eff ``(M,)`` for inputs ``x (M, P, *shape)`` and ``t (M, P)``, in float64."""
         u, wide = self.inputs(x.double(), t.double(), process), t.double()
-        root = (self.parametrisation.omega(wide, process) / t.shape[-1]).sqrt()
+        root = (self.omega(wide, process) / t.shape[-1]).sqrt()
         rho, Q = torch.linalg.eigh(root[..., :, None] * self.kernel.ntk(u, u) * root[..., None, :])
         if math.isinf(self.tau):
             seen = rho > rho.shape[-1] * torch.finfo(rho.dtype).eps * rho.amax(-1, keepdim=True)
@@ -348,14 +326,13 @@ class Lazy(Model):
     def learn(self, batch: Batch, G: Tensor, initial: State, process: Process) -> State:
         """Return the state after training on a batch with the smoother ``G (M or 1, P, P)``, from f0 of ``initial``."""
         u = self.inputs(batch.x.double(), batch.t.double(), process)
-        y = self.parametrisation.training_target(batch.m, batch.x, batch.t, process).double().flatten(2)
+        y = self.training_target(batch.m, batch.x, batch.t, process).double().flatten(2)
         if initial:  # f0 at the inputs: a state of no draws
             y = y - self._function({"inputs": u[:, :0], "coefficients": y[:, :0], **initial}, u)
         return {"inputs": u, "coefficients": G @ y, **initial}
 
     def output(self, state: State, x: Tensor, t: Tensor, process: Process) -> Tensor:
-        kind = torch.promote_types(x.dtype, state["inputs"].dtype)
-        f = self._function(state, self.inputs(x.to(kind), t, process))
+        f = self._function(state, self.inputs(x.to(torch.promote_types(x.dtype, state["inputs"].dtype)), t, process))
         return f.to(x.dtype).reshape(*f.shape[:2], *x.shape[2:])
 
     def _function(self, state: State, u: Tensor) -> Tensor:

@@ -6,44 +6,24 @@ A member has parameters :math:`\theta`, and its output :math:`f_\theta(z, e)` is
           e = \big(u,\; \sin \pi k u,\; \cos \pi k u\big)_{k = 1 \dots K}, \qquad u = \text{time\_input}(t) \in [-1, 1],
 
 where :math:`s` (``spread``) is the size of a coordinate of the data and :math:`K` is ``time_features``. One step of
-training takes :math:`B` draws and descends the gradient of
-
-.. math:: L(\theta) = \frac1{2B} \sum_i \omega_{t_i} \big|f_\theta(z_i, e_i) - y_i\big|^2,
-
-a sum over coordinates and half a mean over draws, so that SGD, which has no momentum here, is a time
-:math:`\tau = \text{lr} \times \text{steps}` of the theory's gradient flow. The gradients of all members are one call of
-``vmap(grad(L))``. A member that diverges becomes inf or nan without affecting the others.
+training takes :math:`B` draws and descends the gradient of :math:`L(\theta) = \frac1{2B} \sum_i \omega_{t_i}
+|f_\theta(z_i, e_i) - y_i|^2`, a sum over coordinates and half a mean over draws. SGD has no momentum. The gradients of
+all members are one call of ``vmap(grad(L))``; a member that diverges becomes inf or nan without affecting the others.
 
 **Draws.** With a finite number P of draws, an epoch takes them in the order of random numbers that belong to (member,
 epoch, draw), ``batch`` at a time, and omits the last P mod ``batch`` of that order; ``batch=None`` takes all P in every
 step. Without P every step takes the next ``batch`` draws of an endless sequence.
 
-**Averaging.** ``ema`` :math:`= \gamma` returns :math:`\sum_j \gamma^{k-j} \theta_j / \sum_j \gamma^{k-j}` over
-the steps :math:`j = 1 \dots k`: bias-corrected, so the initial parameters have no part in it.
-
-**MLP**, for events of any shape, flattened, with L = ``depth`` hidden layers of ``width`` units:
-
-.. math:: h_1 = \varphi(W_1 (z, e) + b_1), \qquad h_{l+1} = \varphi(W_{l+1} h_l + b_{l+1}), \qquad
-          f = W_{L+1} h_L + b_{L+1} .
-
-**UNet**, for images ``(H, W)`` or ``(1…4, H, W)`` with H and W divisible by 4. With
-:math:`\tau = \varphi(A_2\, \varphi(A_1 e))`, φ = SiLU, it is made of residual blocks
-
-.. math:: R(h) = \mathrm{skip}(h) + C_2\, \varphi\, G_2\, \big(C_1\, \varphi\, G_1\, h + A \tau\big),
-
-C a 3×3 convolution, G a group normalisation (8 groups), skip the identity or a 1×1 convolution. Three levels have
-``channels`` and sides H, H/2, H/4: two downsampling levels of ``blocks`` blocks and a convolution of stride 2, a bottom
-of ``blocks`` + 1 blocks, and two upsampling levels that double the pixels, concatenate the output of the downsampling
-level, and apply ``blocks`` blocks. There is no attention. By default there are 491 169 parameters for one channel.
+**Averaging.** ``ema`` :math:`= \gamma` gives :math:`\sum_j \gamma^{k-j} \theta_j / \sum_j \gamma^{k-j}` over the steps
+:math:`j = 1 \dots k`, without the initial parameters.
 
 **Initial parameters** come from the generator of ("init", member) in float64 and are then rounded: matrices and filters
-from :math:`N(0, 2/\text{fan-in})`, biases 0. The last W of an MLP has :math:`N(0, 1/\text{fan-in})`. Every :math:`C_2`
-and the last convolution of a U-Net are 0, so that f = 0.
+from :math:`N(0, 2/\text{fan-in})`, biases 0. The last matrix of an MLP has :math:`N(0, 1/\text{fan-in})`. The second
+filter of every residual block and the last one of a U-Net are 0, so that f = 0.
 
 **On a GPU** one step of a small network is some hundred operations, each shorter than its launch. With ``chunk=1`` and
-Adam a step is therefore captured as a CUDA graph and replayed (:class:`_Graph`): convolutions do not become faster by
-stacking members, so the gradient of each member has its own stream inside the graph, and the GPU runs as many side by
-side as fit; one fused step of the optimiser follows. The numbers equal those of the plain loop up to rounding.
+Adam a step is therefore captured as a CUDA graph and replayed (:class:`_Graph`). The gradient of each member has its
+own stream inside the graph, since convolutions do not become faster by stacking members.
 """
 
 from __future__ import annotations
@@ -86,8 +66,7 @@ class Network(Model):
     """An ``nn.Module`` of (z, e) trained for all members at once; final kinds are MLP and UNet.
 
     ``decay="cosine"`` lowers ``lr`` to 0; ``chunk`` is the number of members trained at once, ``None`` all of them.
-    ``bf16=True`` evaluates the module in bfloat16 (``torch.autocast``); parameters, gradients and the loss keep
-    ``dtype``.
+    ``bf16=True`` evaluates the module in bfloat16; parameters, gradients and the loss keep ``dtype``.
     """
 
     target: str = "noise"
@@ -107,12 +86,11 @@ class Network(Model):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.lr, self.spread = check_positive(self.lr, "lr"), check_positive(self.spread, "spread")
-        for name, count in (("batch", self.batch), ("chunk", self.chunk), ("steps", self.steps)):
-            if count is not None or name == "steps":
-                check_whole(count, name)
+        check_whole(self.steps, "steps")
         check_whole(self.time_features, "time_features", 0)
-        if self.ema is not None:
-            check_share(self.ema, "ema, the decay of the average,")
+        check_whole(1 if self.batch is None else self.batch, "batch")
+        check_whole(1 if self.chunk is None else self.chunk, "chunk")
+        check_share(0.5 if self.ema is None else self.ema, "ema, the decay of the average,")
         check_choice(self.optimiser, "optimiser", OPTIMISERS)
         require(self.decay in (None, "cosine"), f"decay of lr must be 'cosine' or None (constant); got {self.decay!r}.")
         self.dtype = check_choice(str(self.dtype).removeprefix("torch."), "dtype", DTYPES)
@@ -161,7 +139,7 @@ class Network(Model):
         like, shape = next(iter(state.values())), tuple(x.shape[2:])
         M, N = len(like), max(x.shape[1], t.shape[1])
         z, e = (a.to(like).expand(M, N, *a.shape[2:]) for a in self.inputs(x, t, process))
-        f, found = vmap(self.function(shape)), []
+        f, found = vmap(self.function), []
         for some in _blocks(range(M), self.chunk):
             members, width = slice(some[0], some[-1] + 1), max(1, HELD // (len(some) * self.largest(shape)))
             part = {name: p[members] for name, p in state.items()}
@@ -176,26 +154,16 @@ class Network(Model):
         angle = math.pi * torch.arange(1, self.time_features + 1, dtype=u.dtype, device=u.device) * u
         return x / over_event(size, tuple(x.shape[2:])), torch.cat([u, angle.sin(), angle.cos()], -1)
 
-    def function(self, shape: Shape) -> Callable[[State, Tensor, Tensor], Tensor]:
-        """Return the output of one member, ``f(parameters, z (N, *shape), e)``."""
-        module = self._module(shape)
+    def function(self, parameters: State, z: Tensor, e: Tensor) -> Tensor:
+        """Return the output of one member for ``z (N, *shape)`` and e."""
+        with torch.autocast(z.device.type, dtype=torch.bfloat16, enabled=self.bf16, cache_enabled=False):
+            out: Tensor = functional_call(self._module(tuple(z.shape[1:])), parameters, (z, e))
+            return out
 
-        def function(parameters: State, z: Tensor, e: Tensor) -> Tensor:
-            with torch.autocast(z.device.type, dtype=torch.bfloat16, enabled=self.bf16, cache_enabled=False):
-                out: Tensor = functional_call(module, parameters, (z, e))
-                return out
-
-        return function
-
-    def loss(self, shape: Shape) -> Callable[..., Tensor]:
-        """Return L of one member, ``L(parameters, z, e, y, ω)``."""
-        f = self.function(shape)
-
-        def loss(parameters: State, z: Tensor, e: Tensor, y: Tensor, omega: Tensor) -> Tensor:
-            residual = f(parameters, z, e).to(y.dtype) - y
-            return (omega * residual.square().flatten(1).sum(1)).mean() / 2
-
-        return loss
+    def loss(self, parameters: State, z: Tensor, e: Tensor, y: Tensor, omega: Tensor) -> Tensor:
+        """Return L of one member."""
+        residual = self.function(parameters, z, e).to(y.dtype) - y
+        return (omega * residual.square().flatten(1).sum(1)).mean() / 2
 
     def minibatches(self, training: Training, members: Sequence[int]) -> Iterator[Draws]:
         """Yield the draws of every step."""
@@ -220,10 +188,10 @@ class Network(Model):
 
     def pool(self, training: Training, members: Sequence[int], count: int, start: int = 0) -> Draws:
         """Return draws ``start`` to ``start + count`` of every member, computed in blocks."""
-        par, process, size, parts = self.parametrisation, training.process, self._room(training, members), []
+        process, size, parts = training.process, self._room(training, members), []
         for first in range(start, start + count, size):
             x, t, m = training.batch(members, min(size, start + count - first), first)
-            drawn = *self.inputs(x, t, process), par.training_target(m, x, t, process), par.omega(t, process)
+            drawn = *self.inputs(x, t, process), self.training_target(m, x, t, process), self.omega(t, process)
             parts.append([a.to(self.state_dtype) for a in drawn])
         return tuple(torch.cat(a, 1) for a in zip(*parts, strict=True))
 
@@ -243,14 +211,14 @@ class Network(Model):
         return training.data.device.type == "cuda" and self.chunk == 1 and self.optimiser == "adam"
 
     def _train(self, training: Training, members: Sequence[int], report: Report, share: float) -> State:
-        state, loss = self.initial(training, members), self.loss(training.data.shape)
+        state = self.initial(training, members)
         average = [p.clone() for p in state.values()] if self.ema else []
         step: Callable[[Draws, float], None] | None = None
         every, reported = max(1, self.steps // 100), 0
         for k, draws in enumerate(self.minibatches(training, members), 1):
             if step is None:  # the shapes of the first draws are those of all
                 captured = self._captured(training)
-                step = _Graph(loss, state, draws, self.lr) if captured else self._plain_step(loss, state)
+                step = _Graph(self.loss, state, draws, self.lr) if captured else self._plain_step(state)
             step(draws, self.lr * ((1 + math.cos(math.pi * (k - 1) / self.steps)) / 2 if self.decay else 1.0))
             if self.ema:
                 torch._foreach_lerp_(average, list(state.values()), (1 - self.ema) / (1 - self.ema**k))
@@ -259,13 +227,12 @@ class Network(Model):
                 reported = k
         return dict(zip(state, average or [p.detach() for p in state.values()], strict=True))
 
-    def _plain_step(self, loss: Callable[..., Tensor], state: State) -> Callable[[Draws, float], None]:
+    def _plain_step(self, state: State) -> Callable[[Draws, float], None]:
         """Return a step of all members, which changes ``state`` in place: their gradients at once."""
         optimiser = OPTIMISERS[self.optimiser](list(state.values()), lr=self.lr, fused=True)
-        gradient = vmap(grad(loss))
 
         def step(draws: Draws, lr: float) -> None:
-            slopes = gradient(state, *draws)
+            slopes = vmap(grad(self.loss))(state, *draws)
             for name, p in state.items():
                 p.grad = slopes[name]
             optimiser.param_groups[0]["lr"] = lr
@@ -372,7 +339,7 @@ class _Perceptron(nn.Module):
 
 @dataclass(eq=False)
 class UNet(Network):
-    """A U-Net of three levels of ``channels``, with ``blocks`` residual blocks a level."""
+    """A U-Net of three levels of ``channels``, with ``blocks`` residual blocks a level, for H and W divisible by 4."""
 
     channels: tuple[int, int, int] = (32, 64, 64)
     blocks: int = 1
@@ -449,7 +416,7 @@ class _Blocks(nn.ModuleList):
 
 
 class _Block(nn.Module):
-    """The residual block R, from ``i`` to ``o`` channels, with a time embedding of ``width`` numbers."""
+    """The residual block of (6.7), from ``i`` to ``o`` channels, with a time embedding of ``width`` numbers."""
 
     def __init__(self, i: int, o: int, width: int) -> None:
         super().__init__()
