@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vkernel.adapters.checkpoints import Checkpoints
 from vkernel.core import rng
 from vkernel.core.checks import check_type, check_whole, is_number
 from vkernel.core.covariance import Covariance, Cross, Factored, Matrix, Transformed
@@ -206,8 +207,7 @@ class Function(Kernel):
     def pairs(self, x: Tensor, t: Tensor, x2: Tensor, t2: Tensor) -> Tensor:
         """Return the kernel for all pairs of ``x (m, N, d)`` and ``x2 (m, N', d)``: ``(m, N d, N' d)``."""
         k = self._matrix(x[:, :, None], t[:, :, None], x2[:, None], t2[:, None])
-        m, n, n2, d, _ = k.shape
-        return k.movedim(3, 2).reshape(m, n * d, n2 * d)
+        return k.movedim(3, 2).flatten(3, 4).flatten(1, 2)
 
     def draw(self, members: int, generator: Generator = None) -> Field:
         r"""Draw a Gaussian field where it is evaluated, conditioned on all earlier values.
@@ -260,33 +260,15 @@ def _cholesky(matrix: Tensor, scale: float) -> Tensor:
     return root
 
 
-class Drawn(Scores):
-    """Models drawn from a kernel."""
+class Drawn(Checkpoints):
+    """Models drawn from a kernel, which start in float64."""
 
     dtype = torch.float64
     device = torch.device("cpu")
 
     def __init__(self, members: Sequence[Score], device: torch.device) -> None:
-        self.members, self.device, self.groups = list(members), device, Groups.of(None, len(members))
-        self.process, self.shape = self.members[0].process, self.members[0].shape
-
-    def __len__(self) -> int:
-        return len(self.members)
-
-    def member(self, index: int) -> Score:
-        return self.members[index]
-
-    def select(self, indices: Sequence[int]) -> Drawn:
-        return Drawn([self.members[m] for m in indices], self.device)
-
-    def __call__(self, x: Tensor, t: Time) -> Tensor:
-        return torch.stack([member(x, t) for member in self.members])
-
-    def paired(self, x: Tensor, t: Time) -> Tensor:
-        require(len(x) == len(self), f"paired needs x ({len(self)}, *batch, *shape); got {tuple(x.shape)}.")
-        own = isinstance(t, Tensor) and t.ndim >= len(self.members[0].split(x)[0])
-        when = list(t) if own and isinstance(t, Tensor) else [t] * len(self)
-        return torch.stack([member(*at) for member, *at in zip(self.members, x, when, strict=True)])
+        self.members, self.names = list(members), [f"draw {m}" for m in range(len(members))]
+        self.process, self.groups, self.device = members[0].process, Groups.of(None, len(members)), device
 
 
 class _Model(Score):

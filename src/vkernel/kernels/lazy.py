@@ -138,11 +138,10 @@ class Lazy(Function):
         return sum(self.parts(x, t, x2, t2).values(), torch.zeros(()).to(x))
 
     def pairs(self, x: Tensor, t: Tensor, x2: Tensor, t2: Tensor) -> Tensor:
-        m, n, d = x.shape
-        one, width, columns = self._points(x, t), self._width(m), []
+        one, width, columns = self._points(x, t), self._width(len(x)), []
         for some, when in zip(x2.split(width, 1), t2.split(width, 1), strict=True):
             total = sum(self._terms(one, self._points(some, when)).values(), x.new_zeros(()).double())
-            columns.append(total.movedim(3, 2).reshape(m, n * d, -1))
+            columns.append(total.movedim(3, 2).flatten(3, 4).flatten(1, 2))
         return torch.cat(columns, -1)
 
     def error(self, x: Tensor, t: Time) -> Tensor:

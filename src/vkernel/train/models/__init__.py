@@ -19,7 +19,7 @@ __all__ = ["MLP", "NNGP", "NTK", "RBF", "Lazy", "Linear", "Model", "UNet", "from
 
 def from_spec(spec: dict[str, Any]) -> Model:
     """Return the model of a ``spec``; a weighting function is not kept, and σ² replaces it."""
-    given = {name: "sigma2" if (name, value) == ("weight", "function") else value for name, value in spec.items()}
+    given = dict(spec, weight="sigma2") if spec.get("weight") == "function" else dict(spec)
     match given.pop("kind", None):
         case "linear":
             return Linear(features.from_spec(given.pop("features")), **given)

@@ -281,7 +281,7 @@ class Lazy(Model):
         P, d = training.finite_draws("A lazy model"), training.data.d
         shared = "inputs" not in training.vary
         at_once = max(1, CHUNK // (P * (d if shared else P)))
-        found, G = [], torch.empty(0)
+        found, G = list[State](), torch.empty(0)
         for block in (members[i : i + at_once] for i in range(0, len(members), at_once)):
             batch = training.batch(block, P)
             if not (shared and found):
