@@ -82,7 +82,7 @@ class Kernel(VKernel):
 
 
 class Naive(Kernel):
-    r"""The naive score estimator: :math:`V = \kappa\, D\, C\, D\, \delta(t - t')`, with κ in the unit of t (5.9)."""
+    """The naive score estimator: V = κ D C D δ(t - t'), with κ in the unit of t (5.9)."""
 
     white = True
 
@@ -96,7 +96,7 @@ class Naive(Kernel):
         return Transformed(self.score.covariance(x, t), torch.tensor(math.sqrt(self.kappa), dtype=torch.float64))
 
     def mean_and_noise(self, x: Tensor, t: Time, generator: Generator = None) -> tuple[Tensor, Tensor]:
-        r"""Return the score and a Gaussian draw of covariance :math:`\kappa C`, from one posterior."""
+        """Return the score and a Gaussian draw of covariance κ C, from one posterior."""
         s, cov = self.score.with_covariance(x, t)
         return s, math.sqrt(self.kappa) * cov.draw(generator)
 

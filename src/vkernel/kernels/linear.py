@@ -106,9 +106,8 @@ class Linear(LinearField):
     """The covariance that training gives a linear ``model`` fitted to ``draws`` noised points.
 
     ``form`` is "given-inputs" (averaged over ``sets`` sets of inputs) or "leading" (expectations over ``quadrature``
-    draws). ``objective``, ``vary``, ``seed`` and ``times`` as for ``vk.train_ensemble``. The two terms are
-    ``target_noise`` and ``misfit``, covariances of W. With the seed of an ensemble the kernel uses that ensemble's
-    inputs; give another one for an independent prediction.
+    draws); the other arguments are those of ``vk.train_ensemble``. With the seed of an ensemble the kernel uses that
+    ensemble's inputs; give another one for an independent prediction. ``target_noise`` and ``misfit`` are its terms.
     """
 
     groups: Tensor | None = None
@@ -276,7 +275,7 @@ def _tilted(rate: Tensor, h: float) -> Tensor:
 
 
 class _Gradients:
-    r"""Moments over ``count`` draws of the gradient of a linear model's loss: ``gram`` is Σ, ``cross`` E[ω φ y^T]."""
+    """Moments over ``count`` draws of the gradient of a linear model's loss: ``gram`` is Σ, ``cross`` E[ω φ y^T]."""
 
     noise: Tensor | None = None
 
@@ -284,28 +283,28 @@ class _Gradients:
         check_whole(count, "quadrature")
         self.model, self.process, self.training = model, training.process, training
         self.size = min(count, max(1, CHUNK // model.features.count))
-        self.starts = range(0, count - count % self.size, self.size)
-        self.total, self.gram, self.cross = len(self.starts) * self.size, torch.zeros(()), torch.zeros(())
+        self.blocks, self.gram, self.cross = count // self.size, torch.zeros(()), torch.zeros(())
+        self.total = self.blocks * self.size
         for batch in self._batches():
-            A, Y = (a[0] / math.sqrt(len(self.starts)) for a in model.system(batch, training.process))
+            A, Y = (a[0] / math.sqrt(self.blocks) for a in model.system(batch, training.process))
             self.gram, self.cross = self.gram + A.mT @ A, self.cross + A.mT @ Y
 
     def _batches(self) -> Iterator[Batch]:
         exact = self.training.without_noise()
-        return (exact.batch([0], self.size, start) for start in self.starts)
+        return (exact.batch([0], self.size, k * self.size) for k in range(self.blocks))
 
     def covariance(self, W: Tensor) -> tuple[Tensor, Tensor]:
         """Return the part of M(W) with N, which does not depend on W and is computed once, and the rest: (F o, F o)."""
-        par, mean = self.model, (self.cross - self.gram @ W).reshape(-1)  # E[ω b φ]
+        model, mean = self.model, (self.cross - self.gram @ W).reshape(-1)  # E[ω b φ]
         misfit = -mean[:, None] * mean
         noise = torch.zeros_like(misfit) if self.noise is None else self.noise
         for batch in self._batches():
-            phi, omega = self.model.features(batch.x, batch.t), par.omega(batch.t, self.process)[..., None, None]
-            b = par.training_target(batch.m, batch.x, batch.t, self.process) - phi @ W
-            misfit += _outer(phi.mT, omega.square() / self.total * b[..., :, None] * b[..., None, :])
-            N = target_noise(self.model, self.training, batch) if self.noise is None else None
+            phi, scale = model.features(batch.x, batch.t), model.omega(batch.t, self.process).square() / self.total
+            b = model.training_target(batch.m, batch.x, batch.t, self.process) - phi @ W
+            misfit += _outer(phi.mT, scale[..., None, None] * b[..., :, None] * b[..., None, :])
+            N = target_noise(model, self.training, batch) if self.noise is None else None
             if N is not None:
-                noise += _outer(phi.mT, omega.square() / self.total * N)
+                noise += _outer(phi.mT, scale[..., None, None] * N)
         self.noise = noise
         return noise, misfit
 

@@ -60,8 +60,6 @@ class Objective(ABC):
     def covariance(self, score: EmpiricalScore, x: Tensor, t: Tensor, *, samples: int = 256, seed: int = 0) -> Tensor:
         r"""Return :math:`\mathrm{Cov}[\tilde m|x]`, ``(N, d, d)``; from ``samples`` targets where no form is known."""
         require(samples >= 2, f"A covariance needs two targets or more; got samples = {samples!r}.")
-        if self.ratio == 0:
-            return torch.zeros((len(x), score.data.d, score.data.d), dtype=x.dtype, device=x.device)
         post = score.posterior(x, t)
         if self.ratio is not None:
             return post.cov.dense() * self.ratio

@@ -139,6 +139,7 @@ class Network(Model):
         like, shape = next(iter(state.values())), tuple(x.shape[2:])
         M, N = len(like), max(x.shape[1], t.shape[1])
         z, e = (a.to(like).expand(M, N, *a.shape[2:]) for a in self.inputs(x, t, process))
+        self._module(shape)  # vmap refuses the random numbers with which a module is made
         f, found = vmap(self.function), []
         for some in _blocks(range(M), self.chunk):
             members, width = slice(some[0], some[-1] + 1), max(1, HELD // (len(some) * self.largest(shape)))
