@@ -10,8 +10,7 @@ r"""V-kernels: the covariance of the learned score over training randomness (doc
 """
 
 from vkernel.kernels.base import FiniteRank, Function, Kernel, Measured, Naive, ValidityWarning
-from vkernel.kernels.lazy import Lazy
-from vkernel.kernels.linear import SGD, Linear, LinearField
+from vkernel.kernels.trained import SGD, Lazy, Linear, LinearField
 
 __all__ = ["SGD", "FiniteRank", "Function", "Kernel", "Lazy", "Linear", "LinearField", "Measured", "Naive"]
 __all__ += ["ValidityWarning"]

@@ -2,9 +2,8 @@ r"""V-kernels that belong to no model: naive, measured, and the two kinds that u
 
 A V-kernel is the covariance :math:`\mathrm{Cov}_\theta[\hat s(x,t), \hat s(x',t')]` of the learned score over training
 randomness, together with the mean score; :math:`V = D\,\mathrm{Cov}\,D'`. Its ``error`` is the relative standard error
-of the predicted variance :math:`\mathrm{tr}\,\mathrm{Cov}`. It is 0 for closed forms (Naive, FiniteRank, Function, SGD,
-Linear to leading order), follows from the spread over ``sets`` of inputs for Linear and Lazy, and is
-:math:`\sqrt{2/(M-1)}` for Measured, M counting groups where members have groups.
+of the predicted variance :math:`\mathrm{tr}\,\mathrm{Cov}`. It is 0 for closed forms, follows from the spread over
+``sets`` of inputs for Linear and Lazy, and is :math:`\sqrt{2/(M-1)}` for Measured, M counting groups if there are any.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Kernel(VKernel):
         return Transformed(self.cov(x, t, x2, t2), (here * there).sqrt(), gamma)
 
     def error(self, x: Tensor, t: Time) -> Tensor:
-        """Return the relative standard error of the predicted variance, ``(*batch,)``: 0 for closed forms."""
+        """Return the relative standard error of the predicted variance, ``(*batch,)``."""
         return self.cov(x, t).trace() * 0
 
     def models(self, members: int, generator: Generator = None) -> Scores:
@@ -107,9 +106,8 @@ class Naive(Kernel):
 class Measured(Kernel):
     r"""The covariance over the finite members of ``scores`` (an Ensemble, Checkpoints), for events of any shape.
 
-    The field :math:`\delta\hat s = \sum_m z_m\,(\hat s_m - s_{avg})/\sqrt{M-1}`, z standard normal, is Gaussian with
-    exactly this covariance; its samples differ from those of the members by the effect of the cumulants beyond the
-    second. With groups, factors of the covariance replace the deviations.
+    Its field :math:`\sum_m z_m\,(\hat s_m - s_{avg})/\sqrt{M-1}`, z standard normal, is Gaussian: samples differ from
+    those of the members by the cumulants beyond the second. With groups, factors of the covariance replace deviations.
     """
 
     def __init__(self, scores: Scores) -> None:
@@ -155,16 +153,15 @@ class FiniteRank(Kernel):
 
     def factors(self, x: Tensor, t: Time) -> Tensor:
         phi = check_type(self.basis(x, t), "basis(x, t)", Tensor)
-        good = phi.shape == (len(self.root), *x.shape)
-        require(good, f"basis(x, t) has shape {tuple(phi.shape)}; it must be ({len(self.root)}, *x.shape).")
+        F = len(self.root)
+        require(phi.shape == (F, *x.shape), f"basis(x, t) has shape {tuple(phi.shape)}; it must be ({F}, *x.shape).")
         return torch.tensordot(self.root.to(phi), phi, dims=1)
 
     def cov(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
-        left = self.factors(x, t)
+        left, shape = self.factors(x, t), tuple(x.shape[-1:])
         if x2 is None:
-            return Factored(left, tuple(x.shape[-1:]))
-        right = self.factors(x2, t if t2 is None else t2)
-        return Cross(left.movedim(0, -1) @ right.movedim(0, -1).mT, tuple(x.shape[-1:]))
+            return Factored(left, shape)
+        return Cross(left.movedim(0, -1) @ self.factors(x2, t if t2 is None else t2).movedim(0, -1).mT, shape)
 
     def draw(self, members: int, generator: Generator = None) -> Field:
         z = self._normals(members, len(self.root), generator)
@@ -195,8 +192,7 @@ class Function(Kernel):
 
     def _matrix(self, x: Tensor, t: Tensor, x2: Tensor, t2: Tensor) -> Tensor:
         k, d = self.function(x, t, x2, t2), x.shape[-1]
-        good = isinstance(k, Tensor) and bool(k.isfinite().all())
-        require(good, "The kernel function must return a tensor of finite numbers.")
+        require(isinstance(k, Tensor) and bool(k.isfinite().all()), "The kernel function must return finite numbers.")
         batch = np.broadcast_shapes(x.shape[:-1], x2.shape[:-1])
         if k.shape == batch:
             return k[..., None, None] * torch.eye(d, dtype=k.dtype, device=k.device)
@@ -212,13 +208,12 @@ class Function(Kernel):
     def draw(self, members: int, generator: Generator = None) -> Field:
         r"""Draw a Gaussian field where it is evaluated, conditioned on all earlier values.
 
-        With :math:`L L^T` the covariance of all values so far and :math:`z` the normals behind them, the next block has
-        the factors :math:`B = K_{new,old} L^{-T}`, :math:`R R^T = K_{new,new} - B B^T` and the values
-        :math:`B z + R z_{new}`. Where points repeat, :math:`R` is zero up to a jitter.
+        With :math:`L L^T` the covariance of all values so far and :math:`z` their normals, the next values are
+        :math:`B z + R z_{new}` with :math:`B = K_{new,old} L^{-T}` and :math:`R R^T = K_{new,new} - B B^T`.
         """
-        source, scale = rng.as_generator(generator), 0.0
-        past: tuple[Tensor, Tensor, Tensor, Tensor] | None = None  # points, times, the normals z, the factor L
         check_whole(members, "the number of members of a field")
+        source, scale = rng.as_generator(generator), 0.0
+        past: tuple[Tensor, ...] = ()  # points, times, the normals z, the factor L
 
         def field(x: Tensor, t: Time) -> Tensor:
             nonlocal past, scale
@@ -230,7 +225,7 @@ class Function(Kernel):
             require(torch.allclose(rest, rest.mT), "The kernel is not symmetric under exchange of its arguments.")
             scale = max(scale, float(rest.diagonal(dim1=-2, dim2=-1).amax()))
             fresh = rng.randn((members, rest.shape[-1]), source, x.device, torch.float64)
-            if past is None:
+            if not past:
                 root = _cholesky(rest, scale)
                 value, past = root @ fresh[..., None], (new, when, fresh, root)
             else:

@@ -59,8 +59,7 @@ class Features(ABC):
 
     def _time(self, x: Tensor, t: float | Tensor) -> Tensor:
         """Return t like x; refuse vectors of another length."""
-        good = x.ndim >= 1 and x.shape[-1] == self.dim
-        require(good, f"These features take vectors of {self.dim} numbers; x has shape {tuple(x.shape)}.")
+        require(x.shape[-1:] == (self.dim,), f"Features take vectors of {self.dim} numbers; x is {tuple(x.shape)}.")
         return torch.as_tensor(t, dtype=x.dtype, device=x.device)
 
 
@@ -78,8 +77,7 @@ class Axis:
         check_whole(self.count, "count, the number of functions of an axis,")
         good = is_number(self.low) and is_number(self.high) and self.low < self.high
         require(good, f"An axis runs from low to high > low, both finite; got {self.low!r} and {self.high!r}.")
-        good = self.kind != "gaussian" or self.count > 1
-        require(good, "Gaussian features need two or more centres: their width is half the spacing.")
+        require(self.kind != "gaussian" or self.count > 1, "Gaussian features need two or more centres.")
 
     def __call__(self, v: Tensor) -> Tensor:
         """Return ``(*batch, count)`` for ``v (*batch)``."""

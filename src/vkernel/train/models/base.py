@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from vkernel.core.checks import check_number
 from vkernel.core.covariance import fits
 from vkernel.core.errors import require
 from vkernel.process import Process
@@ -127,8 +128,7 @@ class Linear(Model):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(isinstance(self.features, Features), f"A linear model needs features, not {self.features!r}.")
-        good = isinstance(self.ridge, int | float) and 0 <= self.ridge < float("inf")
-        require(good, f"ridge must be a number ≥ 0; got {self.ridge!r}.")
+        self.ridge = check_number(self.ridge, "ridge", 0)
 
     def fit(self, training: Training, members: Sequence[int], report: Report) -> State:
         P, shape, dim, found = training.finite_draws("A linear model"), training.data.shape, self.features.dim, []

@@ -94,8 +94,7 @@ class Network(Model):
         check_choice(self.optimiser, "optimiser", OPTIMISERS)
         require(self.decay in (None, "cosine"), f"decay of lr must be 'cosine' or None (constant); got {self.decay!r}.")
         self.dtype = check_choice(str(self.dtype).removeprefix("torch."), "dtype", DTYPES)
-        good = not self.bf16 or self.dtype == "float32"
-        require(good, f"bf16=True rounds float32 numbers, so dtype must be float32; got {self.dtype}.")
+        require(not self.bf16 or self.dtype == "float32", f"bf16=True needs dtype float32; got {self.dtype}.")
         self.state_dtype, self._modules = DTYPES[self.dtype], dict[Shape, nn.Module]()
         self.randomness = ("init", "inputs", "targets", "order")[: 3 if self.batch is None else 4]
 
@@ -127,8 +126,7 @@ class Network(Model):
 
     def fit(self, training: Training, members: Sequence[int], report: Report) -> State:
         P, B = training.draws, self.batch
-        good = P is not None or B is not None
-        require(good, "batch=None takes all draws in every step, and there is no end of them: give draws=P, or batch.")
+        require(P is not None or B is not None, "batch=None takes all draws in every step: give draws=P, or batch.")
         good = P is None or B is None or B <= P
         require(good, f"A batch of {B} draws needs as many, but draws={P}; give a smaller batch, or None for all.")
         blocks = _blocks(members, STREAMS if self._captured(training) else self.chunk)
