@@ -267,8 +267,6 @@ class Drawn(Checkpoints):
 
 
 class _Model(Score):
-    """The mean score plus one field."""
-
     def __init__(self, mean: Score, field: Field) -> None:
         self.base, self.field, self.process, self.shape = mean, field, mean.process, mean.shape
 
