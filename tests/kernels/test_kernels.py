@@ -117,6 +117,12 @@ def test_a_field_says_the_same_twice_and_members_differ(kernel):
     assert kernel.draw(3, 10)(x.float(), 0.3).dtype == torch.float32
 
 
+def test_a_kernel_that_vanishes_has_a_field_that_vanishes():
+    field = Function(lambda *a: 0 * radial(*a), PROCESS).draw(2, 0)
+    for t in (0.1, 0.2):
+        assert field(DATA.expand(2, *DATA.shape), t).abs().max() < 1e-50
+
+
 @pytest.mark.parametrize(
     "kernel", [FiniteRank(basis, W, PROCESS, SCORE), Function(radial, PROCESS, SCORE)], ids=["weights", "scalar"]
 )

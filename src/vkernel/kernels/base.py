@@ -192,7 +192,7 @@ class Function(Kernel):
 
     def _matrix(self, x: Tensor, t: Tensor, x2: Tensor, t2: Tensor) -> Tensor:
         k, d = self.function(x, t, x2, t2), x.shape[-1]
-        require(isinstance(k, Tensor) and bool(k.isfinite().all()), "The kernel function must return finite numbers.")
+        require(isinstance(k, Tensor) and bool(k.isfinite().all()), "The kernel function must return a finite tensor.")
         batch = np.broadcast_shapes(x.shape[:-1], x2.shape[:-1])
         if k.shape == batch:
             return k[..., None, None] * torch.eye(d, dtype=k.dtype, device=k.device)

@@ -273,8 +273,7 @@ def variance_split(
 ) -> VarianceSplit:
     """Split the variance of the score at ``x (*batch, *shape)``, ``t`` into its sources.
 
-    ``members`` are the sizes of the nested design from the outermost factor that the model has (``model.randomness``)
-    inwards; factors beyond them get 2. The number of trainings is the product.
+    ``members`` are the sizes of the nested design, outermost factor of ``model.randomness`` first; the others get 2.
     """
     require(isinstance(model, Model), f"variance_split needs a model such as vk.models.Linear(…), not {model!r}.")
     require(isinstance(members, Sequence), f"members gives one size for each source; got {members!r}.")

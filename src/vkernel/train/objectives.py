@@ -218,15 +218,15 @@ class Training:
 
     def keys(self, purpose: str, members: Sequence[int]) -> Tensor:
         """Return one key per member; where the purpose does not vary, that of member 0."""
-        what = purpose.partition("/")[0]
-        found = [rng.key(self.seed, f"ensemble/{purpose}", self._stream(what, m)) for m in members]
+        found = [rng.key(self.seed, f"ensemble/{purpose}", self._stream(purpose, m)) for m in members]
         return torch.tensor(found, dtype=torch.int64, device=self.data.device)
 
     def generator(self, purpose: str, member: int) -> torch.Generator:
         """Return the generator of one member for draws made at once, such as initial weights."""
         return rng.stream(self.seed, f"ensemble/{purpose}", self._stream(purpose, member))
 
-    def _stream(self, what: str, member: int) -> int:
+    def _stream(self, purpose: str, member: int) -> int:
+        what = purpose.partition("/")[0]
         if self.design is not None and what in self.design:
             return self.design[what][member]
         return member if what in self.vary else 0

@@ -1,8 +1,4 @@
-"""Models that can be trained as ensembles: linear, lazy (infinitely wide networks), MLP and U-Net (theory, §6).
-
-Each is a :class:`Model`: it holds no weights, is fitted for many members at once, and predicts the score, the denoised
-point or the noise.
-"""
+"""Models that can be trained as ensembles: linear, lazy (infinitely wide networks), MLP and U-Net (theory, §6)."""
 
 from __future__ import annotations
 

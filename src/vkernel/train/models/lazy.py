@@ -178,9 +178,8 @@ class NNGP(NTK):
 class RBF(NetworkKernel):
     r""":math:`K = \mathrm{variance}\, e^{-|u - v|^2/2\ell^2}`; K0 = K, or 0 without ``prior`` (training starts from 0).
 
-    A draw reads out n = ``init_width`` random Fourier features (Rahimi & Recht 2007), all weights standard normal:
-    :math:`f = \sqrt{\mathrm{variance}/n} \sum_j a_j \cos(\omega_j \cdot u/\ell) + b_j \sin(\omega_j \cdot u/\ell)`.
-    Its covariance is K exactly; its law is Gaussian as n grows.
+    A draw :math:`\sqrt{\mathrm{variance}/n} \sum_j a_j \cos(\omega_j \cdot u/\ell) + b_j \sin(\omega_j \cdot u/\ell)`
+    has n = ``init_width`` random features, all a, b, ω standard normal. Its covariance is K exactly.
     """
 
     def __init__(self, length: float = 0.5, variance: float = 1.0, prior: bool = True, init_width: int = 512) -> None:

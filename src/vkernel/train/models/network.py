@@ -206,7 +206,6 @@ class Network(Model):
         return self._modules[shape]
 
     def _captured(self, training: Training) -> bool:
-        """Return whether steps are replayed from a CUDA graph."""
         return training.data.device.type == "cuda" and self.chunk == 1 and self.optimiser == "adam"
 
     def _train(self, training: Training, members: Sequence[int], report: Report, share: float) -> State:
@@ -322,8 +321,6 @@ class MLP(Network):
 
 
 class _Perceptron(nn.Module):
-    """Linear layers of the given sizes with an activation between any two."""
-
     def __init__(self, sizes: list[int], activation: Activation) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
@@ -373,12 +370,10 @@ class UNet(Network):
 
 
 class _Levels(nn.Module):
-    """The layers of a U-Net; ``time`` is the length of e."""
-
     def __init__(self, colours: int, channels: tuple[int, int, int], blocks: int, time: int) -> None:
         super().__init__()
         a, b, c = channels
-        width = 2 * b  # of the time embedding τ
+        width = 2 * b  # of the time embedding; time is the length of e
         self.time = nn.ModuleList([nn.Linear(time, width), nn.Linear(width, width)])
         self.first = nn.Conv2d(colours, a, 3, padding=1)
         self.down = nn.ModuleList([_Blocks(a, a, blocks, width), _Blocks(a, b, blocks, width)])
