@@ -1,16 +1,14 @@
 """Figures from labelled numbers.
 
 Each function takes arrays (numpy, torch, xarray or lists) and returns a :class:`matplotlib.figure.Figure`; nothing is
-shown, saved or registered with pyplot, and captions are left to the caller. :func:`style` sets the look of all figures:
+shown, saved or registered with pyplot. :func:`style` sets the theme. Colours are those of Okabe and Ito and maps are
+perceptually uniform, so that figures can be read without colour vision and in grey prints.
 
 >>> from vkernel import plots
 >>> with plots.style(dark=True):
 ...     figure = plots.distances([1.0, 1.5, 2.0])
 >>> plots.to_data_uri(figure).startswith("data:image/png;base64,")
 True
-
-Colours are those of Okabe and Ito and maps are perceptually uniform, so that figures can be read without colour vision
-and in grey prints.
 """
 
 from vkernel.plots.audits import (

@@ -35,8 +35,8 @@ Band = functools.partial(Panel, log="x", kind="band", markers="o")
 
 @styled
 def denoising_errors(ds: xarray.Dataset, linear: tuple[Values, Values] | None = None) -> Figure:
-    """Draw the errors of model (solid) and ideal score (dashed), that of the best linear denoiser if ``linear``, its
-    ratios and errors, is given, and with test images the gap between the sets over the training error."""
+    """Draw the errors of model (solid) and ideal score (dashed), with ``linear`` (ratios, errors) that of the best
+    linear denoiser, and with test images the gap between the sets over the training error."""
     x, sets = _levels(ds, "train", "ideal_train"), {"train": "training images", "test": "test images"}
     sets = {key: images for key, images in sets.items() if key in ds}
     curves = {f"model, {images}": _curve(ds, key) for key, images in sets.items()}
@@ -186,9 +186,8 @@ def image_moments(samples: Mapping[str, tuple[Values, Values]], data: tuple[Valu
 
 @styled
 def agreement_curves(ds: xarray.Dataset) -> Figure:
-    """Draw variance between members (solid), common error (dashed), and rank correlations of V with C, by place: the
-    variables ``variance``, ``bias``, ``rank`` and, where there is one, ``rank_coordinates``, over ``place`` and
-    ``t``."""
+    """Draw variance between members (solid), common error (dashed) and rank correlations of V with C, by place: the
+    variables ``variance``, ``bias``, ``rank`` and perhaps ``rank_coordinates``, over ``place`` and ``t``."""
     x, places = _levels(ds, "variance", "bias", "rank", "place"), [str(place) for place in ds["place"].values]
     ranks = {"rank": "over places", "rank_coordinates": "over coordinates of an image"}
     ranks = {name: over for name, over in ranks.items() if name in ds}

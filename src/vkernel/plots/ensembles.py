@@ -71,9 +71,9 @@ def variance_panels(
     measured: Values,
     density: Values,
 ) -> Figure:
-    """Draw variances along x: P/F as columns, times as rows, a colour for each objective of ``names``. ``predicted``
-    and ``second`` ``(name, ratio, time, x)`` are lines, ``measured (name, ratio, 3, time, x)`` bands,
-    ``density (time, x)`` is the grey area."""
+    """Draw variances along x: P/F as columns, times as rows, a colour for each of ``names``. ``predicted`` and
+    ``second (name, ratio, time, x)`` are lines, ``measured (name, ratio, 3, time, x)`` bands, ``density (time, x)``
+    areas."""
     x, predicted, second = array(x, 1, "places"), array(predicted, 4, "predictions"), array(second, 4, "predictions")
     measured, density = array(measured, 5, "measurements"), array(density, 2, "densities")
     rows, columns = [f"t = {t:g}\n\nσ² tr Cov" for t in times], [f"P/F = {base.number(r)}" for r in ratios]
@@ -96,9 +96,8 @@ def variance_panels(
 
 @styled
 def comparison(ds: xarray.Dataset) -> Figure:
-    """Draw the result of :func:`vkernel.compare` for up to four conditions, each a row of panels, and four times:
-    variance of the score, its ratio to the prediction, cumulants over members, and laws; error bars are one standard
-    error."""
+    """Draw the result of :func:`vkernel.compare`, up to four conditions as rows, and four times: variance of the score,
+    its ratio to the prediction, cumulants over members, and laws; error bars are one standard error."""
     require("predicted" in ds and "measured" in ds, "comparison draws what vkernel.compare returns for a V-kernel.")
     several, line = "condition" in ds.dims, ds.sizes["axis"] == 1
     conditions = _few(ds.sizes["condition"]) if several else [0]
@@ -155,8 +154,9 @@ def _ratio_along(ax: Axes, one: xarray.Dataset) -> None:
     labels = ("x (data unit)", "measured / predicted", "Ratio of the variances")
     Panel(one.x.values, curves, *labels, "y", kind="band", levels={"": 1.0}).draw(ax)
     inside = array(one.ratio)[array(one.bulk) > 0]
-    base.log_axis(ax, "y", np.array([0.2, 5]))
-    ax.set_ylim(min(max(0.2, 0.85 * inside.min()), 0.7), max(min(5, 1.15 * inside.max()), 1.4))
+    ends = min(max(0.2, 0.85 * inside.min()), 0.7), max(min(5, 1.15 * inside.max()), 1.4)
+    base.log_axis(ax, "y", np.array(ends))
+    ax.set_ylim(*ends)
 
 
 def _ratio(ax: Axes, one: xarray.Dataset) -> None:

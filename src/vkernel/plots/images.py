@@ -24,8 +24,8 @@ FRACTION = "noise share of the target,  tr C / (tr C + |s|²)"
 
 
 def _pictures(images: Values, limits: Limits = None) -> np.ndarray:
-    """Return ``(k, H, W)`` or ``(k, H, W, 3)`` in [0, 1], grey where not finite. Without ``limits`` the scale is [0,
-    1], [-1, 1] or [0, 255] if the values fit, else from the least to the greatest."""
+    """Return ``(k, H, W)`` or ``(k, H, W, 3)`` in ``[0, 1]``, grey where not finite. Without ``limits`` the scale is
+    that of ``[0, 1]``, ``[-1, 1]`` or ``[0, 255]`` which the values fit, else from the least to the greatest."""
     a = array(images)
     good = a.ndim == 3 or (a.ndim == 4 and a.shape[1] in (1, 3))
     require(good, f"Images must be (k, H, W), (k, 1, H, W) or (k, 3, H, W); got shape {a.shape}.")
@@ -219,10 +219,9 @@ def _fraction_legend(figure: Figure, axes: np.ndarray, labels: list[str]) -> Non
 def line_maps(
     maps: Curves, *, at: Values, strips: Sequence[Values], profiles: Sequence[int], titles: Names, floor: float = 1e-6
 ) -> Figure:
-    """Draw sigma² tr C / d over (λ, t) on the line between two images, without noise (left) and with it (right):
-    ``clean`` at ``lam_clean``, ``noisy`` and ``noisy_se`` at ``lam``. Above are the images ``strips`` at the positions
-    ``at``, below the profiles along λ at times of the given indices, with 95 % bands. The colour scale ends at
-    ``floor``."""
+    """Draw sigma² tr C / d over (λ, t) on the line between two images, without noise (``clean`` at ``lam_clean``) and
+    with it (``noisy`` and ``noisy_se`` at ``lam``). Above are the images ``strips`` at the positions ``at``, below the
+    ``profiles`` along λ at times of these indices, with 95 % bands. The colour scale ends at ``floor``."""
     t, at, *places = (array(v, 1, "axes") for v in (maps["t"], at, maps["lam_clean"], maps["lam"]))
     values, error = [array(v, 2, "maps") for v in (maps["clean"], maps["noisy"])], array(maps["noisy_se"], 2, "maps")
     shapes = [(len(t), len(p)) for p in (*places, places[1])]
@@ -265,9 +264,8 @@ def line_maps(
 def plane_laws(
     laws: Values, points: Values, *, rows: Names, columns: Names, limit: float, top: float, notes: Notes = ()
 ) -> Figure:
-    """Draw densities ``laws (row, column, x₁, x₂)`` on the square of half side ``limit``, with
-    ``points (column, n, 2)`` as rings. The scale is the square root of the density, to show small ones beside peaks,
-    and saturates at ``top``."""
+    """Draw densities ``laws (row, column, x₁, x₂)`` on the square of half side ``limit``; ``points (column, n, 2)`` are
+    rings. The colour is the square root of the density, to show small ones beside peaks, and saturates at ``top``."""
     laws, points = array(laws, 4, "laws"), array(points, 3, "sets of points")
     shape = (len(rows), len(columns))
     require(laws.shape[:2] == shape, f"There must be {shape} laws; got {laws.shape[:2]}.")
