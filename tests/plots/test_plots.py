@@ -100,14 +100,7 @@ DRAW = {
     "share_curves": lambda: plots.share_curves([0.5, 1], ["all", "t = 1"], *2 * [np.stack([GAPS.T] * 2)]),
     "value_curves": lambda: plots.value_curves([1, 2], GAPS, names=("x", "y")),
     "variance_panels": lambda: plots.variance_panels(
-        [0.5, 1],
-        [0.1],
-        EDGES,
-        ["J1"],
-        np.ones((1, 2, 1, 21)),
-        np.ones((1, 2, 1, 21)),
-        np.ones((1, 2, 3, 1, 21)),
-        np.ones((1, 21)),
+        [0.5, 1], [0.1], EDGES, ["J1"], np.ones((2, 1, 2, 1, 21)), np.ones((1, 2, 3, 1, 21)), np.ones((1, 21))
     ),
     "noise_profile": lambda: plots.noise_profile(CURVES, collapse_time=0.01, window=(0.02, 0.3), points=100),
     "distances": lambda: plots.distances([0, 1, 1.5, 2]),

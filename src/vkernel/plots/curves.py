@@ -39,7 +39,7 @@ class Panel:
     xlabel: str
     ylabel: str
     title: str = ""
-    log: Literal["", "x", "y", "xy"] = ""
+    log: str = ""
     even: bool = False
     kind: Literal["bars", "band"] = "bars"
     expected: Mapping[str, tuple[Values, Values]] = field(default_factory=dict)
@@ -220,11 +220,10 @@ def value_curves(
     at = np.asarray([float(v) for v in x]) if numeric else np.arange(len(x), dtype=float)
     order = np.argsort(at)
     wide = numeric and len(at) > 2 and bool((at > 0).all()) and at.max() >= 8 * at.min()
-    scale: Literal["", "x", "y", "xy"] = ("xy" if log else "x") if wide else "y" if log else ""
     keyed = {label: curve[:, order] for label, curve in zip(labels, curves, strict=True)}
     figure, style = Figure(figsize=(6.6, 4.6)), "" if any(isinstance(v, str) for v in x) else "-"
     ax = figure.subplots()
-    Panel(at[order], keyed, names[0], names[1], title, scale, styles=[style]).draw(ax)
+    Panel(at[order], keyed, names[0], names[1], title, "x" * wide + "y" * log, styles=[style]).draw(ax)
     if not numeric:
         ax.set_xticks(at, [_tick(v) for v in x])
         ax.set_xlim(-0.4, len(at) - 0.6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,12 +14,14 @@ from matplotlib.patches import Rectangle
 
 from vkernel.core.errors import require
 from vkernel.plots import base
-from vkernel.plots.base import Names, Notes, Values, array, ink, lines, styled
+from vkernel.plots.base import Names, Notes, Size, Values, array, ink, lines, styled
 from vkernel.plots.curves import Panel
 
 if TYPE_CHECKING:
     import xarray
 
+Several: TypeAlias = Sequence[Values]
+Laws: TypeAlias = Mapping[str, Several]
 FLOOR = 3e-3  # densities below this are drawn at the bottom
 SHOWN = 4  # times or conditions in one picture
 LAWS = {"ensemble": "trained ensemble", "field": "Gaussian field of V", "semiclassical": "semiclassical"}
@@ -27,15 +29,7 @@ LAWS = {"ensemble": "trained ensemble", "field": "Gaussian field of V", "semicla
 
 @styled
 def law_grid(
-    edges: Values,
-    laws: Mapping[str, Sequence[Values]],
-    *,
-    exact: Values,
-    noised: Sequence[Values],
-    rows: Names,
-    columns: Names,
-    notes: Notes,
-    gap: tuple[float, float],
+    edges: Values, laws: Laws, *, exact: Values, noised: Several, rows: Names, columns: Names, notes: Notes, gap: Size
 ) -> Figure:
     """Draw densities of several laws, each with quartiles, ``(row, column, bin)``, that of the ``exact`` score
     ``(row, bin)``, and that of ``noised`` data, a grid and densities ``(row, point)``."""
@@ -62,21 +56,17 @@ def law_grid(
 
 @styled
 def variance_panels(
-    ratios: Sequence[float],
-    times: Sequence[float],
-    x: Values,
-    names: Names,
-    predicted: Values,
-    second: Values,
-    measured: Values,
-    density: Values,
+    ratios: Values, times: Values, x: Values, names: Names, theory: Several, measured: Values, density: Values
 ) -> Figure:
-    """Draw variances along x: P/F as columns, times as rows, a colour for each of ``names``. ``predicted`` and
-    ``second (name, ratio, time, x)`` are lines, ``measured (name, ratio, 3, time, x)`` bands, ``density (time, x)``
-    areas."""
-    x, predicted, second = array(x, 1, "places"), array(predicted, 4, "predictions"), array(second, 4, "predictions")
+    """Draw variances along x: P/F as columns, times as rows, a colour for each of ``names``. ``theory`` is a prediction
+    ``(name, ratio, time, x)`` and its leading order, ``measured (name, ratio, 3, time, x)`` a band with its value, and
+    ``density (time, x)`` the grey area."""
+    x, (predicted, second) = array(x, 1, "places"), (array(v, 4, "predictions") for v in theory)
     measured, density = array(measured, 5, "measurements"), array(density, 2, "densities")
-    rows, columns = [f"t = {t:g}\n\nσ² tr Cov" for t in times], [f"P/F = {base.number(r)}" for r in ratios]
+    rows, columns = (
+        [f"t = {t:g}\n\nσ² tr Cov" for t in array(times)],
+        [f"P/F = {base.number(r)}" for r in array(ratios)],
+    )
     figure, axes = base.grid(rows, columns, (2.55, 2.15), (0.9, 0.75), "x", sharey="row")
     for (row, column), ax in np.ndenumerate(axes):
         every = np.concatenate([predicted[:, :, row].ravel(), measured[:, :, 0, row].ravel()])
@@ -90,7 +80,7 @@ def variance_panels(
             ax.plot(x, second[k, column, row], color=colour, lw=1.1, ls=base.DOTTED, label=f"{name} leading order")
             ax.fill_between(x, low, high, color=colour, alpha=0.3, lw=0, label=f"{name} measured")
         ax.minorticks_off()
-    base.legend_below(figure, axes[0, 0], ncols=min(1 + 3 * len(names), len(ratios) + 1))
+    base.legend_below(figure, axes[0, 0], ncols=min(1 + 3 * len(names), len(columns) + 1))
     return figure
 
 

@@ -118,7 +118,7 @@ def v_linear(run: Run) -> Exhibit:
     covered, ends = (held * weights).sum(-1).mean((0, 2)), table[..., 0]  # all times together
     values: Values = {"covered": covered, "first": ends[0], "last": ends[-1]}
     page = Page(run, "v_linear", arrays, cases=cases, F=F, expected=EXPECTED, **values)
-    drawn = (r, TIMES, x[:, 0], OBJECTIVES, line, order, band, weights)
+    drawn = (r, TIMES, x[:, 0], OBJECTIVES, (line, order), band, weights)
     page.picture("v_linear", plots.variance_panels, *drawn, key="curves")
     titles = ("J1, noisy targets", "J0, noiseless targets")
     panels = {title: {f: table[:, k, i, :, 0].mT for i, f in enumerate(FORMS)} for k, title in enumerate(titles)}
