@@ -1,8 +1,8 @@
 """The figures of the paper, corrected, with their numbers, and a page that describes them: ``vkernel reproduce``.
 
-An exhibit is a function ``make(run) -> Exhibit`` and a text, ``texts/NAME.toml`` (:mod:`vkernel.reproduce.exhibit`).
-To add one, write both and name it in :func:`exhibits`. ``make`` calls ``run.step(share)`` as work is done, and may
-raise :class:`~vkernel.reproduce.exhibit.Skip` with a sentence, which the page then shows instead.
+An exhibit is a function ``make(run) -> Exhibit``, a text ``texts/NAME.toml`` (:mod:`vkernel.reproduce.exhibit`) and a
+title in ``texts/page.toml``; :func:`exhibits` lists the functions. ``make`` calls ``run.step(share)`` as work is done,
+and may raise :class:`~vkernel.reproduce.exhibit.Skip` with a sentence, which the page then shows instead.
 """
 
 from __future__ import annotations
@@ -25,25 +25,14 @@ __all__ = ["exhibits", "run"]
 
 
 def exhibits() -> list[Part]:
-    """Return the exhibits, in the order of the page, with the seconds that each takes on two cores."""
+    """Return the exhibits, in the order of the page; ``texts/page.toml`` has titles and seconds on two cores."""
     from vkernel.reproduce import exact, images, learned, variances
-    from vkernel.reproduce.exhibit import Part
+    from vkernel.reproduce.exhibit import Part, read
 
-    return [
-        Part("Figure 1: where the target is noisy", 6.0, exact.figure1),
-        Part("C along the line between two digits", 20.0, images.digits_line),
-        Part("C along the line between two CIFAR images", 30.0, images.cifar_line),
-        Part("Memorisation, and the error that fakes generalization", 20.0, exact.memorise),
-        Part("Trajectories over the C map", 9.0, exact.paths2d),
-        Part("Final laws against κ and step count", 32.0, exact.laws),
-        Part("Figure 2: linear models between three points", 18.0, learned.figure2),
-        Part("Figure 3: features decide where the gaps fill", 35.0, learned.figure3),
-        Part("V, predicted and measured", 20.0, variances.v_linear),
-        Part("Where the variance comes from", 20.0, variances.shares),
-        Part("Training time: a lazy network's variance against τ", 24.0, variances.v_lazy),
-        Part("Networks on the plane of Figure 3", 40.0, learned.mlp_plane),
-        Part("Between two images", 14.0, images.between_images),
-    ]
+    makes = [exact.figure1, images.digits_line, images.cifar_line, exact.memorise, exact.paths2d, exact.laws]
+    makes += [learned.figure2, learned.figure3, variances.v_linear, variances.shares, variances.v_lazy]
+    makes += [learned.mlp_plane, images.between_images]
+    return [Part(*read("page")[make.__name__], make) for make in makes]
 
 
 def run(out: Path, *, seed: int = 0, quick: bool = False, everything: bool = False) -> Path:

@@ -149,27 +149,17 @@ def figure3(run: Run) -> Exhibit:
     exact = [schemes[name] | {"law": "exact", "samples": n} for name in ("published", "converged")]
     exact_mass = masses(run.study(_few(spec, 1, exact), 0.02), "scheme")[..., 0]
     finer = ds.sel(scheme="finer")["sample"] - ds.sel(scheme="converged")["sample"]
-    moved = ((finer**2).sum("component", skipna=False) ** 0.5).quantile(0.95, ("member", "index"))
+    moved = ((finer**2).sum("component", skipna=False) ** 0.5).quantile(0.95, ("member", "index")).transpose(*order)
     arrays: Values = {**_common(ds, law, mass, *order), "seed": run.seed, "quick": run.quick}
     arrays |= {"integrators": ["published", "converged"], "features": [kind.lower() for kind in KINDS]}
-    arrays |= {
-        "mean_score_mass": mean_score,
-        "exact_score_mass": exact_mass,
-        "halving_moved": moved.transpose(*order).values,
-    }
+    arrays |= {"mean_score_mass": mean_score, "exact_score_mass": exact_mass, "halving_moved": moved.values}
     away = mass.mean(3)[..., 0, :]  # mean over rotations: (integrator, features, objective, M)
-    kinds = [
-        {
-            "name": name,
-            "ratio": ratio(away[1, k]),
-            "regions": regions(mass[1, k]),
-            "away": away[:, k].mean(-1),
-            "mean_score": mean_score[k, :, 0].mean(),
-            "turn": Estimate.of_mean(mass[1, k, 0, 2, 0] - mass[1, k, 0, 0, 0]),
-            "change": Estimate.of_mean(away[0, k, 0] - away[1, k, 0]),
-        }
-        for k, name in enumerate(KINDS)
-    ]
+    kinds: list[Values] = []
+    for k, name in enumerate(KINDS):
+        turn, change = mass[1, k, 0, 2, 0] - mass[1, k, 0, 0, 0], away[0, k, 0] - away[1, k, 0]
+        kinds.append({"name": name, "turn": Estimate.of_mean(turn), "change": Estimate.of_mean(change)})
+        kinds[k] |= {"away": away[:, k].mean(-1), "mean_score": mean_score[k, :, 0].mean()}
+        kinds[k] |= {"ratio": ratio(away[1, k]), "regions": regions(mass[1, k])}
     column = law[0, 0, 0, 2, law.shape[-2] // 6 : -law.shape[-2] // 6].sum(1)  # |x₁| < 1, Gaussian features at 45°
     tail = math.exp(-(NEAR**2) / (2 * float(VP().S(torch.tensor(EPS, dtype=torch.float64)))))
     values: Values = {"kinds": kinds, "ratio": ratio, "contrast": column.max() / column.min(), "tail": tail}

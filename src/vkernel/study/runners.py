@@ -131,16 +131,11 @@ def run(
     large: bool = False,
     progress: Progress = True,
 ) -> xarray.Dataset:
-    """Compute the missing blocks of a study in ``store``, and return all of its results.
+    """Compute the missing blocks of a study in the folder ``store``, and return all of its results.
 
-    Args:
-        spec: a TOML file, the name of a shipped study, or a dictionary.
-        store: a folder; it is made if it is not there. A run that was stopped goes on where it was.
-        runner: "inline", "threads" or "ray".
-        address: of a Ray cluster, "auto" or HOST:PORT; by default a cluster on this machine.
-        large: take the values of the study's ``[large]`` table.
-        progress: ``True`` shows a bar, ``False`` nothing; a callable receives each condition and the share of all
-            blocks that are done, at first with those that were done before.
+    ``spec`` is a TOML file, the name of a shipped study, or a dictionary; ``large`` takes the values of its ``[large]``
+    table. ``runner`` is "inline", "threads" or "ray", with the ``address`` of a cluster, "auto" or HOST:PORT, unless it
+    is on this machine. ``progress`` is a bool, or a function of a condition and the share of blocks that are done.
     """
     study = read(spec, large=large)
     check_choice(runner, "runner", RUNNERS)
