@@ -32,7 +32,7 @@ def exhibits() -> list[Part]:
     makes = [exact.figure1, images.digits_line, images.cifar_line, exact.memorise, exact.paths2d, exact.laws]
     makes += [learned.figure2, learned.figure3, variances.v_linear, variances.shares, variances.v_lazy]
     makes += [learned.mlp_plane, images.between_images]
-    return [Part(*read("page")[make.__name__], make) for make in makes]
+    return [Part(make=make, **read("page")[make.__name__]) for make in makes]
 
 
 def run(out: Path, *, seed: int = 0, quick: bool = False, everything: bool = False) -> Path:

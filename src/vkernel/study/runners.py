@@ -68,8 +68,10 @@ def ray(spec: Spec, missing: Work, address: str | None = None) -> Results:
 
     ours = not cluster.is_initialized()
     if ours:
+        host, _, port = (address or "").removeprefix("ray://").rpartition(":")
         try:
-            _connect(address)
+            if host and port.isdigit():  # a plain connection fails at once, where Ray would wait minutes for a server
+                socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
             cluster.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
         except (OSError, OverflowError, ValueError, RuntimeError) as error:
             why = (isinstance(error, OSError) and error.strerror) or str(error)
@@ -99,13 +101,6 @@ def ray(spec: Spec, missing: Work, address: str | None = None) -> Results:
         else:  # the cluster stays: cancel what an early stop left on it
             for reference in flying:
                 cluster.cancel(reference, force=True)
-
-
-def _connect(address: str | None) -> None:
-    """Try an address with a plain connection, which fails at once: Ray would wait minutes for a server."""
-    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 def _get(cluster: Any, reference: Any) -> dict[str, np.ndarray]:

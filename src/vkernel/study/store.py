@@ -83,7 +83,13 @@ class Store:
             if not path.exists():
                 _create(path, spec)
             _check_same(path, spec)
-            _clean(path)
+            with _readable_errors(
+                path
+            ):  # remove what a killed run left half-written; no finished chunk has such a name
+                for partial in path.rglob("*.partial"):
+                    partial.unlink(missing_ok=True)
+                for half in path.parent.glob(f".{path.name}.new-*"):
+                    shutil.rmtree(half, ignore_errors=True)
             yield cls(path, spec)
         finally:
             lock.release()
@@ -187,15 +193,6 @@ def _check_same(path: Path, spec: Spec) -> None:
     require(not differ, f"{path} holds another study (it differs in {', '.join(differ)}); {refusal}.")
     same = attrs.get("data_sha256") == fingerprint(datasets(spec))
     require(same, f"{path} was made from other training data; {refusal}.")
-
-
-def _clean(path: Path) -> None:
-    """Remove what a killed run left half-written; no finished chunk has such a name."""
-    with _readable_errors(path):
-        for partial in path.rglob("*.partial"):
-            partial.unlink(missing_ok=True)
-        for half in path.parent.glob(f".{path.name}.new-*"):
-            shutil.rmtree(half, ignore_errors=True)
 
 
 @contextlib.contextmanager

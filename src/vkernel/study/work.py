@@ -116,9 +116,20 @@ def compute(spec: Spec, condition: Condition, block: int) -> dict[str, np.ndarra
     good = spec.device != "cuda" or torch.cuda.is_available()
     require(good, "device: there is no CUDA device where the blocks are computed; give device = 'cpu' or 'auto'.")
     device = "cuda" if spec.device != "cpu" and torch.cuda.is_available() else "cpu"
+    problem, members, m = Problem(spec, condition, device), spec.members_of(block), condition.measure
+    wanted = _last("layout", spec.to_json(), lambda: layout(spec))
+    found: dict[str, Tensor] = {}
     with torch_threads(spec.threads), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # members that diverged are NaN in the store
-        found = _compute(Problem(spec, condition, device), spec.members_of(block))
+        scores, sample = _law(problem, members)
+        dtype = scores.dtype if isinstance(scores, Scores) else torch.float64
+        if condition.sampler.samples:
+            x = sample(problem.start(condition.sampler.samples).to(dtype)).double()
+            found = _measure(x.expand(len(members), *x.shape[1:]).flatten(2), problem, wanted)
+        if "score" in wanted:
+            places = torch.linspace(-m.limit, m.limit, m.places, dtype=torch.float64, device=device)[:, None]
+            values = [scores(places.to(dtype), t)[..., 0].double() for t in m.times]
+            found["score"] = torch.stack(values, -2).expand(len(members), -1, -1)
     return {name: value.cpu().numpy().astype(np.float64) for name, value in found.items()}
 
 
@@ -131,22 +142,6 @@ def torch_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _compute(problem: Problem, members: range) -> dict[str, Tensor]:
-    spec, m, n = problem.spec, problem.condition.measure, problem.condition.sampler.samples
-    wanted = _last("layout", spec.to_json(), lambda: layout(spec))
-    scores, sample = _law(problem, members)
-    dtype = scores.dtype if isinstance(scores, Scores) else torch.float64
-    found: dict[str, Tensor] = {}
-    if n:
-        x = sample(problem.start(n).to(dtype)).double()
-        found = _measure(x.expand(len(members), *x.shape[1:]).flatten(2), problem, wanted)
-    if "score" in wanted:
-        places = torch.linspace(-m.limit, m.limit, m.places, dtype=torch.float64, device=problem.device)[:, None]
-        values = [scores(places.to(dtype), t)[..., 0].double() for t in m.times]
-        found["score"] = torch.stack(values, -2).expand(len(members), -1, -1)
-    return found
 
 
 @dataclass(frozen=True)
