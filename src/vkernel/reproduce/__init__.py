@@ -13,26 +13,26 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy
+import torch
 
 from vkernel.core.files import write
 from vkernel.core.progress import progress
-
-if TYPE_CHECKING:
-    from vkernel.reproduce.exhibit import Part
+from vkernel.reports import html
+from vkernel.reproduce import exact, exhibit, images, learned, shipped, variances
+from vkernel.reproduce.exhibit import Part
+from vkernel.version import __version__
 
 __all__ = ["exhibits", "run"]
 
 
 def exhibits() -> list[Part]:
     """Return the exhibits, in the order of the page; ``texts/page.toml`` has titles and seconds on two cores."""
-    from vkernel.reproduce import exact, images, learned, variances
-    from vkernel.reproduce.exhibit import Part, read
-
     makes = [exact.figure1, images.digits_line, images.cifar_line, exact.memorise, exact.paths2d, exact.laws]
     makes += [learned.figure2, learned.figure3, variances.v_linear, variances.shares, variances.v_lazy]
     makes += [learned.mlp_plane, images.between_images]
-    return [Part(make=make, **read("page")[make.__name__]) for make in makes]
+    return [Part(make=make, **exhibit.read("page")[make.__name__]) for make in makes]
 
 
 def run(out: Path, *, seed: int = 0, quick: bool = False, everything: bool = False) -> Path:
@@ -42,13 +42,6 @@ def run(out: Path, *, seed: int = 0, quick: bool = False, everything: bool = Fal
     ``everything`` adds the shipped studies, whose results are kept in ``out/studies``: a run that was stopped goes on.
     Progress is written to standard error; the last line, on standard output, says where the page is.
     """
-    import numpy
-    import torch
-
-    from vkernel.reports import html
-    from vkernel.reproduce import exhibit, shipped
-    from vkernel.version import __version__
-
     start, out = time.perf_counter(), exhibit.open_folder(Path(out).expanduser())
     studies = shipped.parts(out, seed, quick=quick) if everything else []
     parts = [*exhibits(), *studies]

@@ -11,16 +11,10 @@ grid points. Laws follow from quantiles of the prior instead of random starts, a
 **Figure 3.** Four points on the unit circle, turned by 0, 22.5 and 45 degrees; P = 500 draws for each member. The
 denoiser is linear, :math:`\hat m = W\phi`, in products of 10 × 10 × 10 Gaussian or Fourier functions of
 :math:`(x_1, x_2, t)`, or a network. The maps show the average law :math:`\bar q(x_\epsilon) = E_\theta\,
-q_\theta(x_\epsilon)` of an ensemble. Four masses summarise it, with the training points at :math:`\alpha y`:
-
-======  ============================================================================================================
-away    :math:`P(\min_i |x - \alpha y_i| > .25)`
-arcs    away, and near the circle: :math:`.75 < |x| < 1.25`
-sides   away, and within .15 of the straight line between two neighbours; this overlaps with the arcs
-centre  :math:`|x| < .5`
-======  ============================================================================================================
-
-Values of J1 and J0 are compared in pairs of members: :func:`vkernel.core.estimate.ratio_of_means`.
+q_\theta(x_\epsilon)` of an ensemble. Four masses summarise it, with the training points at :math:`\alpha y`: *away*,
+farther than .25 from all of them; *arcs*, away and near the circle, :math:`.75 < |x| < 1.25`; *sides*, away and within
+.15 of the straight line between two neighbours, which overlaps with the arcs; *centre*, :math:`|x| < .5`. Values of J1
+and J0 are compared in pairs of members: :func:`vkernel.core.estimate.ratio_of_means`.
 """
 
 from __future__ import annotations
