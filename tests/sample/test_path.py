@@ -39,6 +39,11 @@ def score_of(points: torch.Tensor, process: vk.VP = SHORT) -> vk.EmpiricalScore:
     return vk.EmpiricalScore(vk.Empirical(points.double()), process)
 
 
+def simulate(V, x_T, samples, **options):
+    """Paths of the effective dynamics by Euler's method, ``(steps + 1, samples, *x_T.shape)``."""
+    return vk.sample.effective_sde(V, x_T, members=samples, method="euler", save="path", **options).path
+
+
 class Constant(kernels.Kernel):
     """White, the same everywhere."""
 
@@ -150,7 +155,7 @@ def test_density_integrates_to_one_and_agrees_with_simulation(kind):
     density = log_prob(paths, V, mean=score).exp() * cell
     assert float(density.sum()) == pytest.approx(1, abs=1e-3)
     # a bundle: paths that turn: up at first, and down again
-    simulated = path.simulate(
+    simulated = simulate(
         V, torch.tensor([0.4]).double(), mean=score, spacing="uniform", steps=2, samples=10_000, generator=5
     )
     middle, end = simulated[1].median(), simulated[2].median()
@@ -158,9 +163,7 @@ def test_density_integrates_to_one_and_agrees_with_simulation(kind):
     exact = float(density[turns(paths)].sum())
     seen = path.probability(
         turns,
-        path.simulate(
-            V, torch.tensor([0.4]).double(), mean=score, spacing="uniform", steps=2, samples=10_000, generator=6
-        ),
+        simulate(V, torch.tensor([0.4]).double(), mean=score, spacing="uniform", steps=2, samples=10_000, generator=6),
     )
     assert seen.low < seen.value < seen.high
     assert abs(seen.value - exact) < 4 * seen.se + 3e-3  # the grid's edge cells
@@ -195,7 +198,7 @@ def test_off_the_span_of_the_data_nothing_has_weight():
     score = score_of(line)
     V = kernels.Naive(score, 0.3)
     x_T = torch.tensor([[0.3, 0.9], [0.2, -0.4]], dtype=torch.float64)
-    inside = path.simulate(V, x_T, mean=score, spacing="uniform", steps=5, samples=3, generator=0)
+    inside = simulate(V, x_T, mean=score, spacing="uniform", steps=5, samples=3, generator=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         log = log_prob(inside, V, mean=score)
@@ -385,7 +388,7 @@ def test_wilson_interval_and_batches():
     V = kernels.Naive(score, 0.1)
     x_T = torch.tensor([[0.4], [-0.3]], dtype=torch.float64)
     never = path.probability(
-        lambda p: p[-1, ..., 0] > 50, path.simulate(V, x_T, mean=score, steps=3, samples=100, generator=0)
+        lambda p: p[-1, ..., 0] > 50, simulate(V, x_T, mean=score, steps=3, samples=100, generator=0)
     )
     assert never.value.tolist() == [0, 0]
     assert never.low.max() < 1e-15
@@ -416,7 +419,7 @@ def test_what_cannot_be_a_path_is_refused():
     for bad in (x[:1], x[:, 0], None):
         with pytest.raises(InputError, match=r"steps \+ 1"):
             action(bad, V, mean=score)
-    for refuse in (path.action, lambda x, V: path.simulate(V, x[0], steps=2, samples=2)):
+    for refuse in (path.action, lambda x, V: simulate(V, x[0], steps=2, samples=2)):
         with pytest.raises(InputError, match="V-kernel such as"):
             refuse(x, 3)
     images = vk.EmpiricalScore(torch.zeros(2, 3, 3, dtype=torch.float64), SHORT)
@@ -430,7 +433,7 @@ def test_what_cannot_be_a_path_is_refused():
     with pytest.raises(InputError, match="not positive semidefinite"):
         action(x, Constant(-torch.eye(1).double(), SHORT), mean=score)
     with pytest.raises(InputError, match="event must return"):
-        path.probability(lambda p: p, path.simulate(V, x[0], mean=score, steps=2, samples=3))
+        path.probability(lambda p: p, simulate(V, x[0], mean=score, steps=2, samples=3))
     with pytest.raises(InputError, match="shape of x_T"):
         path.most_probable(V, x[0], mean=score, spacing="uniform", steps=2, x_end=x)
     with pytest.raises(InputError, match="steps must be"):

@@ -184,4 +184,4 @@ def test_points_as_a_mixture_of_variance_zero():
         torch.testing.assert_close(
             population.logp(x, t_in, process), score.posterior(x, t_in).logp, rtol=1e-9, atol=1e-9
         )
-        torch.testing.assert_close(population.posterior_mean(x, t_in, process), score.posterior(x, t_in).mean)
+        torch.testing.assert_close(population.score(process).denoise(x, t_in), score.posterior(x, t_in).mean)

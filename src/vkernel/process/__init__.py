@@ -28,19 +28,9 @@ Here B = bmin t + bd t²/2, bd = bmax - bmin; θ = (π/2)(t+s)/(1+s), θ0 = θ(0
 process in the coordinates :math:`\Gamma^{-1/2} x`. Every process has ``base``, ``whiten`` and ``unwhiten`` (for an
 isotropic one: itself, and twice the identity), so that code written for ``base`` in those coordinates serves all.
 
-.. rubric:: Which VP is which
-
-Three "VP" processes are in use, and the same two numbers mean different noise in each:
-
-* the paper's, :class:`VP`: drift -b(t) x, D = b, alpha = exp(-∫b). With (.1, 20), alpha = e^-10.05 at t = 1;
-* Song et al. (2021), score_sde, :class:`VPSong`: drift -½ b(t) x, D = ½ b, alpha = exp(-½∫b): e^-5.025 at t = 1.
-  So ``VPSong(beta_min=a, beta_max=b)`` is ``VP(beta_min=a/2, beta_max=b/2)``;
-* Ho et al. (2020), diffusers, :class:`DDPM`: N discrete betas, alpha² = prod (1 - beta_j). With beta_j = b(j/N)/N,
-  index i is about t = (i+1)/N of VPSong: ``DDPM.linear(1e-4, .02, 1000)`` is close to ``VPSong()``.
-
-Between any two, :meth:`Process.convert` maps a point to the one with the same sigma/alpha.
-
-.. rubric:: Formulas
+Three "VP" processes are in use, and the same two numbers mean different noise in each (§1.4): ``VPSong(beta_min=a,
+beta_max=b)`` is ``VP(beta_min=a/2, beta_max=b/2)``, and ``DDPM.linear(1e-4, .02, 1000)`` is close to ``VPSong()``.
+Between any two processes, :meth:`Process.convert` maps a point to the one with the same sigma/alpha.
 
 alpha, sigma, S, beta, D and log_snr take a number or a tensor and return a tensor of t's shape, dtype and device
 (numbers and integers: the default dtype). They are differentiable in t, free of cancellation at small t, and not
@@ -67,7 +57,7 @@ PROCESSES |= {"edm": EDM, "flow": FlowMatching, "toy": Toy}
 def parse(text: str) -> Process:
     """Return the process that a command line names: ``"vp"``, ``"vp:beta_max=10,eps=1e-4"``, ``"ddpm:steps=100"``."""
     name, _, options = (part.strip() for part in text.partition(":"))
-    cls = _named(name.lower(), name)
+    cls = _named(name.lower())
     known = ["beta_start", "beta_end", "steps", "eps", "T"] if cls is DDPM else _fields(cls)
     given: dict[str, Any] = {}
     for option in filter(None, (part.strip() for part in options.split(","))):
@@ -91,16 +81,16 @@ def spec(process: Process) -> dict[str, object]:
 def from_spec(spec: Mapping[str, object]) -> Process:
     """Return the process of a :func:`spec`."""
     given: dict[str, Any] = dict(spec)
-    kind = given.pop("kind", None)
+    cls = _named(str(given.pop("kind", None)))
     try:
-        return _named(kind, kind)(**given)
+        return cls(**given)
     except TypeError as error:
-        raise InputError(f"A process {kind} cannot be made from {given!r}: {error}.") from None
+        raise InputError(f"A {cls.__name__} process cannot be made from {given!r}: {error}.") from None
 
 
-def _named(name: object, shown: object) -> type[Process]:
-    require(name in PROCESSES, f"There is no process {shown!r}; give one of {', '.join(PROCESSES)}.")
-    return PROCESSES[cast(str, name)]
+def _named(name: str) -> type[Process]:
+    require(name in PROCESSES, f"There is no process {name!r}; give one of {', '.join(PROCESSES)}.")
+    return PROCESSES[name]
 
 
 def _fields(cls: type[Process]) -> list[str]:

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.checks import check_whole, is_whole
+from vkernel.core.checks import check_choice, check_whole
 from vkernel.core.errors import InputError, require
 from vkernel.core.rng import Generator
 
 Time = float | Tensor
-SPACINGS = ("uniform", "log", "edm")
+Device = torch.device | str | None
 
 
 def formula(f: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Time], Tensor]:
@@ -29,18 +29,14 @@ def formula(f: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Time], Tensor]
         t = _tensor(t)
         return f(self, t.to(wide_dtype(t.dtype))).to(t.dtype)
 
-    return functools.update_wrapper(at, f)
+    return functools.wraps(f)(at)
 
 
 class Process(ABC):
-    """A forward process; the final kinds are in the table at the head of :mod:`vkernel.process`.
+    """A forward process on ``[eps, T]``; the final kinds are in the table at the head of :mod:`vkernel.process`.
 
-    Attributes:
-        eps: the cutoff, the time nearest to the data.
-        T: the time of (almost) pure noise.
-        spacing: the default spacing of :meth:`times`.
-        regular: whether beta and D are finite at t = 1; if not, T < 1 is required.
-        half_log_det: ½ log det Γ, 0 for isotropic noise.
+    ``spacing`` is the default of :meth:`times`; ``regular`` says whether beta and D are finite at t = 1 (if not, T < 1
+    is required); ``half_log_det`` is ½ log det Γ.
     """
 
     eps: float
@@ -58,8 +54,7 @@ class Process(ABC):
         """Check the parameters: all finite and positive (eps may be 0), eps < T, sigma/alpha increasing."""
         given = {f.name: vars(self)[f.name] for f in fields(cast(Any, self)) if f.type == "float"}
         for name, value in given.items():
-            number = numbers(name, [value])[0]
-            object.__setattr__(self, name, number)
+            number = vars(self)[name] = numbers(name, [value])[0]
             require(number > 0 or (number == 0 and name == "eps"), f"{name} must be positive, not {value!r}.")
         require(self.eps < self.T, f"eps must be less than T; got eps={self.eps:g} and T={self.T:g}.")
         require(self.regular or self.T < 1, f"T must be less than 1, where beta and D diverge; got T={self.T:g}.")
@@ -111,8 +106,8 @@ class Process(ABC):
     def ratios(self) -> tuple[float, float]:
         """sigma/alpha at eps and at T."""
         ends = torch.tensor([self.eps, self.T], dtype=torch.float64)
-        low, high = (self.sigma(ends) / self.alpha(ends)).tolist()
-        return low, high
+        first, last = (self.sigma(ends) / self.alpha(ends)).tolist()
+        return first, last
 
     @property
     def base(self) -> Process:
@@ -139,7 +134,7 @@ class Process(ABC):
     def check(self, t: Time) -> Tensor:
         """Return ``t`` as a tensor if it lies in [eps, T]; what rounding to its dtype moved outside is clamped."""
         t = _tensor(t)
-        _check_range("t", t, _within(t, self.eps, self.T), (self.eps, self.T), f"the range [eps, T] of {self!r}")
+        self._check_range("t", t, _within(t, self.eps, self.T), (self.eps, self.T), "the range [eps, T]")
         return t.clamp(self.eps, self.T)
 
     def time(self, sigma_over_alpha: Time) -> Tensor:
@@ -147,8 +142,15 @@ class Process(ABC):
         r = _tensor(sigma_over_alpha)
         t, ends = self._time(r), self.ratios
         inside = (r >= 0) & (_within(r, *ends) | _within(t, self.eps, self.T))
-        _check_range("sigma/alpha", r, inside, ends, f"its range between eps and T of {self!r}")
+        self._check_range("sigma/alpha", r, inside, ends, "its range between eps and T")
         return t.clamp(self.eps, self.T)
+
+    def _check_range(self, name: str, v: Tensor, inside: Tensor, ends: tuple[float, float], what: str) -> None:
+        if not inside.all():
+            outside = (
+                f"{name} = {v.detach()[~inside][0].item():g} is outside [{ends[0]:g}, {ends[1]:g}], {what} of {self!r}"
+            )
+            raise InputError(f"{outside}; choose {name} inside it, or construct the process with another eps or T.")
 
     def times(self, steps: int, spacing: str | None = None) -> Tensor:
         """Return ``steps + 1`` descending times in float64, the first exactly T and the last exactly eps.
@@ -156,25 +158,19 @@ class Process(ABC):
         ``spacing`` is "uniform" in t; "log": uniform in log(sigma/alpha); or "edm": uniform in (sigma/alpha)^(1/7)
         (Karras et al. 2022). The default is "uniform", and "edm" for :class:`EDM`.
         """
-        spacing = self.spacing if spacing is None else spacing
-        check_whole(steps, "steps")
-        require(spacing in SPACINGS, f'spacing must be "uniform", "log" or "edm", not {spacing!r}.')
-        u = torch.linspace(0, 1, steps + 1, dtype=torch.float64)
-        t = self.T + u * (self.eps - self.T)
-        if spacing != "uniform":
-            low, high = self.ratios
-            require(low > 0 or spacing == "edm", f'spacing "log" needs noise at eps, of which {self!r} has none.')
-            root = 1 / 7
-            r = (high**root + u * (low**root - high**root)) ** 7 if spacing == "edm" else high * (low / high) ** u
-            t[1:-1] = self._time(r[1:-1])
+        spacing = check_choice(self.spacing if spacing is None else spacing, "spacing", ("uniform", "log", "edm"))
+        u = torch.linspace(0, 1, check_whole(steps, "steps") + 1, dtype=torch.float64)
+        t, (low, high), root = self.T + u * (self.eps - self.T), self.ratios, 1 / 7
+        require(low > 0 or spacing != "log", f'spacing "log" needs noise at eps, of which {self!r} has none.')
+        if spacing == "log":
+            t = self._time(high * (low / high) ** u)
+        elif spacing == "edm":
+            t = self._time((high**root + u * (low**root - high**root)) ** 7)
         t[0], t[-1] = self.T, self.eps
         return t
 
     def perturb(self, x0: Tensor, t: Time, generator: Generator = None) -> Tensor:
-        """Draw x_t given x0 ``(*batch, *shape)``: alpha x0 + sigma z with z ~ N(0, I) (anisotropic: N(0, Γ)).
-
-        ``t`` is one time, or one for each element of the batch. The result has x0's shape, device and dtype.
-        """
+        """Draw x_t = alpha x0 + sigma z, z ~ N(0, I) (anisotropic: N(0, Γ)), like ``x0``; t broadcasts to its batch."""
         _, alpha, sigma = self._along(x0, t)
         dtype = real_dtype(x0.dtype)
         noise = rng.randn(tuple(x0.shape), rng.as_generator(generator), x0.device, wide_dtype(dtype))
@@ -184,31 +180,18 @@ class Process(ABC):
         self,
         shape: Sequence[int],
         *,
-        device: torch.device | str | None = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
         generator: Generator = None,
-        quasi: bool = False,
     ) -> Tensor:
-        """Draw from N(0, S_T), of the given shape ``(*batch, *shape)``.
-
-        With ``quasi`` points ``(n, *shape)`` fill the law evenly (:func:`~vkernel.core.rng.quasi_normals`): quantiles
-        in one dimension, Sobol points in up to 8, independent draws beyond; an integer ``generator`` scrambles them.
-        """
+        """Draw from N(0, S_T), of the given shape ``(*batch, *shape)``."""
         dtype = torch.get_default_dtype() if dtype is None else real_dtype(dtype)
         device = torch.get_default_device() if device is None else torch.device(device)
-        if quasi:
-            seed = generator if is_whole(generator) else rng.as_generator(generator).initial_seed()
-            noise = rng.quasi_normals(shape[0], math.prod(shape[1:]), seed).reshape(tuple(shape))
-            noise = noise.to(device, wide_dtype(dtype))
-        else:
-            noise = rng.randn(tuple(shape), rng.as_generator(generator), device, wide_dtype(dtype))
+        noise = rng.randn(tuple(shape), rng.as_generator(generator), device, wide_dtype(dtype))
         return (float(self.sigma(torch.tensor(self.T, dtype=torch.float64))) * self.unwhiten(noise)).to(dtype)
 
     def convert(self, x: Tensor, t: Time, other: Process) -> tuple[Tensor, Tensor]:
-        """Return the same point in another process, ``(x', t')``: sigma'/alpha' = sigma/alpha and x'/alpha' = x/alpha.
-
-        The posterior over training points is the same there, and ``p'(x'|t') dx' = p(x|t) dx``.
-        """
+        """Return the point of another process with the same sigma/alpha, x/alpha and posterior, ``(x', t')``."""
         same = self.same_frame(other)
         require(same, f"No point of {self!r} is a point of {other!r}: their noise has different covariances Γ.")
         t, alpha, sigma = self._along(x, t)
@@ -220,11 +203,9 @@ class Process(ABC):
         dtype = wide_dtype(real_dtype(x.dtype))
         time = self.check(t.to(x.device) if isinstance(t, Tensor) else torch.tensor(t, dtype=dtype, device=x.device))
         full = time.shape + (1,) * (x.ndim - time.ndim)
-        require(
-            time.ndim <= x.ndim - len(self.shape) and all(a in (1, b) for a, b in zip(full, x.shape, strict=True)),
-            f"t must be one time, or one for each element of the batch; got t of shape {tuple(time.shape)} "
-            f"for points of shape {tuple(x.shape)}.",
-        )
+        good = time.ndim <= x.ndim - len(self.shape) and all(a in (1, b) for a, b in zip(full, x.shape, strict=True))
+        got = f"t of shape {tuple(time.shape)} for points of shape {tuple(x.shape)}"
+        require(good, f"t must be one time, or one for each element of the batch; got {got}.")
         wide = time.reshape(full).to(torch.promote_types(time.dtype, dtype))
         return time, self.alpha(wide), self.sigma(wide)
 
@@ -253,9 +234,9 @@ def _tensor(t: Time) -> Tensor:
     """Return a floating-point tensor; numbers and integers take the default dtype."""
     try:
         t = torch.as_tensor(t)
+        return t.to(real_dtype(t.dtype))
     except (TypeError, ValueError, RuntimeError):
         raise InputError(f"A time must be a number or a tensor, not {t!r}.") from None
-    return t.to(real_dtype(t.dtype))
 
 
 def _within(v: Tensor, low: float, high: float) -> Tensor:
@@ -263,11 +244,3 @@ def _within(v: Tensor, low: float, high: float) -> Tensor:
     slack = 8 * torch.finfo(v.dtype).eps
     v = v.detach().to(wide_dtype(v.dtype))
     return (v >= low * (1 - slack)) & (v <= high * (1 + slack))
-
-
-def _check_range(name: str, v: Tensor, inside: Tensor, ends: tuple[float, float], what: str) -> None:
-    if not inside.all():
-        raise InputError(
-            f"{name} = {v.detach()[~inside][0].item():g} is outside [{ends[0]:g}, {ends[1]:g}], {what}; choose {name} "
-            "inside it, or construct the process with another eps or T."
-        )

@@ -1,10 +1,12 @@
-"""The final processes: the isotropic ones of the table, each two or three formulas, and :class:`Anisotropic`."""
+"""The final processes: the isotropic ones of the table in :mod:`vkernel.process`, and :class:`Anisotropic`.
+
+``regular = False`` marks those whose beta and D diverge at t = 1, hence T < 1.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -19,15 +21,7 @@ from vkernel.process.base import Process, Time, formula, numbers, real_dtype, wi
 
 
 class _Preserving(Process):
-    """The variance-preserving processes that are given by B = -log alpha: S = 1 - e^(-2B), D = beta."""
-
-    @abstractmethod
-    def _B(self, t: Tensor) -> Tensor:
-        """Return -log alpha."""
-
-    @abstractmethod
-    def _inverse_B(self, B: Tensor) -> Tensor:
-        """Return the t at which -log alpha is B."""
+    """A process given by ``_B``, B = -log alpha, and its inverse ``_inverse_B``: S = 1 - e^(-2B), D = beta."""
 
     alpha = formula(lambda p, t: torch.exp(-p._B(t)))
     S = formula(lambda p, t: -torch.expm1(-2 * p._B(t)))
@@ -37,20 +31,20 @@ class _Preserving(Process):
 
 @dataclass(frozen=True, repr=False)
 class VP(_Preserving):
-    """The paper's: alpha = exp(-(beta_min t + ½ (beta_max - beta_min) t²)), S = 1 - alpha²; beta = D is linear in t."""
+    """The paper's: beta = D = b(t) is linear in t, from beta_min to beta_max."""
 
     beta_min: float = 0.1
     beta_max: float = 20.0
     eps: float = 1e-3
     T: float = 1.0
-    c: ClassVar[float] = 1.0  # beta = c b(t), b linear from beta_min to beta_max
+    c: ClassVar[float] = 1.0  # beta = c b(t)
 
     beta = formula(lambda p, t: p.c * (p.beta_min + (p.beta_max - p.beta_min) * t))
 
     @property
     def law(self) -> str:
-        b = f"({self.beta_min:g} t + {(self.beta_max - self.beta_min) / 2:g} t²)"
-        return f"alpha = exp(-{'' if self.c == 1 else '½'}{b}), S = 1 - alpha²"
+        half, slope = "" if self.c == 1 else "½", (self.beta_max - self.beta_min) / 2
+        return f"alpha = exp(-{half}({self.beta_min:g} t + {slope:g} t²)), S = 1 - alpha²"
 
     def _B(self, t: Tensor) -> Tensor:
         return self.c * t * (self.beta_min + t * ((self.beta_max - self.beta_min) / 2))
@@ -62,7 +56,7 @@ class VP(_Preserving):
 
 @dataclass(frozen=True, repr=False)
 class VPSong(VP):
-    """Song et al.'s: alpha = exp(-½ (beta_min t + ½ (beta_max - beta_min) t²)), S = 1 - alpha²; beta = D = ½ b(t)."""
+    """Song et al.'s: beta = D = ½ b(t)."""
 
     c: ClassVar[float] = 0.5
 
@@ -71,9 +65,8 @@ class VPSong(VP):
 class DDPM(_Preserving):
     """Ho et al.'s and diffusers': alpha² = prod_{j<=t} (1 - betas[j]) at whole t, log alpha linear in between.
 
-    t is the network's index as a real number in [0, N-1]; at t = 0 the noise is that of the first step, S = betas[0].
-    beta = D is constant between whole t and jumps there, to the value on the right (at N-1, on the left).
-    ``DDPM.from_alphas_cumprod(scheduler.alphas_cumprod)`` is the process of a diffusers scheduler.
+    t is the network's index as a real number in [0, N-1]; at t = 0, S = betas[0]. beta = D is constant between whole t
+    and jumps there, to the value on the right (at N-1, on the left).
     """
 
     betas: Sequence[float] | Tensor
@@ -85,8 +78,7 @@ class DDPM(_Preserving):
         bad = [b for b in betas if b <= 0 or b >= 1]
         require(len(betas) > 1, f"DDPM needs at least two betas, not {len(betas)}.")
         require(not bad, f"The betas of DDPM must lie strictly between 0 and 1; {bad[:1]} does not.")
-        object.__setattr__(self, "betas", betas)
-        object.__setattr__(self, "T", len(betas) - 1 if self.T is None else self.T)
+        vars(self).update(betas=betas, T=len(betas) - 1 if self.T is None else self.T)
         super().__post_init__()
         require(len(betas) - 1 >= self.T, f"T must be at most {len(betas) - 1}, the last index, not {self.T:g}.")
 
@@ -106,7 +98,7 @@ class DDPM(_Preserving):
 
     @classmethod
     def from_alphas_cumprod(cls, abar: Sequence[float] | Tensor, **limits: float) -> DDPM:
-        """Return the process with alpha² = ``abar`` at whole t."""
+        """Return the process with alpha² = ``abar`` at whole t: ``scheduler.alphas_cumprod`` of diffusers."""
         values = numbers("alphas_cumprod", abar)
         require(all(a > 0 for a in values), "alphas_cumprod must be positive; leave out a last 0 (no signal at all).")
         return cls([1 - b / a for a, b in zip([1.0, *values], values, strict=False)], **limits)
@@ -116,14 +108,14 @@ class DDPM(_Preserving):
         ends = f"{self.betas[0]:g} … {self.betas[-1]:g}"
         return f"alpha² = prod_(j≤t) (1 - beta_j) with {len(self.betas)} betas {ends}, S = 1 - alpha²"
 
-    beta = formula(lambda p, t: p._interval(t, _floor(t))[2])
+    beta = formula(lambda p, t: p._interval(t)[2])
 
     def _B(self, t: Tensor) -> Tensor:
-        left, B, slope = self._interval(t, _floor(t))
+        left, B, slope = self._interval(t)
         return B + (t - left) * slope
 
     def _inverse_B(self, B: Tensor) -> Tensor:
-        left, start, slope = self._interval(B, torch.bucketize(B, self._knots.to(B.dtype).to(B.device), right=True) - 1)
+        left, start, slope = self._interval(B, of_B=True)
         return left + (B - start) / slope
 
     @functools.cached_property
@@ -131,24 +123,17 @@ class DDPM(_Preserving):
         """-log alpha at 0 … N-1."""
         return torch.log1p(-torch.tensor(self.betas, dtype=torch.float64)).cumsum(0) / -2
 
-    def _interval(self, like: Tensor, left: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the knot ``left`` of an interval (or the nearest that begins one), B there, and the slope."""
+    def _interval(self, at: Tensor, of_B: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the knot on the left of the times (or the values of B) ``at``, B there, and the slope from it."""
+        knots, slopes = (k.to(at.dtype).to(at.device) for k in (self._knots, self._knots.diff()))
+        left = torch.bucketize(at, knots, right=True) - 1 if of_B else at.detach().nan_to_num().floor().long()
         left = left.clamp(0, len(self.betas) - 2)
-        knots, slopes = (k.to(like.dtype).to(like.device) for k in (self._knots, self._knots.diff()))
         return left, knots[left], slopes[left]
-
-
-def _floor(t: Tensor) -> Tensor:
-    return t.detach().nan_to_num().floor().long()
 
 
 @dataclass(frozen=True, repr=False)
 class Cosine(Process):
-    """Nichol and Dhariwal's: alpha = cos θ / cos θ0, S = 1 - alpha², θ = (π/2)(t+s)/(1+s); beta = D = θ' tan θ.
-
-    Written with cos θ = sin(θ'(1-t)) and S = sin(θ-θ0) sin(θ+θ0) / cos²θ0: nothing cancels at either end. beta and D
-    diverge at t = 1, hence T < 1.
-    """
+    """Nichol and Dhariwal's, with cos θ = sin(θ'(1-t)) and S = sin(θ-θ0) sin(θ+θ0) / cos²θ0: nothing cancels."""
 
     s: float = 0.008
     eps: float = 1e-3
@@ -173,9 +158,7 @@ class Cosine(Process):
 
 @dataclass(frozen=True, repr=False)
 class VE(Process):
-    """Song et al.'s variance-exploding process: alpha = 1, sigma = sigma_min (sigma_max/sigma_min)^t, beta = 0,
-    D = sigma² log(sigma_max/sigma_min). As in score_sde the noise at t = 0 is sigma_min, not zero.
-    """
+    """Song et al.'s variance-exploding process; as in score_sde the noise at t = 0 is sigma_min, not zero."""
 
     sigma_min: float = 0.01
     sigma_max: float = 50.0
@@ -194,7 +177,7 @@ class VE(Process):
 
 @dataclass(frozen=True, repr=False)
 class EDM(Process):
-    """Karras et al.'s: alpha = 1, sigma = t, S = t², beta = 0, D = t."""
+    """Karras et al.'s: t is sigma itself."""
 
     eps: float = 0.002
     T: float = 80.0
@@ -211,10 +194,7 @@ class EDM(Process):
 
 @dataclass(frozen=True, repr=False)
 class FlowMatching(Process):
-    """Flow matching, rectified flow: alpha = 1-t, sigma = t, S = t², beta = 1/(1-t), D = t/(1-t).
-
-    beta and D diverge at t = 1, hence T < 1; the flow itself is regular there, dx/dt = (x - E[x0|x])/t.
-    """
+    """Flow matching, rectified flow; the flow is regular also at t = 1, dx/dt = (x - E[x0|x])/t."""
 
     eps: float = 1e-3
     T: float = 0.999
@@ -231,7 +211,7 @@ class FlowMatching(Process):
 
 @dataclass(frozen=True, repr=False)
 class Toy(Process):
-    """The paper's Figure 1: alpha = sqrt(1-t), S = t; beta = D = 1/(2(1-t)) diverge at t = 1, hence T < 1."""
+    """The process of the paper's Figure 1: t is the variance of the noise."""
 
     eps: float = 1e-3
     T: float = 0.999
@@ -249,16 +229,13 @@ class Toy(Process):
 class Anisotropic(Process):
     """Noise of covariance Γ: S = sigma² Γ and D = D_base Γ, as covariance operators; alpha, sigma, beta of ``process``.
 
-    Args:
-        process: the isotropic process in whitened coordinates, ``base``.
-        gamma: Γ, positive definite. A square matrix ``(d, d)`` is the covariance of d coordinates; any other tensor
-            holds the variances of independent coordinates and has the data's shape. Where this rule does not serve (a
-            matrix for images, variances for square data) pass
-            :class:`~vkernel.core.covariance.Matrix` or :class:`~vkernel.core.covariance.Diagonal` with their shape.
+    ``process`` is the isotropic process in whitened coordinates. ``gamma`` is positive definite: a square matrix
+    ``(d, d)`` is the covariance of d coordinates, any other tensor holds the variances of independent coordinates and
+    has the data's shape. Where this rule does not serve (a matrix for images, variances for square data) pass
+    :class:`~vkernel.core.covariance.Matrix` or :class:`~vkernel.core.covariance.Diagonal` with their shape.
 
-    Attributes:
-        root, inverse_root: Γ^(1/2) and Γ^(-1/2), of gamma's kind.
-        half_log_det, inverse_trace: ½ log det Γ and tr Γ^-1, for densities and norms in whitened coordinates.
+    ``root`` and ``inverse_root`` are Γ^(1/2) and Γ^(-1/2), of gamma's kind; ``half_log_det`` and ``inverse_trace``,
+    ½ log det Γ and tr Γ^-1, are for densities and norms in whitened coordinates.
     """
 
     process: Process
@@ -288,11 +265,11 @@ class Anisotropic(Process):
 
     def S(self, t: Time, /) -> Transformed:  # type: ignore[override]
         """Return sigma² Γ, batch of t's shape, in t's dtype (for a number: Γ's)."""
-        return self._scaled(t, self.process.sigma)
+        return self._scaled(self.process.S, t)
 
     def D(self, t: Time, /) -> Transformed:  # type: ignore[override]
         """Return D_base Γ, batch of t's shape, in t's dtype (for a number: Γ's)."""
-        return self._scaled(t, lambda t: self.process.D(t).sqrt())
+        return self._scaled(self.process.D, t)
 
     def same_frame(self, other: Process) -> bool:
         return isinstance(other, Anisotropic) and self.gamma == other.gamma
@@ -303,9 +280,9 @@ class Anisotropic(Process):
     def unwhiten(self, x: Tensor) -> Tensor:
         return self._product(self.root, x)
 
-    def _scaled(self, t: Time, factor: Callable[[Time], Tensor]) -> Transformed:
+    def _scaled(self, square: Callable[[Time], Tensor], t: Time) -> Transformed:
         t = t if isinstance(t, Tensor) else torch.tensor(t, dtype=self.gamma.dtype, device=self.gamma.device)
-        a = factor(t)
+        a = square(t).sqrt()
         return Transformed(self.gamma.to(a.device, a.dtype), a)
 
     def _product(self, map: Diagonal | Matrix, x: Tensor) -> Tensor:
@@ -332,7 +309,6 @@ def _definite(gamma: Tensor | Covariance) -> Diagonal | Matrix:
     u, gap = torch.finfo(g.dtype).eps, (g - g.mT).abs().max().item()
     hint = "If it holds the variances of square data, pass Diagonal(gamma, shape)."
     require(gap <= 64 * u * g.abs().max(), f"Γ is not symmetric: entries across the diagonal differ by {gap:g}. {hint}")
-    g = (g + g.mT) / 2
-    low, high = torch.linalg.eigvalsh(g)[[0, -1]].tolist()
+    low, high = torch.linalg.eigvalsh((g + g.mT) / 2)[[0, -1]].tolist()
     require(low > gamma.dim * u * high, f"Γ is not positive definite: eigenvalues from {low:g} to {high:g}. {hint}")
-    return Matrix(g, gamma.shape)
+    return Matrix((g + g.mT) / 2, gamma.shape)

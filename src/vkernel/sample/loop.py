@@ -182,10 +182,6 @@ class Problem:
         require(good, "The sampler diverged: NaN or infinite values. Take more steps, or log spacing.")
         return x
 
-    def norm(self, x: Tensor) -> Tensor:
-        """Return the norm over events, ``(*batch,)``."""
-        return x.double().reshape(*self.batch, -1).square().sum(-1).sqrt()
-
     def follow(self, states: States, keep: bool = False) -> list[Tensor]:
         """Call back with each state; return all of them if ``keep`` or if the path is to be saved, else the last."""
         kept: list[Tensor] = []

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core.checks import check_choice, check_positive
+from vkernel.core.covariance import flat
 from vkernel.core.errors import require
 from vkernel.sample.loop import Level, Options, Problem, Solution, States, Step, walk
 from vkernel.score.base import Score, signs
@@ -68,11 +69,12 @@ def pf_ode(
     error = logp = None
     if "error" in problem.save:
         finer = Problem(score, x_T, steps=_refined(problem.steps), spacing=problem.spacing)
-        away = states[-1] - _flow(finer, method, tolerance / 32)[0][-1]
-        error = problem.norm(problem.process.unwhiten(away))
+        away = problem.process.unwhiten(states[-1] - _flow(finer, method, tolerance / 32)[0][-1])
+        error = flat(away.double(), problem.shape).square().sum(-1).sqrt()
     if lost is not None:
         first, last, d = problem.levels[0], problem.levels[-1], math.prod(problem.shape)
-        prior = -0.5 * (problem.norm(problem.x_T) / first.sigma) ** 2 - 0.5 * d * math.log(2 * math.pi * first.sigma**2)
+        square = flat(problem.x_T.double() / first.sigma, problem.shape).square().sum(-1)
+        prior = -0.5 * square - 0.5 * d * math.log(2 * math.pi * first.sigma**2)
         logp = prior + d * math.log(first.sigma / last.sigma) - lost - problem.process.half_log_det
     return problem.solution(states, error, logp)
 

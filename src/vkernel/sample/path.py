@@ -43,10 +43,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vkernel.core.checks import check_whole
 from vkernel.core.errors import require
 from vkernel.core.estimate import Estimate
-from vkernel.core.rng import Generator
 from vkernel.sample.loop import Level, Problem, walk
 from vkernel.sample.sde import VKernel, check_kernel, covariance
 from vkernel.score.base import Score, check_score
@@ -114,33 +112,11 @@ def zero_action(score: Score, x_T: Tensor, steps: Grid, spacing: str | None = "l
     return _walk(problem, _start(problem), lambda k, x, here, dt: 0 * x).to(problem.dtype)
 
 
-def simulate(
-    V: VKernel,
-    x_T: Tensor,
-    *,
-    steps: Grid,
-    samples: int,
-    mean: Score | None = None,
-    spacing: str | None = "log",
-    generator: Generator = None,
-) -> Tensor:
-    """Return paths, ``(steps + 1, samples, *x_T.shape)``; a quenched V draws one field per sample of the batch."""
-    problem = _problem(check_kernel(V, mean), x_T, steps, spacing, generator)
-    field = None if V.white else V.draw(check_whole(samples, "samples"), problem.generator)
-
-    def noise(k: int, x: Tensor, here: Level, dt: float) -> Tensor:
-        if field is not None:
-            return here.D * dt * field(x, here.t)
-        return here.D * math.sqrt(dt) * covariance(V, x, here.t).draw(problem.generator)
-
-    start = _start(problem)
-    return _walk(problem, start.expand(check_whole(samples, "samples"), *start.shape), noise).to(problem.dtype)
-
-
 def probability(event: Callable[[Tensor], Tensor], paths: Tensor) -> Estimate:
-    """Estimate the probability of an event from paths of :func:`simulate`, with Wilson's interval.
+    """Estimate the probability of an event from sampled paths, with Wilson's interval.
 
-    ``event`` takes paths ``(steps + 1, samples, *batch, d)`` and returns booleans ``(samples, *batch)``.
+    ``event`` takes ``paths (steps + 1, samples, *batch, d)``, those of ``effective_sde(V, x_T, members=samples,
+    method="euler", save="path")``, and returns booleans ``(samples, *batch)``.
     """
     hit = event(paths)
     good = isinstance(hit, Tensor) and hit.dtype == torch.bool and hit.shape == paths.shape[1:-1]
@@ -259,9 +235,8 @@ def _reach(end: Callable[[Tensor], Tensor], z: Tensor, goal: Tensor, h: float = 
         z = z + step
         if bool((left <= small).all()) and float(step.abs().max()) < 1e-7 * (1 + float(z.abs().max())):
             return z
-    require(
-        bool((left <= small).all()), f"No noise of V was found that ends at x_end; missed by {float(left.max()):.2g}."
-    )
+    good, missed = bool((left <= small).all()), float(left.max())
+    require(good, f"No noise of V was found that ends at x_end; missed by {missed:.2g}.")
     warnings.warn("A path to x_end was found, but perhaps not the one of least action.", stacklevel=3)
     return z
 
@@ -334,12 +309,12 @@ def _spectrum(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(values > WHITE**2 * top, values, 0.0), vectors
 
 
-def _problem(score: Score, x_T: Tensor, steps: Grid, spacing: str | None, generator: Generator = None) -> Problem:
+def _problem(score: Score, x_T: Tensor, steps: Grid, spacing: str | None) -> Problem:
     """Return the problem of a path from ``x_T``; its process must be isotropic and its events vectors."""
     require(score.process.base is score.process, "Paths are weighed for isotropic processes; whiten the data first.")
     vectors = score.shape is None or len(score.shape) == 1
     require(vectors, "Paths are of vectors, (steps + 1, *batch, d): flatten the data's events first.")
-    return Problem(score, x_T, steps=steps, spacing=spacing, generator=generator)
+    return Problem(score, x_T, steps=steps, spacing=spacing)
 
 
 def _start(problem: Problem) -> Tensor:

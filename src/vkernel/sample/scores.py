@@ -7,24 +7,19 @@ For members :math:`\hat s_m`, :math:`m = 1 \ldots M`,
           \qquad \bar q(x_\epsilon) = E_\theta\,q_\theta(x_\epsilon) ,
 
 and the covariance is unbiased. Members that share something, an initialisation say, are not independent. With their
-``groups`` :math:`g = 1 \ldots G` of :math:`n_g` members, the covariance is split by a random-effects analysis of
-variance (Henderson 1953), :math:`\hat s = s_{avg} + \mathrm{group} + \mathrm{rest}`. With :math:`\bar s_g` the mean of
-a group,
+``groups`` :math:`g = 1 \ldots G` of :math:`n_g` members and means :math:`\bar s_g`, the covariance is split by a
+random-effects analysis of variance (Henderson 1953), :math:`\hat s = s_{avg} + \mathrm{group} + \mathrm{rest}`:
 
 .. math::
 
    B = \frac{1}{G-1} \sum_g n_g (\bar s_g - s_{avg})(\bar s_g - s_{avg})^T, \quad
    W = \frac{1}{M-G} \sum_{g,\,m \in g} (\hat s_m - \bar s_g)(\hat s_m - \bar s_g)^T, \quad
-   n_0 = \frac{M - \sum_g n_g^2/M}{G-1},
+   n_0 = \frac{M - \sum_g n_g^2/M}{G-1}, \\
+   V_{between} = (B - W)/n_0, \quad V_{within} = W, \quad V = V_{between} + V_{within} = B/n_0 + (1 - 1/n_0)\,W, \quad
+   \mathrm{Cov}\,s_{avg} = V_{between} \sum_g n_g^2/M^2 + V_{within}/M ,
 
-.. math:: V_{between} = (B - W)/n_0, \qquad V_{within} = W, \qquad V = V_{between} + V_{within},
-
-all unbiased for groups of any sizes; the part between groups can be negative where it is near zero, V cannot:
-:math:`V = B/n_0 + (1 - 1/n_0)\,W`. It is the covariance of one member of a fresh group. The mean score varies by
-
-.. math:: \mathrm{Cov}\,s_{avg} = V_{between} \sum_g n_g^2/M^2 + V_{within}/M ,
-
-which falls with the number of groups, not of members.
+all unbiased for groups of any sizes; the part between groups can be negative where it is near zero, V, the covariance
+of one member of a fresh group, cannot. The covariance of the mean falls with the number of groups, not of members.
 """
 
 from __future__ import annotations
@@ -58,9 +53,8 @@ CHUNK = 1 << 22  # numbers of a sample taken at once
 class Scores(ABC):
     """M scores of one process and one event shape that differ in the randomness of training alone.
 
-    ``scores(x, t)`` is ``(M, *batch, *shape)``; ``scores[m]`` is the :class:`~vkernel.score.base.Score` of one member,
-    ``scores[a:b]`` several. ``groups`` says which members share something. A member that diverged in training stays in
-    its place, is listed in ``diverged``, and takes part in no moment.
+    ``scores[m]`` is the :class:`~vkernel.score.base.Score` of one member, ``scores[a:b]`` several. A member that
+    diverged in training stays in its place, is listed in ``diverged``, and takes part in no moment.
     """
 
     process: Process
@@ -162,10 +156,7 @@ class Scores(ABC):
         return cumulants(self.finite(x, t), components)
 
     def combine(self, weights: Tensor) -> Callable[[Tensor, Time], Tensor]:
-        r"""Return the field :math:`\sum_m w_{km} \hat s_m(x_k, t)` of ``weights (K, M)``, whose rows sum to zero.
-
-        The field takes ``x (K, *batch, *shape)`` and is like x.
-        """
+        r"""Return the field :math:`\sum_m w_{km} \hat s_m(x_k, t)` of ``weights (K, M)``; ``len(x)`` is K."""
 
         def field(x: Tensor, t: Time) -> Tensor:
             good = isinstance(x, Tensor) and x.ndim >= 2 and len(x) == len(weights)
@@ -179,15 +170,12 @@ class Scores(ABC):
 
     def start(self, n: int, seed: int = 0, *, shared: bool = True) -> Tensor:
         """Draw x_T from the prior: ``(n, *shape)``, the same for all members, or ``(M, n, *shape)``."""
-        shape, n = self.shape, check_whole(n, "The number of samples")
-        if shape is None:
+        if self.shape is None:
             raise InputError("The event shape is not known yet: give shape= when the scores are read, or x_T.")
-
-        def draw(member: int) -> Tensor:
-            source = rng.stream(seed, "ensemble/x_T", member)
-            return self.process.prior((n, *shape), device=self.device, dtype=self.dtype, generator=source)
-
-        return draw(0) if shared else torch.stack([draw(m) for m in self.indices])
+        event = (check_whole(n, "The number of samples"), *self.shape)
+        sources = (rng.stream(seed, "ensemble/x_T", m) for m in ([0] if shared else self.indices))
+        draws = [self.process.prior(event, device=self.device, dtype=self.dtype, generator=g) for g in sources]
+        return draws[0] if shared else torch.stack(draws)
 
     @property
     def indices(self) -> Sequence[int]:
@@ -300,23 +288,20 @@ class Groups:
         return self.units < len(self.labels)
 
     @property
-    def sizes(self) -> list[int]:
-        return [self.labels.count(g) for g in dict.fromkeys(self.labels)]
+    def _square(self) -> int:
+        return sum(self.labels.count(g) ** 2 for g in set(self.labels))
 
     @property
     def typical(self) -> float:
         """n_0, the typical size of a group."""
-        m = len(self.labels)
-        return (m - sum(n * n for n in self.sizes) / m) / (self.units - 1)
+        return (len(self.labels) - self._square / len(self.labels)) / (self.units - 1)
 
     def squares(self, s: Tensor) -> tuple[Tensor, Tensor]:
         """Factors of B and of W, each ``(K, …)``, of scores ``s (M, …)``; W's are empty without groups."""
-        label = torch.tensor(self.labels, device=s.device)
-        sizes = torch.bincount(label).to(s.dtype)
-        mean = s.new_zeros(len(sizes), *s.shape[1:]).index_add_(0, label, s)
-        mean = mean / sizes.reshape(-1, *(1,) * (s.ndim - 1))
-        weight = (sizes / (self.units - 1)).sqrt().reshape(-1, *(1,) * (s.ndim - 1))
-        rest = len(s) - self.units
+        label, rest = torch.tensor(self.labels, device=s.device), len(s) - self.units
+        sizes = torch.bincount(label).to(s.dtype).reshape(-1, *(1,) * (s.ndim - 1))
+        mean = s.new_zeros(len(sizes), *s.shape[1:]).index_add_(0, label, s) / sizes
+        weight = (sizes / (self.units - 1)).sqrt()
         return weight * (mean - s.mean(0)), (s - mean[label])[: len(s) * bool(rest)] / math.sqrt(max(rest, 1))
 
     def factors(self, s: Tensor) -> Tensor:
@@ -332,11 +317,10 @@ class Groups:
 
     def of_mean(self, s: Tensor) -> Tensor:
         """The variance of s_avg in each coordinate, like one score."""
-        m = len(s)
         if not self.grouped:
-            return s.var(0) / m
+            return s.var(0) / len(s)
         between, within = self.split(s)
-        return between * (sum(n * n for n in self.sizes) / m**2) + within / m
+        return between * (self._square / len(s) ** 2) + within / len(s)
 
     def without(self) -> list[list[int]]:
         """The members that remain when each unit is left out in turn; empty if what remains has no V of this kind."""
@@ -353,11 +337,10 @@ class Groups:
 
 @dataclass(frozen=True)
 class Cumulants:
-    r"""Standardised third and fourth cumulants over members, with jackknife errors; zero for a Gaussian.
+    """Standardised third and fourth cumulants over members, with jackknife errors; zero for a Gaussian.
 
-    ``skewness`` and ``kurtosis`` (excess) are like x. ``joint_skewness`` and ``joint_kurtosis`` are for the leading
-    principal components, over members, of the scores at *all* queries together, ``(components,)``; ``shares`` are the
-    parts of the total variance that these carry.
+    ``skewness`` and ``kurtosis`` (excess) are like x; the joint ones are of the leading principal components, over
+    members, of the scores at *all* queries together, whose ``shares`` of the total variance are ``(components,)``.
     """
 
     skewness: Estimate[Tensor]

@@ -61,11 +61,15 @@ class EmpiricalScore(Score):
         require(good, f"The data have shape {self.data.shape} but Γ acts on {process.shape}.")
         # tr Γ^-1, the precision of the noise in units of 1/sigma²
         self.precision = process.inverse_trace if isinstance(process, Anisotropic) else float(self.data.d)
+
+        def white(data: Empirical) -> Points:
+            return _Whitened(data, process) if isinstance(process, Anisotropic) else data
+
         if isinstance(self.data, Sharded):
-            own, first, ranks = self._white(self.data.own), self.data.first, self.data.ranks
-            self.engine = Engine(own, memory, self._white(self.data), first, ranks, method)
+            own, first, ranks = white(self.data.own), self.data.first, self.data.ranks
+            self.engine = Engine(own, memory, white(self.data), first, ranks, method)
         else:
-            self.engine = Engine(self._white(self.data), memory, method=method)
+            self.engine = Engine(white(self.data), memory, method=method)
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
         x, t = self.check(x, t)
@@ -143,10 +147,6 @@ class EmpiricalScore(Score):
         if not bool(((rows.square().sum(-1) < 1e30 * var) & (var > 0)).all()):  # one synchronisation; then the reason
             raise _refused(rows, var)
         return Queries(rows, alpha, var)
-
-    def _white(self, data: Empirical) -> Points:
-        """Return the data in coordinates in which the noise is isotropic."""
-        return _Whitened(data, self.process) if isinstance(self.process, Anisotropic) else data
 
     def _posterior(self, x: Tensor, t: Tensor) -> Posterior:
         batch = self.split(x)[0]

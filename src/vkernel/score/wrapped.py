@@ -96,9 +96,8 @@ def as_score(
 class Wrapped(Score):
     """A network with its conventions as a score; made by :func:`as_score`.
 
-    ``x`` is in the network's pixel units (:meth:`scaled` maps data there) and ``t`` in the time of ``process``. The
-    network runs in its own precision and on its own device; results are like ``x``, and differentiable in ``x`` where
-    ``x`` requires it. ``notes`` are sentences about what was assumed when the network was read.
+    ``x`` is in the network's pixel units (:meth:`scaled` maps data there). The network runs in its own precision and on
+    its own device. ``notes`` are sentences about what was assumed when the network was read.
     """
 
     net: Network
@@ -170,10 +169,8 @@ class Wrapped(Score):
         time = self.time if isinstance(self.time, str) else "a function of t"
         pixels = "" if self.range is None else "pixels in [{:g}, {:g}], ".format(*self.range)
         label = "" if self.label is None else f"class {self.label}, "
-        conventions = (
-            f"predicts {self.predicts}, time input {time}, {pixels}shape {self.shape}, {label}{self.process!r}"
-        )
-        return f"{type(self).__name__}({self.name!r}: {conventions})"
+        network = f"{self.name!r}: predicts {self.predicts}, time input {time}"
+        return f"{type(self).__name__}({network}, {pixels}shape {self.shape}, {label}{self.process!r})"
 
     def _predict(self, x: Tensor, t: Time, wants: str) -> Tensor:
         x, t = self.check(x, t)
@@ -237,4 +234,5 @@ def _tensor_of(out: object, name: str) -> Tensor:
     for found in (out, getattr(out, "sample", None), getattr(out, "mean", None), first):
         if isinstance(found, Tensor):
             return found
-    raise InputError(f"{name} returned a {type(out).__name__}, not a tensor, nor one in .sample or .mean.")
+    kind = type(out).__name__
+    raise InputError(f"{name} returned a {kind}; it must return a tensor, or hold one in .sample or .mean.")
