@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vkernel.core import rng
 from vkernel.core.checks import check_choice, check_whole
+from vkernel.core.covariance import Covariance
 from vkernel.core.errors import InputError, require
 from vkernel.core.rng import Generator
 
@@ -36,11 +37,12 @@ class Process(ABC):
     """A forward process on ``[eps, T]``; the final kinds are in the table at the head of :mod:`vkernel.process`.
 
     ``spacing`` is the default of :meth:`times`; ``regular`` says whether beta and D are finite at t = 1 (if not, T < 1
-    is required); ``half_log_det`` is ½ log det Γ.
+    is required); ``gamma`` is Γ, ``None`` for isotropic noise, and ``half_log_det`` is ½ log det Γ.
     """
 
     eps: float
     T: float
+    gamma: Covariance | None = None
     half_log_det: float = 0.0
     spacing: ClassVar[str] = "uniform"
     regular: ClassVar[bool] = True
@@ -117,11 +119,7 @@ class Process(ABC):
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape that Γ fixes for one sample; () where any shape is possible."""
-        return ()
-
-    def same_frame(self, other: Process) -> bool:
-        """Whether the noise of both processes has the same Γ."""
-        return other.base is other
+        return () if self.gamma is None else self.gamma.shape
 
     def whiten(self, x: Tensor) -> Tensor:
         """Return Γ^(-1/2) x, the coordinates of ``base``."""
@@ -192,7 +190,7 @@ class Process(ABC):
 
     def convert(self, x: Tensor, t: Time, other: Process) -> tuple[Tensor, Tensor]:
         """Return the point of another process with the same sigma/alpha, x/alpha and posterior, ``(x', t')``."""
-        same = self.same_frame(other)
+        same = self.gamma == other.gamma
         require(same, f"No point of {self!r} is a point of {other!r}: their noise has different covariances Γ.")
         t, alpha, sigma = self._along(x, t)
         there = other.time(sigma / alpha)

@@ -256,7 +256,6 @@ class Anisotropic(Process):
 
     law = property(lambda p: f"({p.process.law}) · Γ, a {type(p.gamma).__name__} Γ for events of shape {p.shape}")
     base = property(lambda p: p.process)
-    shape = property(lambda p: p.gamma.shape)
     spacing = property(lambda p: p.process.spacing)
     alpha = formula(lambda p, t: p.process.alpha(t))
     sigma = formula(lambda p, t: p.process.sigma(t))
@@ -270,9 +269,6 @@ class Anisotropic(Process):
     def D(self, t: Time, /) -> Transformed:  # type: ignore[override]
         """Return D_base Γ, batch of t's shape, in t's dtype (for a number: Γ's)."""
         return self._scaled(self.process.D, t)
-
-    def same_frame(self, other: Process) -> bool:
-        return isinstance(other, Anisotropic) and self.gamma == other.gamma
 
     def whiten(self, x: Tensor) -> Tensor:
         return self._product(self.inverse_root, x)

@@ -27,7 +27,7 @@ from vkernel import kernels, metrics, plots, sample
 from vkernel.core.estimate import Estimate
 from vkernel.data import Empirical, toy
 from vkernel.process import VP, Toy
-from vkernel.reproduce.exhibit import MEMORY, Exhibit, Page, Run, Values, number, one_thread, read, tensor
+from vkernel.reproduce.exhibit import MEMORY, Exhibit, Page, Run, Values, number, one_thread, read
 from vkernel.score import EmpiricalScore
 
 # Maps of the plane
@@ -141,7 +141,7 @@ def gap_mass(score: EmpiricalScore, steps: int, rounds: int = 3, points: int = 1
     for _ in range(rounds):
         z = low[:, None] + (high - low)[:, None] * share
         x = sample.pf_ode(score, sigma * z.reshape(-1, 1), steps=steps, method="euler", spacing="uniform")
-        above = (tensor(x).reshape(z.shape) >= levels[:, None]).double().argmax(1).clamp_min(1)
+        above = (sample.end(x).reshape(z.shape) >= levels[:, None]).double().argmax(1).clamp_min(1)
         low, high = z[rows, above - 1], z[rows, above]
     mass = torch.special.ndtr((low + high) / 2)
     return max(0.0, float(mass[1] - mass[0] + mass[3] - mass[2]))
@@ -183,16 +183,16 @@ def _samples(run: Run, score: EmpiricalScore, s: SimpleNamespace) -> dict[str, T
     for count in s.steps:
         x_T = start(min(s.samples, 6_000_000 // count))
         x = sample.pf_ode(score, x_T, steps=count, method="euler", spacing="uniform")
-        found[f"{count} Euler steps"] = tensor(x)[:, 0]
+        found[f"{count} Euler steps"] = sample.end(x)[:, 0]
     x_T = start(s.adaptive, None).double()
-    return found | {"dopri5": tensor(sample.pf_ode(score, x_T, method="dopri5", tolerance=1e-5))[:, 0]}
+    return found | {"dopri5": sample.end(sample.pf_ode(score, x_T, method="dopri5", tolerance=1e-5))[:, 0]}
 
 
 def _counts(run: Run, data: Empirical, n: int) -> Tensor:
     """Return how often the PF-ODE returns each training point."""
     process = VP(eps=1e-3)
     x_T = process.prior((n, data.d), generator=run.stream("memorise/weights"), dtype=torch.float64)
-    x = tensor(sample.pf_ode(EmpiricalScore(data, process), x_T, method="dopri5", tolerance=1e-5))
+    x = sample.end(sample.pf_ode(EmpiricalScore(data, process), x_T, method="dopri5", tolerance=1e-5))
     share = metrics.mode_weights(x / process.alpha(torch.tensor(process.eps, dtype=torch.float64)), data).share.value
     return (share * n).round().long()
 
@@ -213,8 +213,8 @@ def _law(run: Run, purpose: str, score: EmpiricalScore, kappa: float, *, resampl
     x_T = score.process.prior(shape, generator=start, dtype=torch.float64)
     how["generator"] = run.stream(f"laws/{purpose}")
     if resample:
-        return tensor(sample.naive(score, x_T, kappa=kappa, **how))
-    return tensor(sample.effective_sde(kernels.Naive(score, kappa), x_T, **how))
+        return sample.end(sample.naive(score, x_T, kappa=kappa, **how))
+    return sample.end(sample.effective_sde(kernels.Naive(score, kappa), x_T, **how))
 
 
 @one_thread()

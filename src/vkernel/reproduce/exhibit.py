@@ -47,7 +47,6 @@ from vkernel.core.errors import InputError
 from vkernel.core.estimate import Estimate
 from vkernel.core.files import write
 from vkernel.core.progress import part
-from vkernel.study.work import tensor as tensor
 from vkernel.study.work import torch_threads
 
 T = TypeVar("T")

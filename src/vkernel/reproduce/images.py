@@ -36,7 +36,7 @@ from vkernel.core.estimate import Estimate, leave_one_out
 from vkernel.data import Empirical, digits, load
 from vkernel.metrics import nearest
 from vkernel.process import VP
-from vkernel.reproduce.exhibit import MEMORY, Exhibit, Page, Run, Skip, Values, one_thread, tensor
+from vkernel.reproduce.exhibit import MEMORY, Exhibit, Page, Run, Skip, Values, one_thread
 from vkernel.score import EmpiricalScore, noise_fraction
 
 T = TypeVar("T")
@@ -193,11 +193,11 @@ def ends(run: Run, name: str, sizes: SimpleNamespace) -> SimpleNamespace:
     score = EmpiricalScore(data, process, memory=MEMORY)
     x_T = process.prior((sizes.starts, *data.shape), generator=run.stream(f"images/{name}"))
     alpha = float(process.alpha(torch.tensor(EPS, dtype=torch.float64)))
-    flow = tensor(sample.pf_ode(score, x_T, steps=sizes.steps)) / alpha
+    flow = sample.end(sample.pf_ode(score, x_T, steps=sizes.steps)) / alpha
     runs = []
     for kappa in sizes.kappas:
         V, stream = kernels.Naive(score, kappa), run.stream(f"images/{name}/{kappa:g}")
-        runs.append(tensor(sample.effective_sde(V, x_T, steps=sizes.steps, members=sizes.runs, generator=stream)))
+        runs.append(sample.end(sample.effective_sde(V, x_T, steps=sizes.steps, members=sizes.runs, generator=stream)))
     x = torch.stack(runs) / alpha
 
     def near(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -29,7 +29,6 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Self
 
 import torch
@@ -40,7 +39,7 @@ from vkernel.core.checks import check_shape, check_whole, is_whole
 from vkernel.core.covariance import Covariance, Cross, Factored, flat
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate, jackknife, leave_one_out
-from vkernel.core.progress import Progress, Reporter
+from vkernel.core.progress import Progress
 from vkernel.core.progress import progress as show_progress
 from vkernel.process import Process
 from vkernel.sample.loop import end, grid
@@ -216,28 +215,21 @@ class Scores(ABC):
             for k in range(0, len(alive), at_once):
                 which = alive[k : k + at_once]
                 x = x_T[which] if lead == 2 else x_T.expand(len(which), *x_T.shape)
-                part = partial(_advance, report, len(which) / (len(times) - 1))
-                flow = pf_ode(
-                    _Paired(self.select(which), shape), x, steps=times, method=method, allow_nan=True, progress=part
-                )
-                out[which] = end(flow)
+
+                def part(label: str, _: float, done: float = len(which) / (len(times) - 1)) -> None:
+                    report(label, done)
+
+                score = _Paired(self.select(which), shape)
+                out[which] = end(pf_ode(score, x, steps=times, method=method, allow_nan=True, progress=part))
                 if method == "dopri5":  # it reports no steps
                     report("sampling", len(which))
         whole = out.flatten(1).isfinite().all(1)
         out[~whole] = torch.nan
         if not bool(whole.all()):
-            lost, trained = (
-                len(alive) - int(whole.sum()),
-                f"{len(self.diverged)} of {len(self)} members diverged in training",
-            )
-            text = f"{trained}, {lost} while sampling: their samples are NaN. More steps may help the latter."
+            lost = f"{len(self.diverged)} of {len(self)} members diverged in training, {len(alive) - int(whole.sum())}"
+            text = f"{lost} while sampling: their samples are NaN. More steps may help the latter."
             warnings.warn(text, stacklevel=2)
         return out
-
-
-def _advance(report: Reporter, done: float, label: str, share: float) -> None:
-    """Report one step of a block of members as a part of the whole."""
-    report(label, done)
 
 
 class Mean(Score):

@@ -78,11 +78,7 @@ class Score(ABC):
         return torch.stack(along).double().mean(0).to(x.dtype)
 
     def noise_trace(self, x: Tensor, t: Time, probes: int | Tensor = 8, generator: Generator = None) -> Tensor:
-        r"""Return :math:`\sigma^2 \nabla \cdot s + d` in whitened coordinates, ``(*batch,)``, float64.
-
-        It equals :math:`\sigma^2\,\mathrm{tr}\,C` for an exact score, and is the integrand of the log-likelihood along
-        the probability flow. ``probes`` as for :meth:`divergence`.
-        """
+        r"""Return :math:`\sigma^2 \nabla \cdot s + d` in whitened coordinates, ``(*batch,)``, float64."""
         x, t = self.check(x, t)
         shape, root = self.split(x)[1], self.process.unwhiten
         along = [flat(root(self.jvp(x, t, root(v))) * v, shape).sum(-1) for v in signs(x, probes, generator)]

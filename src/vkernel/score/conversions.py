@@ -23,15 +23,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from vkernel.core.errors import require
 from vkernel.process import Anisotropic, Process
 from vkernel.process.base import real_dtype, wide_dtype
 from vkernel.score.base import Score, Time, as_time, check_score
-
-Number = float | Tensor
 
 PREDICTIONS = ("noise", "x0", "v", "flow", "edm", "score")
 ISOTROPIC = "Noise, x0, v, flow and edm predictions are defined for isotropic noise."
@@ -52,31 +49,31 @@ def convert(
     fits = t.ndim <= x.ndim and all(a in (1, b) for a, b in zip(full, x.shape, strict=True))
     require(fits, f"t has shape {tuple(t.shape)}, which does not broadcast over x, of shape {tuple(x.shape)}.")
     wide = process.check(t).double().clamp(process.eps, process.T).reshape(full)
+    alpha, sigma = (f(wide).to(wide_dtype(real_dtype(x.dtype))) for f in (process.alpha, process.sigma))
+    if "edm" in (predicts, wants):  # through x0: through the score, large noise would cancel
+        r = (sigma / alpha).square() / sigma_data**2
+        skip, c_out = x / alpha / (1 + r), sigma_data * (r / (1 + r)).sqrt()
+        if predicts == "edm":
+            return convert((skip + c_out * out).to(real_dtype(x.dtype)), "x0", wants, x, t, process)
+        return ((convert(out, predicts, "x0", x, t, process) - skip) / c_out).to(real_dtype(x.dtype))
+
+    def row(name: str) -> tuple[float | Tensor, float | Tensor, Tensor]:
+        if name == "noise":
+            return 1, 0, -sigma
+        if name == "x0":
+            return alpha, 1, sigma.square()
+        if name == "v":
+            return alpha, -sigma, -sigma * (alpha.square() + sigma.square())
+        return 1, -process.beta(wide).to(sigma), -process.D(wide).to(sigma)
+
     s = out
     if predicts != "score":
-        c, a, b = _row(predicts, wide, process, sigma_data, x.dtype)
+        c, a, b = row(predicts)
         s = (c * out - a * x) / b
     if wants != "score":
-        c, a, b = _row(wants, wide, process, sigma_data, x.dtype)
+        c, a, b = row(wants)
         s = (a * x + b * s) / c
     return s.to(real_dtype(x.dtype))
-
-
-def _row(name: str, t: Tensor, process: Process, sigma_data: float, dtype: torch.dtype) -> tuple[Number, ...]:
-    """Return c, a and b of the table at checked times, in the precision of x or float32."""
-    formulas = (process.beta, process.D) if name == "flow" else (process.alpha, process.sigma)
-    first, second = (f(t).to(wide_dtype(real_dtype(dtype))) for f in formulas)
-    if name == "flow":
-        return 1, -first, -second
-    alpha, sigma = first, second
-    if name == "noise":
-        return 1, 0, -sigma
-    if name == "x0":
-        return alpha, 1, sigma.square()
-    if name == "v":
-        return alpha, -sigma, -sigma * (alpha.square() + sigma.square())
-    r = (sigma / alpha).square() / sigma_data**2
-    return alpha * sigma_data * (r / (1 + r)).sqrt(), r / (1 + r), sigma.square()
 
 
 def proxy_score(x: Tensor, t: Time, x0: Tensor, process: Process) -> Tensor:

@@ -32,7 +32,7 @@ from vkernel.data.toys import toy
 from vkernel.metrics import nearest
 from vkernel.process import Process
 from vkernel.process import from_spec as make_process
-from vkernel.sample import effective_sde, naive, pf_ode, semiclassical
+from vkernel.sample import effective_sde, end, naive, pf_ode, semiclassical
 from vkernel.sample.scores import Scores
 from vkernel.score.base import Score, Time
 from vkernel.score.empirical import EmpiricalScore
@@ -250,8 +250,8 @@ def _law(problem: Problem, members: range) -> tuple[Scores | Score, Callable[[Te
         def noisy(x_T: Tensor) -> Tensor:
             V, streams = kernels.Naive(exact, kappa), [rng.stream(seed, "study/noise", m) for m in members]
             if s.law == "naive":
-                return torch.stack([tensor(effective_sde(V, x_T, generator=g, **steps)) for g in streams])
-            return torch.stack([tensor(naive(exact, x_T, kappa=kappa, generator=g, **steps)) for g in streams])
+                return torch.stack([end(effective_sde(V, x_T, generator=g, **steps)) for g in streams])
+            return torch.stack([end(naive(exact, x_T, kappa=kappa, generator=g, **steps)) for g in streams])
 
         return exact, noisy if s.law in NOISY else functools.partial(_flow, problem, exact)
     if s.law in ("members", "mean"):
@@ -274,7 +274,7 @@ def _law(problem: Problem, members: range) -> tuple[Scores | Score, Callable[[Te
     def linearised(x_T: Tensor) -> Tensor:
         mean, cov = semiclassical(theory, x_T, **steps)
         assert isinstance(cov, Factored)
-        return tensor(mean) + torch.einsum("mf,f...->m...", z, cov.factors)
+        return end(mean) + torch.einsum("mf,f...->m...", z, cov.factors)
 
     return fields, linearised if s.law == "semiclassical" else functools.partial(_flow, problem, fields)
 
@@ -287,20 +287,14 @@ def _flow(problem: Problem, scores: Scores | Score, x_T: Tensor, start: int = 0)
     s = problem.condition.sampler
     how: dict[str, Any] = {"steps": s.steps, "method": s.method, "spacing": s.spacing}
     if isinstance(scores, Score):
-        return tensor(pf_ode(LookedUp(scores, s.lookup) if s.lookup else scores, x_T[None], **how))
+        return end(pf_ode(LookedUp(scores, s.lookup) if s.lookup else scores, x_T[None], **how))
     x, count = x_T.new_full((len(scores), *x_T.shape), torch.nan), len(scores) if s.first is None else s.first - start
     alive = [m for m in range(min(len(scores), count)) if m not in set(scores.diverged)]
     if alive and s.lookup:
         table = LookedUp(scores.select(alive), s.lookup)
-        x[alive] = tensor(pf_ode(table, x_T.expand(len(alive), *x_T.shape), **how))
+        x[alive] = end(pf_ode(table, x_T.expand(len(alive), *x_T.shape), **how))
     elif alive:
         x[alive] = scores.select(alive).sample(x_T=x_T, **how)
-    return x
-
-
-def tensor(x: object) -> Tensor:
-    """Return a sample as it is: without ``save``, samplers return tensors."""
-    assert isinstance(x, Tensor)
     return x
 
 
