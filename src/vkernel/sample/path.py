@@ -1,35 +1,26 @@
 r"""Paths and their weights: the path integral of the effective dynamics, made of finite steps (docs/theory.md, §5).
 
-A trained model goes down one path, the solution of :math:`\dot x = -\beta x - D \hat s_\theta`. A delta function that
-says so at every time, written as an integral over a *response field* :math:`p`, is the form of Martin, Siggia and Rose,
-:math:`\int \mathcal{D}x\, \mathcal{D}p\, \exp\{\int i p \cdot (\dot x + \beta x + D \hat s_\theta) dt\}`. Its average
-over training is :math:`\exp(M_1 - \tfrac12 M_2 + \dots)`, of which the cumulants beyond the second are dropped, with
-
-.. math:: M_1 = i \int p \cdot R\, dt, \quad R = \dot x + \beta x + D s_{avg}, \qquad
-          M_2 = \iint p_t^T\, V(x_t,t;x_{t'},t')\, p_{t'}\, dt\, dt' .
-
-**Discretisation**: a path is ``(steps + 1, *batch, d)`` at descending times, :math:`\Delta_k = t_k - t_{k+1} > 0`; all
-is taken at the pre-step point, that of larger t (Itô):
+A path is ``(steps + 1, *batch, d)`` at descending times, :math:`\Delta_k = t_k - t_{k+1} > 0`, and all is taken at the
+pre-step point, that of larger t (Itô). Its residual :math:`R = \dot x + \beta x + D s_{avg}` is
 
 .. math:: x_{k+1} = x_k + \Delta_k (\beta_k x_k + D_k s_{avg}(x_k, t_k)) - \Delta_k R_k .
 
-The map from noise to path is triangular with :math:`-\Delta_k` on its diagonal: its Jacobian is the constant
-:math:`\prod_k \Delta_k^d`, and no determinant of the drift appears ("Jacobian 1"). The integral over p is Gaussian and
-leaves the law of the residuals, with covariances *on the path*: independent :math:`R_k \sim N(0, D\,\mathrm{Cov}_k D /
-\Delta_k)` for a white V; for a quenched V together :math:`N(0, V)`, :math:`V_{kl} = D_k \mathrm{Cov}[\hat s(x_k,t_k),
-\hat s(x_l,t_l)] D_l`. Hence
-:math:`-\log P = \tfrac12 R^T V^{-1} R + \tfrac12 \log\det V[path] + d \sum_k \log \Delta_k + \mathrm{const}`;
-:func:`action` is the first term (Freidlin and Wentzell's), :func:`log_prob` all of it. Where V is singular (data that
-span less than the space, few features) a path whose residual leaves its range is impossible, and the density is one in
-the coordinates that are left free: at each step, those that the steps before do not fix.
+The average over training of Martin, Siggia and Rose's :math:`\exp i\int p \cdot (\dot x + \beta x + D\hat s_\theta) dt`
+has the cumulants :math:`M_1 = i \int p \cdot R\, dt` and :math:`M_2 = \iint p_t^T V p_{t'} dt\, dt'` .
+The integral over p leaves the law of the residuals, with covariances *on the path*: independent :math:`R_k \sim N(0,
+D\,\mathrm{Cov}_k D / \Delta_k)` for a white V; for a quenched V together :math:`N(0, V)`, :math:`V_{kl} = D_k
+\mathrm{Cov}[\hat s(x_k,t_k), \hat s(x_l,t_l)] D_l`. The Jacobian from noise to path is the constant :math:`\prod_k
+\Delta_k^d`. Hence
 
-The PF-ODE of :math:`s_{avg}`, R = 0, has action zero (:func:`zero_action`). It is the *mode* only if V does not depend
-on the state, or as V → 0; else the determinant moves the mode towards small V, and for a white V ever further as the
-step is refined (:func:`most_probable` warns). What has a limit is the probability of a *bundle* of paths: the sum of
-``log_prob(paths, …).exp()`` times the volume of path space that each path represents.
+.. math:: -\log P = \tfrac12 R^T V^{-1} R + \tfrac12 \log\det V[path] + d \sum_k \log \Delta_k + \mathrm{const} ;
 
-Throughout, ``V`` is a V-kernel, ``mean`` the mean score (default ``V.mean``), and ``times`` are those of the path
-(default: even in log σ/α).
+:func:`action` is the first term (Freidlin and Wentzell's), :func:`log_prob` all of it. Where V is singular a path whose
+residual leaves its range is impossible, and the density is one in the coordinates that are left free: at each step,
+those that the steps before do not fix. The PF-ODE, R = 0 (:func:`zero_action`), is the *mode* only if V does not depend
+on the state, or as V → 0; for a white V the mode moves ever further as the step is refined. What has a limit is the
+probability of a *bundle* of paths: the sum of ``log_prob(paths, …).exp()`` times the volume that each path represents.
+
+``mean`` is the mean score (default ``V.mean``), and ``times`` are those of the path (default: even in log σ/α).
 """
 
 from __future__ import annotations

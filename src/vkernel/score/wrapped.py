@@ -18,13 +18,11 @@ Four conventions turn a network, a function of an image and of a number that enc
 
 * **range**: the interval to which pixels were mapped for training, or ``None``.
 
-A network with ``predicts="edm"`` is the raw network :math:`F(c_{in} x/\alpha, \cdot)` with
-:math:`c_{in} = 1/\sqrt{\tilde\sigma^2 + \sigma_d^2}`; a network that returns the denoised image predicts ``x0``.
-
-An index has no fractions: for networks that take an index, t is rounded to it, and :math:`\alpha, \sigma` are taken at
-the rounded index too, so that the score is exact there. With ``label``, the network is class-conditional,
-``net(x, time, labels)``, and the score is that of one class. (Guidance blends two scores into one that belongs to no
-training set; a guided sampler is not a score.)
+A network with ``predicts="edm"`` is the raw network :math:`F(c_{in} x/\alpha, \cdot)`, :math:`c_{in} =
+1/\sqrt{\tilde\sigma^2 + \sigma_d^2}`; one that returns the denoised image predicts ``x0``. For networks that take an
+index, t is rounded to it, and :math:`\alpha, \sigma` are taken there too. With ``label``, the network is
+class-conditional, ``net(x, time, labels)``, and the score is that of one class. (Guidance blends two scores into one
+that belongs to no training set; a guided sampler is not a score.)
 """
 
 from __future__ import annotations
