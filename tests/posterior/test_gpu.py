@@ -104,7 +104,7 @@ def test_the_bound_holds_and_is_not_idle(kind, triton, flat):
             screened = f.screen(q, False)
             h.refine(screened.logits, low)
             finer = (steps.values(screened.logits).double() + offset[:, None] - exact).square().mean(1).sqrt()
-            expected = f.error(screened, low, f.loss(len(q), low)).sqrt()
+            expected = f.error(screened, low).sqrt()
             assert (finer <= 3 * expected + 2e-7 * exact.abs().amax(1)).all(), (sigma, low)
 
 

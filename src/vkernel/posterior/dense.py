@@ -7,9 +7,8 @@ For each chunk of points one coarse product in float32 gives all logits of a blo
    l_i - l_0 = \frac{\alpha}{\sigma^2} (x - \alpha c) \cdot (y_i - c) - \frac{\alpha^2}{2\sigma^2} |y_i - c|^2
                + \log w_i, \qquad l_0 = -\frac{|x - \alpha c|^2}{2 \sigma^2},
 
-with :math:`c` the data's centre (the product carries the last two terms as extra columns; equal weights join
-:math:`l_0`). Its rounding error,
-estimated as :math:`\delta = u\,(4 + \sqrt d / 4)\,(\alpha |x - \alpha c| Y + \alpha^2 Y^2 / 2) / \sigma^2` with
+with :math:`c` the data's centre (the last two terms are extra columns; equal weights join :math:`l_0`). Its rounding
+error, estimated as :math:`\delta = u\,(4 + \sqrt d / 4)\,(\alpha |x - \alpha c| Y + \alpha^2 Y^2 / 2) / \sigma^2` with
 :math:`Y = \max |y_i - c|`, is harmless at high noise and ruinous at low noise. So each query takes, chunk by chunk, the
 cheapest of three stages that is accurate:
 
@@ -62,11 +61,7 @@ SPARE = 16  # points proposed beyond the nearest ones
 
 
 class Block:
-    """One block of queries: left factors of the coarse product, its error, and the two largest logits so far.
-
-    With ``covariance`` the dropped weight is bounded relative to the weight *outside* the heaviest point, as
-    covariances need; otherwise relative to all of it, which is enough for means, and cheaper.
-    """
+    """One block of queries: left factors of the coarse product, its error, and the two largest logits so far."""
 
     def __init__(self, points: CentredPoints, queries: Queries, covariance: bool = True) -> None:
         self.points, self.queries, self.covariance = points, queries, covariance
@@ -199,10 +194,7 @@ class Dense:
         return torch.cat(logits), torch.cat(indices).long()
 
     def _nearest(self, queries: Queries, k: int, wide: bool) -> tuple[Tensor, Tensor]:
-        """The same for one block: products, in float32 or ``wide`` in float64, propose points to be evaluated exactly.
-
-        Queries whose last proposal is not below the k-th result, by the rounding of the coarse product, are repeated.
-        """
+        """The same for one block: products, in float32 or ``wide`` in float64, propose points to evaluate exactly."""
         block, n = Block(self.points, queries), self.points.n
         most, every = min(k + SPARE, n), torch.arange(len(queries), device=queries.x.device)
         best, index = queries.x.new_empty((len(every), 0)), every.new_empty((len(every), 0))
@@ -215,6 +207,7 @@ class Dense:
         exact = block.exact_logits(every.repeat_interleave(most), index.flatten()).reshape(index.shape)
         logit, order = exact.topk(k, dim=1)
         index = index.gather(1, order)
+        # Queries whose last proposal is not below the k-th result, by the rounding of the product, are repeated.
         missed = ~(best[:, -1] + 2 * block.delta < logit[:, -1] - block.offset)
         if not wide and most < n and bool(missed.any()):
             logit[missed], index[missed] = self._nearest(queries[missed], k, wide=True)
@@ -222,10 +215,8 @@ class Dense:
 
 
 def rounding(d: int, device: torch.device) -> float:
-    """The relative error of one coarse product of length ``d``: an estimate, not a proven bound.
-
-    Of the 1.5·10⁷ products of 256 noisy Fashion-MNIST images with all 60,000 (d = 784) none exceeded a third of it.
-    """
+    """The relative error of one coarse product of length ``d``: an estimate, not a proven bound."""
+    # Of the 1.5·10⁷ products of 256 noisy Fashion-MNIST images with all 60,000 (d = 784) none exceeded a third of it.
     return unit_roundoff(device) * (4 + math.sqrt(d) / 4)
 
 

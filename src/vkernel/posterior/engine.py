@@ -99,8 +99,8 @@ class Engine:
     def weights(self, queries: Queries, covariance: bool = True) -> Iterator[Weights]:
         """All weights of all queries over the points that are held here.
 
-        With ``covariance`` what is dropped is bounded relative to the weight *outside* the heaviest point, as
-        covariances need; otherwise relative to all weight, which is enough for means, and cheaper.
+        What is dropped is bounded relative to all weight, enough for means, or with ``covariance`` to the weight
+        *outside* the heaviest point.
         """
         rest = None
         if self.data.n == 0:

@@ -166,8 +166,7 @@ class Ranks(Alone):
     def same(self, what: str, *tensors: Tensor) -> None:
         """Refuse, on all ranks, tensors that are not equal on all; they are compared by a 64-bit hash."""
         wanted = torch.is_grad_enabled() and any(a.requires_grad for a in tensors)
-        sentence = "Over many processes, products with a covariance have no derivative in the vector; detach it."
-        require(not wanted, sentence)
+        require(not wanted, "Over many processes, products with a covariance have no derivative; detach the vector.")
         hashes = self.gather(torch.stack([_hash(a).to(self.device) for a in tensors]))
         odd = [r for r, other in enumerate(hashes) if not torch.equal(other, hashes[0])]
         advice = "Make them from one seed, or send those of rank 0 to all by torch.distributed.broadcast."

@@ -59,9 +59,6 @@ def blocks(count: int, step: int) -> Iterator[slice]:
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
-# --- points and queries -----------------------------------------------------------------------------------------------
-
-
 class Points(Protocol):
     """What the engine needs of a training set (see :class:`vkernel.data.empirical.Empirical`)."""
 
@@ -167,9 +164,6 @@ def _pairs(data: Points) -> int:
     return PAIRS[data.device.type != "cpu"] // max(data.d, 1)
 
 
-# --- moments ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Moments:
     """Moments of ``B`` queries over one part of the data; float64. ``None`` marks what was not requested.
@@ -255,9 +249,6 @@ def merge(a: Moments, b: Moments) -> Moments:
     if a.entropy is not None and b.entropy is not None:
         out.entropy = pa * a.entropy + pb * b.entropy + torch.special.entr(pa) + torch.special.entr(pb)
     return out
-
-
-# --- weights ----------------------------------------------------------------------------------------------------------
 
 
 class SparseWeights:
@@ -348,16 +339,12 @@ class DenseWeights:
         self, points: CentredPoints, start: int, centred: Tensor, rows: Tensor, logit: Tensor, offset: Tensor
     ) -> None:
         self.points, self.start, self.centred = points, start, centred
+        self.part = slice(start, start + len(centred))
         self.rows, self.logit, self.offset = rows, logit, offset
 
     @property
     def nbytes(self) -> int:
         return self.logit.nbytes + (0 if self.points.data.in_memory else self.centred.nbytes)
-
-    @property
-    def part(self) -> slice:
-        """The points."""
-        return slice(self.start, self.start + len(self.centred))
 
     def some(self, keep: Tensor | slice, widened: bool = False) -> DenseWeights:
         """The weights of some of the rows; ``widened`` with sums in float64."""
@@ -442,10 +429,9 @@ def padded(value: Tensor, q: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def trimmed(upper: Tensor, q: Tensor, budget: Tensor) -> Tensor:
     r"""Which of the pairs of each query to keep, so that the others together weigh at most :math:`e^{budget}`.
 
-    ``upper`` are upper bounds of the logits of the pairs, ``q`` their queries, ascending, ``budget (B,)`` a logit for
-    each query. Sort the bounds of a query, :math:`u_1 \le u_2 \le \dots`; the pairs before the first :math:`k` with
-    :math:`\sum_{j \le k} e^{u_j} > e^{budget}` are dropped, but none that is as heavy as the k-th: the sum of what is
-    dropped is within the budget, and to drop any more in this order would exceed it.
+    ``upper`` are upper bounds of the logits of the pairs, ``q`` their queries, ascending, ``budget (B,)`` is for each
+    query. Of its bounds in order, :math:`u_1 \le u_2 \le \dots`, those before the first :math:`k` with
+    :math:`\sum_{j \le k} e^{u_j} > e^{budget}` are dropped, but none that is as heavy as the k-th.
     """
     if len(q) == 0:
         return torch.ones_like(q, dtype=torch.bool)

@@ -11,8 +11,8 @@ first stage that is accurate for it:
 2. **light**: many points, none of which matters by itself. The products with the fp16 residuals are added, and the
    weights, as sums of two fp16 numbers, are multiplied by the points in slices of 8,192. With errors of single logits
    of size :math:`\eta`, of single shares of size :math:`\nu` and of single points of size :math:`R` (relative to their
-   spread), together :math:`\epsilon^2 = \eta^2 + \nu^2 + R^2`, all independent, and a floor :math:`f` (all measured by
-   :func:`~vkernel.posterior.gpu.fp16.calibrate`), the error of the mean is :math:`\sqrt{\epsilon^2 / n_\mathrm{eff} +
+   spread), together :math:`\epsilon^2 = \eta^2 + \nu^2 + R^2`, all independent, and a floor :math:`f` (all measured on
+   the data), the error of the mean is :math:`\sqrt{\epsilon^2 / n_\mathrm{eff} +
    f^2}`: this stage is taken where that is below ``TOLERANCE``.
 3. **full**: otherwise both residuals of the data are used. If that is accurate for all queries, stage 2 is taken with
    them; else points heavier than :math:`(\mathrm{tol}^2 - f^2) / \epsilon^2` are taken out and evaluated in float64,
@@ -40,10 +40,10 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.posterior.dense import Dense
+from vkernel.posterior.dense import Block, Dense
 from vkernel.posterior.gpu import fp16
-from vkernel.posterior.gpu.fp16 import FULL, TINY, WIDE, FP16Points, Logits, Loss, calibrate
-from vkernel.posterior.weights import CentredPoints, Moments, Queries, SparseWeights, Weights, blocks
+from vkernel.posterior.gpu.fp16 import FULL, TINY, WIDE, FP16Points, Logits, Loss
+from vkernel.posterior.weights import CentredPoints, Moments, Queries, SparseWeights, Weights, blocks, reduce
 
 __all__ = ["GPUPath", "trusted_path"]
 
@@ -62,6 +62,7 @@ FAR = 1e30  # logits beyond this are left to float64
 OUTSIDE = 1e15  # |x - αc| / σ beyond which float64 cannot distinguish points
 FEWEST = 16  # queries of the smallest batch that continues by itself
 SIZES = 6  # sizes of batches whose graphs are kept
+TRIED = 64, 256  # queries of the batches, a small and a large one, by which errors are measured
 
 
 @dataclass
@@ -137,7 +138,8 @@ class Recordings:
         """The recording for batches like ``x``, filled with these queries; other streams wait until it is free."""
         with self.lock, torch.cuda.device(x.device):
             key = len(x), x.dtype
-            recording = self.kept[key] = self.kept.pop(key, None) or Recording(x)  # the last one in the order of use
+            recording = self.kept.pop(key) if key in self.kept else Recording(x)
+            self.kept[key] = recording  # the last in the order of use
             if len(self.kept) > SIZES:
                 del self.kept[next(iter(self.kept))]
             torch.cuda.current_stream().wait_event(recording.free)
@@ -158,8 +160,8 @@ class GPUPath:
         self.fp16 = FP16Points(self.points)
         self.recordings = Recordings()
         self.losses: dict[tuple[bool, bool], Loss] = {}
-        if self.fp16.complete:
-            self.losses = calibrate(self.fp16, self._most(), self.steps.split, self._light_means)
+        for size in {max(1, min(a, self._most())) for a in TRIED} if self.fp16.complete else ():
+            self._calibrate(fp16.typical(self.fp16, size))
 
     @property
     def steps(self) -> ModuleType:
@@ -302,54 +304,61 @@ class GPUPath:
             rest.append(long.nonzero().squeeze(-1) + block.start)
         return torch.cat(rest)
 
+    def _calibrate(self, queries: Queries) -> None:
+        """Measure the losses for batches of such a size; means, of some of the queries, by stage 2 for all."""
+        points, some = self.fp16, slice(min(fp16.MEANS, len(queries)))
+        block, every = Block(self.points, queries[some], False), torch.arange(some.stop, device=queries.x.device)
+        exact = reduce((block.float64(every, span) for span in self.points.spans()), queries[some]).mean - points.center
+        for low in {False, points.low is not None}:
+            key = len(queries) <= fp16.SMALL, low
+            loss = self.losses[key] = fp16.measured(self.steps.split(queries, points), queries, low)
+            sparse = self.sparse(queries)
+            mean = self._dense(queries, replace(sparse, light=sparse.light | True), WIDE, False, low)[0].mean[some]
+            lost, rest = fp16.fit(mean - points.center, exact)
+            square = (rest.norm(dim=1) / points.spread).square() - (self.error(sparse.seen, low) / sparse.seen.ess)[
+                some
+            ]
+            self.losses[key] = replace(loss, means=lost, floor=float(square.clamp_min(0.0).max().sqrt()))
+
     def loss(self, queries: int, low: bool) -> Loss:
         """The measured errors for so many queries."""
         return self.losses.get((queries <= fp16.SMALL, low), Loss())
 
-    def allowed(self, seen: Screened, loss: Loss) -> Tensor:
-        """The square of the mean's error that may follow from those of single points, ``(B,)``; where few count, less.
-
-        In units of the data's spread.
-        """
-        fine, coarse = (max(tolerance**2 - loss.floor**2, TINY) for tolerance in (FINE, TOLERANCE))
-        if loss.floor < 2 * FINE:  # if the floor is the error, single points should not add to it
+    def allowed(self, seen: Screened, low: bool) -> Tensor:
+        """The square of the mean's error, in units of the spread, that may follow from single points, ``(B,)``."""
+        floor = self.loss(len(seen.count), low).floor
+        fine, coarse = (max(tolerance**2 - floor**2, TINY) for tolerance in (FINE, TOLERANCE))
+        if floor < 2 * FINE:  # if the floor is the error, single points should not add to it
             fine = max(fine, FINE**2 / 4)
         # float64: the smallest allowance is zero in float32, and its logarithm would not be finite
         one = torch.ones_like(seen.logits.norm)
         return torch.where(seen.ess < SOME, fine * one, coarse * one)
 
-    def error(self, seen: Screened, low: bool, loss: Loss) -> Tensor:
+    def error(self, seen: Screened, low: bool) -> Tensor:
         """The mean square ε² of the error of one point's part in a mean, relative to it, ``(B,)``."""
-        y, size, slope = self.fp16.radius, seen.logits.size, seen.logits.slope
+        loss, y = self.loss(len(seen.count), low), self.fp16.radius
+        size, slope = seen.logits.size, seen.logits.slope
         eta = loss.noise * y * size + loss.pattern * y * torch.minimum(size, 2 * y * slope) + 2.0**-25 * y * y * slope
         residual = self.fp16.last if low else self.fp16.residual
         return eta.square() + (loss.share**2 + (residual / self.fp16.spread) ** 2)
 
     def _averages_out(self, seen: Screened, low: bool) -> Tensor:
         """Which means stage 2 would make accurately enough."""
-        loss = self.loss(len(seen.count), low)
-        return self.error(seen, low, loss) <= self.allowed(seen, loss) * seen.ess
-
-    def _light_means(self, queries: Queries, low: bool, loss: Loss) -> tuple[Tensor, Tensor]:
-        """Means by stage 2 for all queries, whether they would take it or not, and their expected squared errors."""
-        sparse = self.sparse(queries)
-        sparse = replace(sparse, light=torch.ones_like(sparse.light))
-        moments, _, _ = self._dense(queries, sparse, WIDE, False, low, loss)
-        return moments.mean, self.error(sparse.seen, low, loss) / sparse.seen.ess
+        return self.error(seen, low) <= self.allowed(seen, low) * seen.ess
 
     def _dense(
-        self, queries: Queries, sparse: Sparse, dtype: torch.dtype, full: bool, low: bool, loss: Loss | None = None
+        self, queries: Queries, sparse: Sparse, dtype: torch.dtype, full: bool, low: bool
     ) -> tuple[Moments, Tensor, Tensor]:
         """Stage 2 or 3 for all, since most of its cost is shared; and which queries need the reference path."""
         seen, steps, points = sparse.seen, self.steps, self.fp16
-        loss = self.loss(len(queries), low) if loss is None else loss
+        loss = self.loss(len(queries), low)
         points.refine(seen.logits, low)
         logits = replace(seen.logits, gain=seen.logits.gain * (1 + loss.logits))
         shift = seen.first + logits.delta.float()  # no weight is larger than this
         wanted, reference = sparse.light | sparse.full, sparse.reference
         heavy = Moments(torch.full_like(sparse.moments.log_z, -torch.inf), sparse.moments.mean)
         if full:
-            share = self.allowed(seen, loss) / self.error(seen, low, loss)
+            share = self.allowed(seen, low) / self.error(seen, low)
             least = seen.first + (seen.total * share.clamp_max(1.0)).log()
             least = torch.where(sparse.full, least, torch.inf).float()
             cap = min(MOST, max(HEAVY, self.cap(len(queries))))

@@ -19,7 +19,7 @@ the first term shrinks to :math:`|x' - x'_H - x'_L|\, Y`.
 
 Where all points carry weight the residuals matter too: :math:`x'_L H^T` is always added, and :math:`x'_H L^T` where
 ``low`` is set, which is the most accurate. There the bound is far too large, and the errors are measured on the data
-(:func:`calibrate`): with computed sums :math:`\hat s` and exact ones :math:`s` in float64,
+when an engine is made: with computed sums :math:`\hat s` and exact ones :math:`s` in float64,
 
 .. math::
 
@@ -33,16 +33,14 @@ data. The share of a heavy point is wrong by :math:`\nu`. What these do not expl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from vkernel.core import rng
 from vkernel.data import Empirical
-from vkernel.posterior.dense import Block
-from vkernel.posterior.weights import CentredPoints, Points, Queries, blocks, reduce
+from vkernel.posterior.weights import CentredPoints, Points, Queries, blocks
 
 WIDE = torch.float64
 FULL = 2.0**14  # fp16 numbers reach 2^16: vectors are scaled to this norm, weights to at most this
@@ -50,8 +48,7 @@ TINY = 1e-200  # a norm that may be divided by
 EXACT = 2.0**-20  # a residual of the data, relative to their radius, that needs no second number
 SMALL = 96  # batches up to this size wait for the data to be read, not for the tensor cores
 SLICE = 8192  # points that one accumulator sums over
-POINTS, MEANS = 2048, 16  # points whose logits, and queries whose means, are compared in the calibration
-SIZES = 64, 256  # queries of the batches of the calibration, a small and a large one
+POINTS, MEANS = 2048, 16  # points whose logits, and queries whose means, are compared when errors are measured
 
 
 @dataclass
@@ -222,51 +219,29 @@ class Loss:
     floor: float = 0.0
 
 
-def calibrate(
-    points: FP16Points,
-    most: int,
-    split: Callable[[Queries, FP16Points], Logits],
-    means: Callable[[Queries, bool, Loss], tuple[Tensor, Tensor]],
-) -> dict[tuple[bool, bool], Loss]:
-    """The losses by (small batch, ``low``), from batches of at most ``most`` queries.
-
-    ``split`` makes logits of queries; ``means`` maps queries, ``low`` and a loss to posterior means and the squares of
-    their expected errors. Half of the queries are noise about the centre, half lie midway between two points, at a
-    level where all points count.
-    """
-    losses = {}
-    for size in (max(1, min(SIZES[0], SMALL, most)), min(SIZES[1], most)):
-        data, stream = points.points.data, rng.stream(0, "what tensor cores lose")
-        i = torch.randint(0, data.n, (2, size), generator=stream, device=stream.device).to(data.device)
-        sigma, one = max(points.radius, 1e-100) / 2, torch.ones(size, dtype=WIDE, device=data.device)
-        x = points.center + sigma * rng.randn((size, data.d), stream, data.device, WIDE)
-        x[1::2] = ((data.take(i[0]).to(WIDE) + data.take(i[1]).to(WIDE)) / 2)[1::2]
-        queries = Queries(x, one, sigma**2 * one)
-        some = queries[: min(MEANS, size)]
-        block, every = Block(points.points, some, False), torch.arange(len(some), device=data.device)
-        exact = reduce((block.float64(every, span) for span in points.points.spans()), some).mean - points.center
-        for low in {False, points.low is not None}:
-            logits = split(queries, points)
-            points.refine(logits, low)
-            loss = replace(_loss_of_logits(logits, queries), share=_loss_of_share(points, size, low))
-            got, expected = (a[: len(some)] for a in means(queries, low, loss))
-            lost, rest = _fit(got - points.center, exact)
-            floor = ((rest.norm(dim=1) / points.spread).square() - expected).clamp_min(0.0).max().sqrt()
-            losses[size <= SMALL, low] = replace(loss, means=lost, floor=float(floor))
-    return losses
+def typical(points: FP16Points, size: int) -> Queries:
+    """Half of the queries noise about the centre, half midway between two points, at a level where all points count."""
+    data, stream = points.points.data, rng.stream(0, "what tensor cores lose")
+    i = torch.randint(0, data.n, (2, size), generator=stream, device=stream.device).to(data.device)
+    sigma, one = max(points.radius, 1e-100) / 2, torch.ones(size, dtype=WIDE, device=data.device)
+    x = points.center + sigma * rng.randn((size, data.d), stream, data.device, WIDE)
+    x[1::2] = ((data.take(i[0]).to(WIDE) + data.take(i[1]).to(WIDE)) / 2)[1::2]
+    return Queries(x, one, sigma**2 * one)
 
 
-def _loss_of_logits(logits: Logits, queries: Queries) -> Loss:
-    """λ and η of the logits of some points."""
+def measured(logits: Logits, queries: Queries, low: bool) -> Loss:
+    """λ and η of the logits of some points, and ν; of means nothing yet."""
     points, data = logits.points, logits.points.points.data
+    points.refine(logits, low)
     some = torch.linspace(0, data.n - 1, min(POINTS, data.n), dtype=torch.float64, device=data.device).long()
     y = (data.take(some).to(WIDE) - points.center) / points.unit
     size = logits.size.clamp_min(TINY)[:, None]  # sums are compared in units of |x'|
     gap = (queries.alpha / queries.var)[:, None] * (queries.x - queries.alpha[:, None] * points.center) / size
     got = logits.gain.to(WIDE)[:, None] / points.unit / size * logits.raw[:, some].to(WIDE)
-    lost, rest = _fit(got, gap @ y.mT)
+    lost, rest = fit(got, gap @ y.mT)
     unit = points.unit / max(points.radius, TINY)
-    return Loss(lost, *(float(a.square().mean().sqrt()) * unit if len(a) else 0.0 for a in (rest[::2], rest[1::2])))
+    noise, pattern = (float(a.square().mean().sqrt()) * unit if len(a) else 0.0 for a in (rest[::2], rest[1::2]))
+    return Loss(lost, noise, pattern, _loss_of_share(points, len(queries), low))
 
 
 def _loss_of_share(points: FP16Points, size: int, low: bool) -> float:
@@ -286,7 +261,7 @@ def _loss_of_share(points: FP16Points, size: int, low: bool) -> float:
     return float(error.square().mean().sqrt())
 
 
-def _fit(got: Tensor, exact: Tensor) -> tuple[float, Tensor]:
+def fit(got: Tensor, exact: Tensor) -> tuple[float, Tensor]:
     """λ, and the rest."""
     error, square = got - exact, exact.square().sum()
     lost = -(error * exact).sum() / square if bool(square > 0) else square

@@ -258,26 +258,22 @@ def _run(kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4
         kernel[grid](*given, num_warps=num_warps, **constants)
 
 
-def _over_tiles(kernel: Any, logits: Logits, grid: tuple[int, int], *arguments: Any, **constants: Any) -> None:
-    """Start a kernel over a grid of tiles."""
-    points = logits.points
+def _over_tiles(
+    kernel: Any, logits: Logits, tiles: int, *arguments: Any, rows: int = ROWS, warps: int = 8, **constants: Any
+) -> None:
+    """Start a kernel over so many tiles of points, and all queries."""
+    points, queries = logits.points, len(logits.raw)
     log_w = points.half if points.log_w is None else points.log_w
-    block = (logits.raw, logits.gain, logits.slope, points.half, log_w, points.n, len(logits.raw), points.rows)
-    constants = {"WEIGHTED": points.log_w is not None, "ROWS": ROWS, "num_warps": 8} | constants
-    _run(kernel, grid, *block, *arguments, **constants)
-
-
-def _grid(logits: Logits, columns: int) -> tuple[int, int]:
-    return triton.cdiv(columns, COLS.value), triton.cdiv(len(logits.raw), ROWS)
+    block = (logits.raw, logits.gain, logits.slope, points.half, log_w, points.n, queries, points.rows)
+    constants |= {"WEIGHTED": points.log_w is not None, "ROWS": rows, "num_warps": warps}
+    _run(kernel, (tiles, triton.cdiv(queries, rows)), *block, *arguments, **constants)
 
 
 def split(queries: Queries, points: FP16Points) -> Logits:
     """Queries as two fp16 numbers for each coordinate, their product with the points, and a bound on its error."""
     x, alpha, var = queries.x, queries.alpha, queries.var
     factors = torch.empty((2, len(x), points.width), dtype=torch.float16, device=x.device)
-    norm, delta, gain, slope = (
-        torch.empty(len(x), dtype=t, device=x.device) for t in (WIDE, WIDE, *2 * [torch.float32])
-    )
+    (norm, delta), (gain, slope) = x.new_empty((2, len(x))), x.new_empty((2, len(x)), dtype=torch.float32)
     planes, *bound = points.bound(len(x))
     out, sizes = (factors, gain, slope, norm, delta), (points.d, points.width, len(x))
     _run(_split, (len(x),), x, alpha, var, points.center, *out, *sizes, points.unit, *bound, PLANES=planes)
@@ -286,9 +282,9 @@ def split(queries: Queries, points: FP16Points) -> Logits:
 
 def peaks(logits: Logits, second: bool) -> tuple[Tensor, Tensor]:
     """The largest and, where it is wanted, the second largest logit of every query (-inf: there is none)."""
-    grid = _grid(logits, logits.points.n)
-    found = logits.raw.new_full((2, len(logits.raw), grid[0]), -torch.inf)
-    _over_tiles(_peaks, logits, grid, found[0], found[1], grid[0], SECOND=second)
+    tiles = triton.cdiv(logits.points.n, COLS.value)
+    found = logits.raw.new_full((2, len(logits.raw), tiles), -torch.inf)
+    _over_tiles(_peaks, logits, tiles, found[0], found[1], tiles, SECOND=second)
     if not second:
         return found[0].amax(1), found[1, :, 0]
     two = found.movedim(0, 1).flatten(1).topk(2, dim=1).values
@@ -301,11 +297,11 @@ def survey(logits: Logits, thresholds: Tensor, first: Tensor | None = None) -> t
     With ``first (B,)``, the largest logit, also three sums of weights relative to the largest one, ``(3, B)``: of the
     points below the first threshold, of all, and of the squares of all.
     """
-    grid, size = _grid(logits, logits.points.n), len(logits.raw)
-    counts = torch.empty((2, size, grid[0]), dtype=torch.int32, device=logits.raw.device)
-    sums = logits.raw.new_empty((3 if first is not None else 0, size, grid[0]))
+    size, tiles = len(logits.raw), triton.cdiv(logits.points.n, COLS.value)
+    counts = torch.empty((2, size, tiles), dtype=torch.int32, device=logits.raw.device)
+    sums = logits.raw.new_empty((0 if first is None else 3, size, tiles))
     top = logits.gain if first is None else first
-    _over_tiles(_survey, logits, grid, top, thresholds, counts, sums, grid[0], SUMS=first is not None)
+    _over_tiles(_survey, logits, tiles, top, thresholds, counts, sums, tiles, SUMS=first is not None)
     return counts, sums.sum(2)
 
 
@@ -314,44 +310,42 @@ def select(logits: Logits, threshold: Tensor, cap: int, counts: Tensor) -> tuple
     index = torch.empty((len(threshold), cap), dtype=torch.int32, device=threshold.device)
     through, tiles = counts.cumsum(1, dtype=torch.int32), counts.shape[1]
     total = through[:, -1].contiguous()
-    table = (threshold, counts, through - counts, total, index)
-    # One query at a time: few tiles hold anything, and fewer hold something of four queries.
-    _over_tiles(_select, logits, (tiles, len(threshold)), *table, tiles, cap, ROWS=1, num_warps=4)
+    table = (threshold, counts, through - counts, total, index, tiles, cap)
+    _over_tiles(_select, logits, tiles, *table, rows=1, warps=4)  # few tiles hold something of four queries
     return total, index
 
 
 def weights(logits: Logits, shift: Tensor) -> tuple[Tensor, Tensor]:
     r"""The weights :math:`2^{14} e^{l - \mathrm{shift}}` as sums of two fp16 numbers, ``(2, B, N)``, and their sums."""
-    grid = _grid(logits, logits.points.rows)
+    tiles = triton.cdiv(logits.points.rows, COLS.value)
     out = torch.empty((2, *logits.raw.shape), dtype=torch.float16, device=shift.device)
-    total = logits.raw.new_empty((len(logits.raw), grid[0]))
-    _over_tiles(_weights, logits, grid, shift, out, total, grid[0])
+    total = logits.raw.new_empty((len(logits.raw), tiles))
+    _over_tiles(_weights, logits, tiles, shift, out, total, tiles)
     return out, total.to(WIDE).sum(1)
 
 
-def _over_candidates(
-    kernel: Any, programs: int, points: FP16Points, count: Tensor, index: Tensor, *arguments: Any, **constants: Any
-) -> None:
-    """Start a kernel over queries and so many programs for each."""
+def _candidates(points: FP16Points, count: Tensor, index: Tensor) -> tuple[Any, ...]:
+    """The first arguments of a kernel that reads the values of candidates."""
     table = points.center if points.table is None else points.table
-    read = (points.values, table, points.first, points.d, count, index, index.shape[1])
-    _run(kernel, (len(count), programs), *read, *arguments, TABLE=points.table is not None, **constants)
+    return points.values, table, points.first, points.d, count, index, index.shape[1]
 
 
 def exact(queries: Queries, points: FP16Points, count: Tensor, index: Tensor, logits: Logits | None = None) -> Tensor:
     """Logits of the candidates in float64, by differences, ``(B, cap)``; given ``logits`` lose the candidates."""
     out = torch.empty(index.shape, dtype=WIDE, device=index.device)
-    raw, programs = out if logits is None else logits.raw, PROGRAMS // len(count)
+    raw = out if logits is None else logits.raw
+    programs = min(triton.cdiv(index.shape[1], SLOTS.value), PROGRAMS // len(count))
     given = (queries.x, queries.alpha, queries.var, points.points.log_w, out, raw, raw.shape[1])
-    programs = max(1, min(triton.cdiv(index.shape[1], SLOTS.value), programs))
-    _over_candidates(_exact, programs, points, count, index, *given, TAKE=logits is not None)
+    constants = {"TAKE": logits is not None, "TABLE": points.table is not None}
+    _run(_exact, (len(count), max(1, programs)), *_candidates(points, count, index), *given, **constants)
     return out
 
 
 def mean(points: FP16Points, count: Tensor, index: Tensor, logit: Tensor) -> tuple[Tensor, Tensor]:
     """``log z (B,)`` and the mean ``(B, d)`` over the candidates; -inf and 0 where there are none."""
     out, log_z = logit.new_empty((len(count), points.d)), logit.new_empty(len(count))
-    _over_candidates(_mean, triton.cdiv(points.d, MANY.value), points, count, index, logit, log_z, out)
+    grid, constants = (len(count), triton.cdiv(points.d, MANY.value)), {"TABLE": points.table is not None}
+    _run(_mean, grid, *_candidates(points, count, index), logit, log_z, out, **constants)
     return log_z, out
 
 
