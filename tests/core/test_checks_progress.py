@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
+import vkernel as vk
 from vkernel.core import checks
 from vkernel.core.errors import InputError
 from vkernel.core.progress import progress
@@ -59,3 +62,29 @@ def test_progress_writes_lines_where_there_is_no_terminal(capsys, monkeypatch):
     with progress(2.0, False) as step:
         step("half")
     assert capsys.readouterr().err == ""
+
+
+SAMPLING = {"steps": 100, "spacing": "log", "save": (), "callback": None}
+SAMPLING |= {"generator": None, "progress": False, "allow_nan": False}
+SAMPLERS = [vk.sample.pf_ode, vk.sample.reverse_sde, vk.sample.ancestral, vk.sample.naive]
+SAMPLERS += [vk.sample.effective_sde, vk.sample.semiclassical]
+READING = {"members": None, "skip_diverged": False}
+METRICS = [vk.metrics.histogram, vk.metrics.gap_mass, vk.metrics.boundary_mass]
+METRICS += [vk.metrics.memorised_fraction, vk.metrics.energy_distance, vk.metrics.frechet_distance]
+
+
+@pytest.mark.parametrize(
+    ("function", "contract"), [(f, SAMPLING) for f in SAMPLERS] + [(f, READING) for f in METRICS], ids=repr
+)
+def test_functions_show_the_options_that_they_pass_on(function, contract):
+    shown = inspect.signature(function).parameters
+    assert {name: shown[name].default for name in contract} == contract
+    assert all(p.kind is not p.VAR_KEYWORD for p in shown.values())
+
+
+def test_an_unknown_option_is_refused():
+    score = vk.EmpiricalScore(vk.Empirical(torch.zeros(2, 1)), vk.VP())
+    with pytest.raises(TypeError, match="step"):
+        vk.sample.pf_ode(score, torch.zeros(3, 1), step=5)
+    with pytest.raises(TypeError, match="member"):
+        vk.metrics.energy_distance(torch.zeros(3, 1), torch.zeros(3, 1), member=True)

@@ -1,12 +1,14 @@
 """Argument checks: each returns the value it was given, or raises :class:`InputError` with a sentence.
 
-The value comes first and its name second, as in ``check_whole(steps, "steps")``.
+The value comes first and its name second, as in ``check_whole(steps, "steps")``. :func:`takes` shows in a signature
+the options that a function passes on.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeGuard, TypeVar
 
 from torch import Tensor
@@ -14,6 +16,19 @@ from torch import Tensor
 from vkernel.core.errors import InputError, require
 
 Kind = TypeVar("Kind")
+Taking = TypeVar("Taking", bound=Callable[..., object])
+
+
+def takes(source: Callable[..., object]) -> Callable[[Taking], Taking]:
+    """Show, in place of a function's ``**options``, the keyword-only parameters of ``source``, to which they go."""
+
+    def show(function: Taking) -> Taking:
+        own, more = (list(inspect.signature(f).parameters.values()) for f in (function, source))
+        shown = [p for p in own if p.kind is not p.VAR_KEYWORD] + [p for p in more if p.kind is p.KEYWORD_ONLY]
+        vars(function)["__signature__"] = inspect.signature(function).replace(parameters=shown)
+        return function
+
+    return show
 
 
 def is_whole(value: object) -> TypeGuard[int]:

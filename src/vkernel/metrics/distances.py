@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.checks import check_choice, check_number, check_whole
+from vkernel.core.checks import check_choice, check_number, check_whole, takes
 from vkernel.core.errors import require
 from vkernel.core.estimate import Estimate, jackknife_se
 from vkernel.core.rng import Generator
@@ -32,6 +32,7 @@ MATCHED = 4000  # points that an exact matching may take: its time grows like th
 Pairwise = Callable[[Tensor, Tensor], Tensor]  # of x (…, n, d) and y (…, m, d): (…, n, m)
 
 
+@takes(read_pair)
 def energy_distance(a: Array, b: Array, **reading: Unpack[Reading]) -> Estimate:
     """Estimate 2 E|X - Y| - E|X - X'| - E|Y - Y'| in any dimension from three units of each or more, unbiased."""
     pair = read_pair(a, b, **reading)
@@ -42,6 +43,7 @@ def energy_distance(a: Array, b: Array, **reading: Unpack[Reading]) -> Estimate:
     return _within_and_between(first, second, lambda x, y: torch.cdist(x, y, compute_mode=mode), "energy_distance")
 
 
+@takes(read_pair)
 def kernel_distance(a: Array, b: Array, degree: int = 3, **reading: Unpack[Reading]) -> Estimate:
     """Estimate MMD² for the kernel (x·y/k + 1)^degree from three units of each or more, unbiased, in time n² k."""
     check_whole(degree, "degree")
@@ -77,6 +79,7 @@ def _within_and_between(first: Samples, second: Samples, f: Pairwise, name: str)
     return Estimate.of_variances(value, parts)
 
 
+@takes(read_pair)
 def wasserstein(
     a: Array,
     b: Array,
@@ -159,6 +162,7 @@ def _matching(x: Tensor, y: Tensor, p: float) -> tuple[Tensor, Tensor, Tensor]:
     return paid.mean()[None], phi, torch.empty_like(phi).scatter(0, match, paid - phi)
 
 
+@takes(read_pair)
 def frechet_distance(a: Array, b: Array, *, allow_singular: bool = False, **reading: Unpack[Reading]) -> Estimate:
     """Estimate Fréchet's distance (squared, as is the custom) of the Gaussians with the moments of a and b.
 

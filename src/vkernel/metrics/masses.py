@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.checks import check_share, check_type, check_whole
+from vkernel.core.checks import check_share, check_type, check_whole, takes
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate, bootstrap, jackknife_se
 from vkernel.core.rng import Generator
@@ -25,6 +25,7 @@ Data = Empirical | Array
 Range = tuple[float, float] | Sequence[tuple[float, float]] | Tensor | None
 
 
+@takes(read_pair)
 def histogram(
     x: Array, bins: int = 120, range: Range = None, *, normalise: str = "inside", **reading: Unpack[Reading]
 ) -> tuple[Estimate[Tensor], Tensor]:
@@ -45,6 +46,7 @@ def histogram(
     return density, edges if len(edges) > 1 else edges[0]
 
 
+@takes(read_pair)
 def total_variation(
     a: Array, b: Array, bins: int = 120, range: Range = None, *, generator: Generator = 0, **reading: Unpack[Reading]
 ) -> Estimate:
@@ -122,6 +124,7 @@ def kl(p: Array, q: Array) -> Estimate:
     return Estimate.exact(max(0.0, float((p * (p.log() - q.log())).sum())))
 
 
+@takes(read_pair)
 def gap_mass(
     x: Array,
     gap: tuple[float, float] = (0.25, 0.75),
@@ -146,6 +149,7 @@ def gap_mass(
     return sample.share_of((size > low) & (size < high))
 
 
+@takes(read_pair)
 def boundary_mass(
     x: Array, score: EmpiricalScore, threshold: float = 0.5, t: float | None = None, **reading: Unpack[Reading]
 ) -> Estimate:
@@ -170,6 +174,7 @@ def boundary_mass(
     return sample.share_of(torch.cat(hits))
 
 
+@takes(read_pair)
 def memorised_fraction(x: Array, data: Data, threshold: float = 1 / 3, **reading: Unpack[Reading]) -> Estimate:
     """Estimate the share of samples nearer to a distinct training point than ``threshold`` times the second nearest."""
     points = distinct(data)
@@ -227,6 +232,7 @@ class ModeWeights:
     distance: Estimate  # total variation between share and weights; what is outside counts as a point of weight zero
 
 
+@takes(read_pair)
 def mode_weights(
     x: Array, data: Data, radius: float | None = None, *, generator: Generator = 0, **reading: Unpack[Reading]
 ) -> ModeWeights:

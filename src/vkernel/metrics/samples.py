@@ -77,7 +77,7 @@ def as_numbers(x: Array, name: str) -> Tensor:
 
 
 def read(
-    x: Array, shape: Shape = None, name: str = "x", members: Members = None, skip_diverged: bool = False
+    x: Array, shape: Shape = None, name: str = "x", /, members: Members = None, skip_diverged: bool = False
 ) -> Samples:
     """Read a sample or an ensemble (of events of ``shape``); leave out what diverged if ``skip_diverged``."""
     x = as_numbers(x, name)

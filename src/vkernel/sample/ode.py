@@ -33,7 +33,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from vkernel.core.checks import check_choice, check_positive
+from vkernel.core.checks import check_choice, check_positive, takes
 from vkernel.core.covariance import flat
 from vkernel.core.errors import require
 from vkernel.sample.loop import Level, Options, Problem, Solution, States, Step, walk
@@ -43,6 +43,7 @@ from vkernel.score.empirical import EmpiricalScore
 Trace = Callable[[Tensor, float], Tensor]  # the integrand of the log-likelihood, of whitened x and t
 
 
+@takes(Problem)
 def pf_ode(
     score: Score,
     x_T: Tensor,

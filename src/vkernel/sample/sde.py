@@ -27,7 +27,7 @@ from typing import Unpack
 
 from torch import Tensor
 
-from vkernel.core.checks import check_number, check_whole
+from vkernel.core.checks import check_number, check_whole, takes
 from vkernel.core.covariance import Covariance
 from vkernel.core.errors import require
 from vkernel.core.rng import Generator
@@ -68,6 +68,7 @@ class VKernel(ABC):
         return self.mean(x, t), gaussian_noise(self, x, t, generator)
 
 
+@takes(Problem)
 def reverse_sde(score: Score, x_T: Tensor, **options: Unpack[Options]) -> Tensor | Solution:
     """Sample the reverse SDE of ``score`` from ``x_T``."""
     problem = Problem(score, x_T, **options)
@@ -79,6 +80,7 @@ def reverse_sde(score: Score, x_T: Tensor, **options: Unpack[Options]) -> Tensor
     return problem.solve(step)
 
 
+@takes(Problem)
 def ancestral(
     score: Score, x_T: Tensor, *, noise: Callable[[int], Tensor] | None = None, **options: Unpack[Options]
 ) -> Tensor | Solution:
@@ -99,6 +101,7 @@ def ancestral(
     return problem.solve(step)
 
 
+@takes(Problem)
 def naive(score: EmpiricalScore, x_T: Tensor, *, kappa: float, **options: Unpack[Options]) -> Tensor | Solution:
     """Sample with the naive score estimator of strength ``kappa`` (unit of t): x0 is drawn afresh at every step.
 
@@ -122,6 +125,7 @@ def naive(score: EmpiricalScore, x_T: Tensor, *, kappa: float, **options: Unpack
     return problem.solve(step)
 
 
+@takes(Problem)
 def effective_sde(
     V: VKernel,
     x_T: Tensor,

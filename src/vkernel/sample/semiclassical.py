@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.checks import check_whole
+from vkernel.core.checks import check_whole, takes
 from vkernel.core.covariance import Covariance, Factored, Matrix, flat
 from vkernel.core.errors import require
 from vkernel.sample.loop import Options, Problem, Solution, walk
@@ -36,6 +36,7 @@ from vkernel.score.base import Score
 DENSE = 64  # up to this dimension the covariance is a matrix
 
 
+@takes(Problem)
 def semiclassical(
     V: VKernel, x_T: Tensor, *, mean: Score | None = None, rank: int = 16, **options: Unpack[Options]
 ) -> tuple[Tensor | Solution, Covariance]:
