@@ -45,7 +45,6 @@ def fraction_figure(**changes: object) -> Figure:
         "names": ("a", "b"),
         "t": (0.1, 0.5, 0.9),
         "x": axis,
-        "y": axis,
         "fraction": np.linspace(0, 1, 2 * 3 * 25).reshape(2, 3, 5, 5),
         "points": rng.uniform(-1, 1, (2, 6, 2)),
         "alpha": np.sqrt(1 - np.array([0.1, 0.5, 0.9])),
@@ -66,7 +65,6 @@ DRAW = {
     "end_images": lambda: plots.end_images(
         np.zeros((2, 4, 4)), np.zeros((2, 3, 4, 4)), "ab", [("g", 1), ("h", 2)], np.eye(2, 3), [["n"] * 3] * 2
     ),
-    "final_laws": lambda: plots.final_laws({"a": LAW[0], "b": LAW[1]}, [0, 0.1, 1], EDGES, {"a": [-1, 1], "b": [0]}),
     "gap_curves": lambda: plots.gap_curves([0, 1], {"a": GAPS}, [10, 30], {"b": GAPS}, GAPS, 0.01),
     "gap_shares": lambda: plots.gap_shares(
         [0.5, 1.0], {"euler": {"J1": Estimate(*GAPS[[0, 1, 1, 2], None])}}, ["eps = 1"], {"euler": [0.03]}
@@ -81,7 +79,9 @@ DRAW = {
         notes=[["n"] * 3] * 2,
         gap=(0.25, 0.75),
     ),
-    "law_panels": lambda: plots.law_panels({"a": rng.normal(size=99)}, [0.0], (0.25, 0.75), notes=["n"]),
+    "law_panels": lambda: plots.law_panels(
+        {"a": LAW[0], "b": LAW[1]}, list("cde"), EDGES, {"a": [-1, 1], "b": [0]}, (0.25, 0.75), [["n"] * 3] * 2
+    ),
     "part_curves": lambda: plots.part_curves([1, 2], {"a": [1.0, 2.0]}, [1, 2], {"a": 1 + GAPS}, {"J1": GAPS}, 1.5),
     "path_maps": lambda: plots.path_maps(
         ["a"],

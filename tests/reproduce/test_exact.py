@@ -170,9 +170,11 @@ def test_noise_empties_the_gap() -> None:
 
 def test_pictures_refuse_what_they_cannot_draw() -> None:
     with pytest.raises(InputError, match="no law"):
-        plots.law_panels({}, [0.0], (0.25, 0.75))
+        plots.law_panels({}, [], [0.0, 1.0], {})
     with pytest.raises(InputError, match="shape"):
-        plots.path_maps(["a"], np.arange(3), np.zeros((1, 2, 3)), np.zeros((1, 2, 2)), 1.0, {})
+        plots.path_maps(
+            ["a"], np.arange(3), np.zeros((1, 2, 3)), np.zeros((1, 2, 2)), 1.0, {"ode": np.zeros((1, 2, 1, 2))}
+        )
 
 
 def test_an_arrow_stands_where_nothing_was_seen() -> None:

@@ -40,7 +40,6 @@ from vkernel.plots.curves import (
 from vkernel.plots.ensembles import comparison, law_grid, variance_panels
 from vkernel.plots.images import (
     end_images,
-    final_laws,
     fraction_maps,
     image_row,
     law_panels,
@@ -54,7 +53,7 @@ from vkernel.plots.images import (
 
 __all__ = [
     "Panel", "agreement_curves", "comparison", "copy_curve", "curve_panels", "denoising_errors", "distances",
-    "end_images", "final_laws", "fraction_maps", "gap_curves", "gap_shares", "image_moments", "image_row", "law_grid",
+    "end_images", "fraction_maps", "gap_curves", "gap_shares", "image_moments", "image_row", "law_grid",
     "law_panels", "line_maps", "membership_losses", "neighbour_ratios", "noise_profile", "pairs", "part_curves",
     "path_maps", "phase_diagram", "plane_laws", "ratio_curve", "ratio_panels", "responses", "sample_rows", "save",
     "scatter_pairs", "score_deviation", "share_curve", "share_curves", "style", "to_bytes",

@@ -1,12 +1,11 @@
 """Figures of an audit of checkpoints (:mod:`vkernel.reports.audit`): errors, copies, membership, responses, agreement.
 
-Band are along the noise level σ/α, the coordinate ``ratio`` of a data set in which every variable ``name`` has the
+Curves are along the noise level σ/α, the coordinate ``ratio`` of a data set in which every variable ``name`` has the
 ends ``name_low`` and ``name_high`` of its 95 % interval.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -19,18 +18,15 @@ from matplotlib.lines import Line2D
 from vkernel.core.errors import require
 from vkernel.plots import base
 from vkernel.plots.base import DASHED, MARKERS, Values, array, ink, lines, styled
-from vkernel.plots.curves import Panel, curve_panels
+from vkernel.plots.curves import curve_panels, panel
 
 if TYPE_CHECKING:
     import xarray
 
-ERROR, NOISE = "|predicted − true noise|² / d", "noise level σ/α (data unit)"
 REFERENCE = "test images"  # the label that is drawn dashed
 SHOWN = 2000  # points of a scatter
 FAR = 5.0  # spans of the data; a scatter that reaches further gets a symmetric logarithmic axis
 DEEP = 1e3  # the axis ends this factor below the model's errors, as the ideal error falls to rounding
-
-Band = functools.partial(Panel, log="x", kind="band", markers="o")
 
 
 @styled
@@ -43,8 +39,7 @@ def denoising_errors(ds: xarray.Dataset, linear: tuple[Values, Values] | None = 
     curves |= {f"ideal, {images}": _curve(ds, f"ideal_{key}") for key, images in sets.items()}
     figure, styles = Figure(figsize=(3 + 3.6 * len(sets), 4.4)), ["-"] * len(sets) + [DASHED] * len(sets)
     left, *right = figure.subplots(1, len(sets), squeeze=False, width_ratios=(1.3, 1)[: len(sets)])[0]
-    title = "Error of predicted noise, 95 % interval"
-    Band(x, curves, NOISE, ERROR, title, log="xy", colours=range(len(sets)), styles=styles).draw(left)
+    panel("errors", x, curves, colours=range(len(sets)), styles=styles).draw(left)
     bottom, top = left.get_ylim()
     if linear is not None:
         at, error = (array(v, 1, "the linear denoiser's curve") for v in linear)
@@ -54,8 +49,7 @@ def denoising_errors(ds: xarray.Dataset, linear: tuple[Values, Values] | None = 
     train = np.where(array(ds["train"]) > 0, array(ds["train"]), np.nan)
     left.set_ylim(np.fmax(bottom, np.fmin.reduce(train) / DEEP), top)
     for ax in right:
-        gap, title = {"": 100 * _curve(ds, "gap") / train}, "Test less training error, 95 % interval"
-        Band(x, gap, NOISE, "gap / training error (%)", title, colours=[3], levels={"": 0.0}).draw(ax)
+        panel("error_gap", x, {"": 100 * _curve(ds, "gap") / train}).draw(ax)
         ax.autoscale(axis="y")
     base.legend_below(figure, left, ncols=3)
     return figure
@@ -63,13 +57,8 @@ def denoising_errors(ds: xarray.Dataset, linear: tuple[Values, Values] | None = 
 
 def score_deviation(ds: xarray.Dataset) -> Figure:
     """Draw the distance of the learned score from the exact one, and the Rayleigh quotient of C in their difference."""
-    x, levels = _levels(ds, "distance", "rayleigh"), {"deviation unrelated to C": 1.0}
-    distance = "σ² |learned − exact score|² / d", "Distance from the exact score, 95 % interval"
-    quotient = "d eᵀC e / (|e|² tr C)", "Rayleigh quotient of the deviation e"
-    return curve_panels(
-        Band(x, {"": _curve(ds, "distance")}, NOISE, *distance, log="xy"),
-        Band(x, {"": _curve(ds, "rayleigh")}, NOISE, *quotient, log="xy", colours=[1], levels=levels),
-    )
+    x = _levels(ds, "distance", "rayleigh")
+    return curve_panels(*(panel(name, x, {"": _curve(ds, name)}) for name in ("distance", "rayleigh")))
 
 
 def copy_curve(
@@ -83,11 +72,9 @@ def copy_curve(
         good = len(curve) == 3 and all(array(v).shape == x.shape for v in curve)
         require(good, f"The curve {label!r} needs value, low and high with {len(x)} shares each.")
         shares[label] = 100 * np.stack([array(v) for v in curve])
-    names = "threshold: nearest / second nearest distance", "images below the threshold (%)", "Copies, 95 % interval"
     colours = [6 if label == reference else k % 6 for k, label in enumerate(curves)]
     styles, marks = [DASHED if k == 6 else "-" for k in colours], {f"threshold {threshold:.3g}": threshold}
-    panel = Panel(x, shares, *names, kind="band", colours=colours, styles=styles, marks=marks, top=102, markers=" ")
-    figure = curve_panels(panel)
+    figure = curve_panels(panel("copies", x, shares, colours=colours, styles=styles, marks=marks))
     figure.axes[0].set_xlim(0, 1)
     return figure
 
@@ -121,7 +108,7 @@ def membership_losses(
     a membership test by the loss along σ/α, or along ``auc_t`` without ``ratio``."""
     t, *curve = (array(v, 1, "AUCs along the noise levels") for v in (auc_t, auc, auc_low, auc_high))
     given, ratio = {"training images": array(train), "test images": array(test)}, array(ratio, 1, "noise levels")
-    x, xlabel = (ratio, NOISE) if ratio.size else (t, "noise level t")
+    x, label = (ratio, {}) if ratio.size else (t, {"xlabel": "noise level t"})
     require(len({len(v) for v in (x, t, *curve)}) == 1, "Every noise level needs an AUC with its interval.")
     losses = {k: _finite(v.mean(0) if v.ndim == 2 else v, f"losses of {k}") for k, v in given.items()}
     both = np.concatenate([v[np.isfinite(v)] for v in losses.values()])
@@ -130,14 +117,13 @@ def membership_losses(
     edges = np.geomspace(*ends, int(np.clip(2 * (len(both) / 2) ** (1 / 3), 8, 50)) + 1)
     figure = Figure(figsize=(10.2, 4.0))
     left, right = figure.subplots(1, 2)
-    for (label, values), colour, ls in zip(losses.items(), lines(), ("-", DASHED), strict=False):
-        _steps(left, values, edges, label, "not shown", colour, ls)
-    left.set(xlabel="loss: " + ERROR, ylabel="images (% in each step)", title="Loss of each image")
+    for (name, values), colour, ls in zip(losses.items(), lines(), ("-", DASHED), strict=False):
+        _steps(left, values, edges, name, "not shown", colour, ls)
+    left.set(xlabel="loss: |predicted − true noise|² / d", ylabel="images (% in each step)", title="Loss of each image")
     base.log_axis(left, "x", edges)
     left.set_ylim(0, 1.3 * left.get_ylim()[1])
     left.legend(loc="upper right")
-    names = xlabel, "AUC = P(training loss < test loss)", "Membership test by the loss, 95 % interval"
-    Band(x, {"": np.stack(curve)}, *names, colours=[3], levels={"chance": 0.5}).draw(right)
+    panel("membership", x, {"": np.stack(curve)}, **label).draw(right)
     bottom, top = np.fmin(curve[1].min(), 0.4), np.fmax(curve[2].max(), 0.6)
     right.set_ylim(max(0, bottom - 0.05), min(1.02, top + 0.05))
     right.legend()
@@ -150,11 +136,9 @@ def responses(ds: xarray.Dataset, threshold: float = 0.05) -> Figure:
     known = "response" in ds and "change" in ds and "r" in ds
     require(known, "responses draws what vkernel.reports.audit.blind(…).to_dataset() returns.")
     curves = {str(change): _curve(ds.isel(change=k), "response") for k, change in enumerate(ds["change"].values)}
-    names = "noise level r = σ/(α s), s the data's spread per coordinate", "response R, in units of a linear denoiser's"
-    title, levels = "Response to changes of the image, 95 % interval", {"best linear denoiser": 1.0}
     figure = Figure(figsize=(6.6, 4.4))
     ax = figure.subplots()
-    Band(array(ds["r"]), curves, *names, title, log="xy", levels=levels, markers=MARKERS).draw(ax)
+    panel("responses", array(ds["r"]), curves).draw(ax)
     base.level(ax, threshold, f"blind below {threshold:g}", DASHED)
     ax.set_ylim(min(ax.get_ylim()[0], threshold / 1.5))
     base.legend_below(figure, ax, ncols=3)
@@ -189,18 +173,16 @@ def agreement_curves(ds: xarray.Dataset) -> Figure:
     """Draw variance between members (solid), common error (dashed) and rank correlations of V with C, by place: the
     variables ``variance``, ``bias``, ``rank`` and perhaps ``rank_coordinates``, over ``place`` and ``t``."""
     x, places = _levels(ds, "variance", "bias", "rank", "place"), [str(place) for place in ds["place"].values]
-    ranks = {"rank": "over places", "rank_coordinates": "over coordinates of an image"}
-    ranks = {name: over for name, over in ranks.items() if name in ds}
+    ranks = [name for name in ("rank", "rank_coordinates") if name in ds]
     figure = Figure(figsize=(5.0 + 4.0 * len(ranks), 4.4))
     left, *right = figure.subplots(1, 1 + len(ranks), width_ratios=(1.25, *(1,) * len(ranks)))
     pairs = [(k, name) for k in range(len(places)) for name in ("variance", "bias")]
     curves = {f"_{places[k]} {name}": _curve(ds.isel(place=k), name) for k, name in pairs}
-    names = NOISE, "squared, per coordinate of predicted noise", "Disagreement and common error"
     colours, markers = [k % 6 for k, _ in pairs], "".join(MARKERS[k % 6] for k, _ in pairs)
-    Band(x, curves, *names, log="xy", colours=colours, styles=("-", DASHED), markers=markers).draw(left)
-    for ax, (name, over) in zip(right, ranks.items(), strict=True):
+    panel("agreement", x, curves, colours=colours, styles=("-", DASHED), markers=markers).draw(left)
+    for ax, name in zip(right, ranks, strict=True):
         curves = {place: _curve(ds.isel(place=k), name) for k, place in enumerate(places)}
-        Band(x, curves, NOISE, "rank correlation", f"V with C {over}", levels={"": 0.0}, markers=MARKERS).draw(ax)
+        panel(name, x, curves).draw(ax)
         ax.set_ylim(-1, 1)
     looks = list(zip(places, 2 * lines(), 2 * MARKERS, strict=False))
     handles = [Line2D([], [], color=colour, marker=marker, ls="", label=place) for place, colour, marker in looks]

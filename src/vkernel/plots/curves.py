@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,8 +19,9 @@ from vkernel.core.estimate import Estimate
 from vkernel.plots import base
 from vkernel.plots.base import Curves, Names, Values, array, ink, lines, styled
 
-KAPPA = "strength κ of the noise"
 Range: TypeAlias = tuple[float, float]
+Factor: TypeAlias = Sequence[float | str]
+_LOOKS = tomllib.loads(Path(__file__).with_name("panels.toml").read_text("utf-8"))
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,11 @@ class Panel:
                 base.log_axis(ax, "y", np.array([low, high]))
 
 
+def panel(name: str, x: Values, curves: Curves, **more: Any) -> Panel:
+    """Return a panel with the labels and the look that ``panels.toml`` holds under ``name``, and ``more`` fields."""
+    return Panel(x, curves, **(_LOOKS[name] | more))
+
+
 @styled
 def curve_panels(*panels: Panel, share: bool = False) -> Figure:
     """Draw panels side by side, with a legend below each; ``share`` makes one y axis and one legend for all."""
@@ -124,33 +131,24 @@ def noise_profile(
 ) -> Figure:
     """Draw the curves of a :class:`~vkernel.reports.profile.Profile`: noise fraction, effective number of points (at
     most ``points``), MMSE and entropy; the noisy ``window`` is shaded and the ``collapse_time`` marked."""
-    names = ("t", "noise_fraction", "noise_fraction_se", "ess", "mmse", "entropy")
-    t, rho, se, ess, mmse, entropy = every = [array(curves[name], 1, "curves") for name in names]
+    names = ("noise_fraction", "ess", "mmse", "entropy")
+    t, se, *values = every = [array(curves[name], 1, "curves") for name in ("t", "noise_fraction_se", *names)]
     require(len({len(v) for v in every}) == 1, "Every curve needs one value per time.")
-    figure, rho = Figure(figsize=(9.6, 6.4)), np.stack([rho, rho - 1.96 * se, rho + 1.96 * se])
+    rho, figure = np.stack([values[0], values[0] - 1.96 * se, values[0] + 1.96 * se]), Figure(figsize=(9.6, 6.4))
     axes = figure.subplots(2, 2, sharex=True)
-    marks: dict[str, float | Range] = {} if window is None else {"noisy window": window}
-    marks |= {} if collapse_time is None else {"collapse time": collapse_time}
-    most, log_most = ({f"n = {points}": points}, {"log n": math.log(points)}) if points else ({}, {})
-    draw = functools.partial(Panel, t, xlabel="", log="x", kind="band", marks=marks)
-    titles = ("Noise fraction of the target", "Effective number of training points", "Error of the ideal denoiser")
-    panels = (
-        draw({"ρ(t)": rho}, ylabel="ρ = E tr C / (E tr C + E|s|²)", title=titles[0]),
-        draw({"": [ess] * 3}, ylabel="1/Σ rᵢ²", title=titles[1], log="xy", colours=[2], levels=most),
-        draw({"": [mmse] * 3}, ylabel="E|x₀ − m|²/d  (data unit²)", title=titles[2], colours=[1]),
-        draw(
-            {"": [entropy] * 3}, ylabel="entropy (nats)", title="Entropy of the posterior", colours=[3], levels=log_most
-        ),
-    )
-    for ax, panel in zip(axes.flat, panels, strict=True):
-        panel.draw(ax)
+    references = {"noisy window": window, "collapse time": collapse_time}
+    marks = {label: place for label, place in references.items() if place is not None}
+    most: dict[str, dict[str, float]] = {}
+    if points:
+        most = {"ess": {f"n = {points}": points}, "entropy": {"log n": math.log(points)}}
+    for ax, name, curve in zip(axes.flat, names, [rho, *(np.stack([v] * 3) for v in values[1:])], strict=True):
+        label, levels = "ρ(t)" if name == "noise_fraction" else "", most.get(name, {})
+        panel(name, t, {label: curve}, marks=marks, levels=levels).draw(ax)
         ax.set_xlim(t.min(), t.max())
-        for name, bound in panel.levels.items():
-            ax.annotate(name, (0, bound), (6, -3), ("axes fraction", "data"), "offset points", va="top", size=9)
+        for bound, height in levels.items():
+            ax.annotate(bound, (0, height), (6, -3), ("axes fraction", "data"), "offset points", va="top", size=9)
     axes[0, 0].set_ylim(0, 1.05 * max(0.05, float(np.nanmax(rho))))
     axes[0, 0].collections[0].set_label("95 % interval")
-    for ax in axes[1]:
-        ax.set_xlabel("noise level t")
     base.legend_below(figure, axes[0, 0])
     return figure
 
@@ -189,9 +187,7 @@ def ratio_curve(t: Values, curves: Curves, ratios: Values, low: float, high: flo
     t, ratios = array(t, 1, "times"), array(ratios, 1, "ratios")
     figure = Figure(figsize=(9.6, 3.9))
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-    title, ylabel = "Mean ratio over pairs, 95 % interval", "tr C at the midpoint / tr C at the ends"
-    marks = {f"t = {chosen:.3g}, where ρ is greatest": chosen}
-    Panel(t, curves, "noise level t", ylabel, title, "xy", kind="band", levels={"": 1.0}, marks=marks).draw(left)
+    panel("midpoint_ratio", t, curves, marks={f"t = {chosen:.3g}, where ρ is greatest": chosen}).draw(left)
     left.set_ylim(0.5, min(1e4, left.get_ylim()[1]))
     left.legend()
     ends = min(float(ratios.min()), 0.97), max(float(ratios.max()), 1.03)
@@ -208,7 +204,7 @@ def ratio_curve(t: Values, curves: Curves, ratios: Values, low: float, high: flo
 
 @styled
 def value_curves(
-    x: Sequence[float | str], curves: Values, *, names: Names, labels: Names = ("",), title: str = "", log: bool = False
+    x: Factor, curves: Values, *, names: Names, labels: Names = ("",), title: str = "", log: bool = False
 ) -> Figure:
     """Draw ``curves (3, line, x)``, value, low end and high end, against a factor; ``labels`` are those of the lines.
 
@@ -233,9 +229,7 @@ def value_curves(
 
 
 @styled
-def phase_diagram(
-    x: Sequence[float | str], y: Sequence[float | str], mean: Values, se: Values, *, names: Names, title: str = ""
-) -> Figure:
+def phase_diagram(x: Factor, y: Factor, mean: Values, se: Values, *, names: Names, title: str = "") -> Figure:
     """Draw a mean over two factors, ``(y, x)``, as a map with its numbers; ``names`` label x, y and the value."""
     mean, se, shape = array(mean, 2, "means"), array(se, 2, "standard errors"), (len(y), len(x))
     require(mean.shape == shape, f"The map has shape {mean.shape}; its axes have {len(y)} and {len(x)} values.")
@@ -262,50 +256,35 @@ def _tick(value: float | str) -> str:
 def gap_curves(kappas: Values, gaps: Curves, steps: Values, coarse: Curves, distance: Values, floor: float) -> Figure:
     """Draw the mass in the gap against κ and the number of steps, and the total variation between resampled and
     Gaussian noise, with the ``floor`` of two samples of one law."""
-    mass, count, levels = "P(in the gap)", "uniform steps", {"two samples of one law": floor}
-    pair, title = {"resampled against Gaussian": distance}, "Two kinds of noise"
-    return curve_panels(
-        Panel(kappas, gaps, KAPPA, mass, "Mass in the gap", "y", even=True),
-        Panel(steps, coarse, count, mass, "Mass in the gap, by number of steps", "xy"),
-        Panel(steps, pair, count, "total variation", title, "x", colours=[3], kind="band", levels=levels),
-    )
+    pair, levels = {"resampled against Gaussian": distance}, {"two samples of one law": floor}
+    by_steps = panel("gap_by_steps", steps, coarse), panel("kinds_of_noise", steps, pair, levels=levels)
+    return curve_panels(panel("gap_by_kappa", kappas, gaps), *by_steps)
 
 
 def share_curve(kappas: Values, shares: Values, distances: Curves) -> Figure:
     """Draw the share of runs that end at another image against κ, and quartiles of distances to training images,
     ``(3, κ)``: lower, median, upper."""
     median = {label: array(curve, 2, "quartiles")[[1, 0, 2]] for label, curve in distances.items()}
-    title, unit = "Distance to training images, quartiles", "distance (data unit)"
-    return curve_panels(
-        Panel(kappas, {"": shares}, KAPPA, "share of runs", "Runs that end at another image", even=True, top=1.02),
-        Panel(kappas, median, KAPPA, unit, title, "y", even=True, kind="band"),
-    )
+    return curve_panels(panel("other_image", kappas, {"": shares}), panel("image_distance", kappas, median))
 
 
-def gap_shares(
-    ratio: Sequence[float], groups: Mapping[str, Mapping[str, Estimate]], rows: Names, exact: Curves
-) -> Figure:
+def gap_shares(ratio: Values, groups: Mapping[str, Mapping[str, Estimate]], rows: Names, exact: Curves) -> Figure:
     """Draw shares in the gaps against F/P: a panel for each row of the estimates ``(row, ratio)``, a line style for
     each group, a colour for each objective, and a dotted line for the share of the ``exact`` score in each row."""
-    names = ("exact score", *(f"_{group}" for group in groups))  # matplotlib hides labels that begin with _
-    axes, styles, panels = ("features / draws, F/P", "share of samples in the gaps"), ("--", "--", "-", "-"), []
+    names, panels = ("exact score", *(f"_{group}" for group in groups)), []  # matplotlib hides labels that begin with _
+    every = {f"{name}, {group}": e.stack().clamp_min(0) for group, of in groups.items() for name, e in of.items()}
     for i, row in enumerate(rows):
-        curves = {
-            f"{name}, {group}": [array(e.value)[i], np.maximum(array(e.low)[i], 0), array(e.high)[i]]
-            for group, objectives in groups.items()
-            for name, e in objectives.items()
-        }
+        curves = {label: curve[:, i] for label, curve in every.items()}
         levels = {name: float(array(exact[group])[i]) for name, group in zip(names, groups, strict=False)}
-        panels.append(Panel(ratio, curves, *axes, row, "x", levels=levels, colours=(0, 1), styles=styles))
+        panels.append(panel("gap_by_features", ratio, curves, title=row, levels=levels))
     return curve_panels(*panels, share=True)
 
 
-def ratio_panels(ratios: Sequence[float], curves: Mapping[str, Curves], expected: Range) -> Figure:
+def ratio_panels(ratios: Values, curves: Mapping[str, Curves], expected: Range) -> Figure:
     """Draw measured over predicted variance against P/F, with the ``expected`` range: a panel per objective, a curve
     per form."""
-    axes = ("draws per feature, P/F", "measured / predicted variance")
-    levels: dict[str, float | Range] = {f"expected at P/F ≥ 10: {expected[0]:g} to {expected[1]:g}": expected, "": 1.0}
-    panels = [Panel(ratios, forms, *axes, name, "xy", colours=(0, 3), levels=levels) for name, forms in curves.items()]
+    levels = {f"expected at P/F ≥ 10: {expected[0]:g} to {expected[1]:g}": expected, "": 1.0}
+    panels = (panel("variance_ratio", ratios, forms, title=name, levels=levels) for name, forms in curves.items())
     return curve_panels(*panels, share=True)
 
 
@@ -315,12 +294,8 @@ def share_curves(ratios: Sequence[float], names: Names, shares: Values, predicte
     first, *others = np.clip(array(shares, 3, "shares"), 0, 1).swapaxes(1, 2)
     theory = np.clip(array(predicted, 3, "predictions"), 0, 1).swapaxes(1, 2)[1:]
     expected = {name: (range(len(ratios)), line) for name, line in zip(names[1:], theory, strict=True)}
-    shown = functools.partial(Panel, even=True, levels={"": 0.5}, top=1.03)
-    axes, right = ("features per draw, F/P", "share of target noise"), dict(zip(expected, others, strict=True))
-    return curve_panels(
-        shown(ratios, {names[0]: first}, *axes, "Target noise"),
-        shown(ratios, right, *axes, "Target noise, by time", expected=expected, colours=(2, 3, 4), styles=("",)),
-    )
+    by_time = panel("target_noise_by_time", ratios, dict(zip(expected, others, strict=True)), expected=expected)
+    return curve_panels(panel("target_noise", ratios, {names[0]: first}), by_time)
 
 
 def part_curves(
@@ -330,8 +305,5 @@ def part_curves(
     against the training time τ; a finite ``crossing`` is marked."""
     expected = {name: (taus, line) for name, line in predicted.items()}
     marks = {f"crossing, τ = {crossing:.2g}": crossing} if math.isfinite(crossing) else {}
-    parts = functools.partial(Panel, expected=expected, marks=marks, colours=(0, 3, 2, 5), styles=("",))
-    return curve_panels(
-        parts(places, measured, "training time τ", "σ² tr Cov", "Parts of the variance", "xy"),
-        Panel(places, gaps, "training time τ", "P(.25 < |x| < .75)", "Mass in the gaps", "x"),
-    )
+    parts = panel("variance_parts", places, measured, expected=expected, marks=marks)
+    return curve_panels(parts, panel("gap_by_training", places, gaps))

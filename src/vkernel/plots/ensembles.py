@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from vkernel.core.errors import require
 from vkernel.plots import base
 from vkernel.plots.base import Names, Notes, Size, Values, array, ink, lines, styled
-from vkernel.plots.curves import Panel
+from vkernel.plots.curves import panel
 
 if TYPE_CHECKING:
     import xarray
@@ -63,10 +63,8 @@ def variance_panels(
     ``density (time, x)`` the grey area."""
     x, (predicted, second) = array(x, 1, "places"), (array(v, 4, "predictions") for v in theory)
     measured, density = array(measured, 5, "measurements"), array(density, 2, "densities")
-    rows, columns = (
-        [f"t = {t:g}\n\nσ² tr Cov" for t in array(times)],
-        [f"P/F = {base.number(r)}" for r in array(ratios)],
-    )
+    rows = [f"t = {t:g}\n\nσ² tr Cov" for t in array(times)]
+    columns = [f"P/F = {base.number(r)}" for r in array(ratios)]
     figure, axes = base.grid(rows, columns, (2.55, 2.15), (0.9, 0.75), "x", sharey="row")
     for (row, column), ax in np.ndenumerate(axes):
         every = np.concatenate([predicted[:, :, row].ravel(), measured[:, :, 0, row].ravel()])
@@ -135,14 +133,12 @@ def _variance(ax: Axes, one: xarray.Dataset) -> None:
     found = {label: v for _, label, v in _times(one, "measured", "measured_se", "predicted")}
     curves = {label: np.stack([v, v - se, v + se])[:, some] for label, (v, se, _) in found.items()}
     theory = {label: (one.x.values, predicted) for label, (_, _, predicted) in found.items()}
-    labels = ("x (data unit)", "tr Cov (1 / data unit²)", "Variance of the score")
-    Panel(one.x.values[some], curves, *labels, "y", expected=theory, styles=("",)).draw(ax)
+    panel("score_variance", one.x.values[some], curves, expected=theory).draw(ax)
 
 
 def _ratio_along(ax: Axes, one: xarray.Dataset) -> None:
     curves = {label: np.stack([v, v - se, v + se]) for _, label, (v, se) in _times(one, "ratio", "ratio_se")}
-    labels = ("x (data unit)", "measured / predicted", "Ratio of the variances")
-    Panel(one.x.values, curves, *labels, "y", kind="band", levels={"": 1.0}).draw(ax)
+    panel("score_ratio", one.x.values, curves).draw(ax)
     inside = array(one.ratio)[array(one.bulk) > 0]
     ends = min(max(0.2, 0.85 * inside.min()), 0.7), max(min(5, 1.15 * inside.max()), 1.4)
     base.log_axis(ax, "y", np.array(ends))

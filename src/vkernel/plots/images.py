@@ -19,8 +19,8 @@ from vkernel.plots import base
 from vkernel.plots.base import DOT, Curves, Names, Notes, Values, array, ink, lines, styled
 
 Limits = tuple[float, float] | None
+Paths = Sequence[np.ndarray]
 Row = tuple[str, np.ndarray, Names]  # label, images, titles
-FRACTION = "noise share of the target,  tr C / (tr C + |s|²)"
 
 
 def _pictures(images: Values, limits: Limits = None) -> np.ndarray:
@@ -161,58 +161,48 @@ def _indices(which: Values, n: int) -> np.ndarray:
 
 
 @styled
-def fraction_maps(
-    names: Names, t: Values, x: Values, y: Values, fraction: Values, points: Values, alpha: Values
-) -> Figure:
-    """Draw maps ``fraction (set, t, y, x)`` in [0, 1] (Figure 1), with ``points (set, n, 2)`` as dots, and
+def fraction_maps(names: Names, t: Values, x: Values, fraction: Values, points: Values, alpha: Values) -> Figure:
+    """Draw maps ``fraction (set, t, x, x)`` in [0, 1] (Figure 1), with ``points (set, n, 2)`` as dots, and
     ``alpha (t,)`` times the points, where the process moves them, as crosses."""
-    t, x, y, alpha = (array(v, 1, "axes") for v in (t, x, y, alpha))
-    fraction, points = array(fraction, 4, "maps"), array(points, 3, "sets of points")
-    shape = (len(names), len(t), len(y), len(x))
-    require(fraction.shape == shape, f"The maps must have shape {shape}; got {fraction.shape}.")
-    rows, columns = [f"{name}\n\nx₂" for name in names], [f"t = {v:g}" for v in t]
-    figure, axes = base.grid(rows, columns, (2.15, 2.15), (1.3, 0.7))
-    for (i, j), ax in np.ndenumerate(axes):
-        _fraction_map(ax, x, y, fraction[i, j], points[i], float(alpha[j]))
-    _fraction_legend(figure, axes, ["training points y", "moved points αy at t"])
-    return figure
+    columns, points = [f"t = {v:g}" for v in array(t, 1, "axes")], array(points, 3, "sets of points")
+    return _maps(names, columns, x, fraction, np.stack([points] * len(columns), 1), array(alpha, 1, "axes"))
 
 
 @styled
 def path_maps(names: Names, x: Values, fraction: Values, points: Values, alpha: float, rows: Curves) -> Figure:
-    """Draw paths ``(set, step, path, 2)`` in the plane, a row for each name, over maps ``fraction (set, y, x)`` as in
+    """Draw paths ``(set, step, path, 2)`` in the plane, a row for each name, over maps ``fraction (set, x, x)`` as in
     :func:`fraction_maps`; lines become wider towards the end, a small ring."""
-    x, fraction, points = array(x, 1, "axes"), array(fraction, 3, "maps"), array(points, 3, "sets of points")
-    require(fraction.shape == (len(names), len(x), len(x)), f"The maps have shape {fraction.shape}.")
-    each = [array(paths, 4, "paths") for paths in rows.values()]
-    figure, axes = base.grid([f"{name}\n\nx₂" for name in rows], names, (2.75, 2.75), (1.2, 0.8))
+    paths, count = [array(v, 4, "paths") for v in rows.values()], len(rows)
+    points = np.stack([array(points, 3, "sets of points")] * count)
+    return _maps(list(rows), names, x, [array(fraction)] * count, points, np.full(len(names), alpha), paths)
+
+
+def _maps(
+    rows: Names, columns: Names, x: Values, maps: Values, points: np.ndarray, alpha: np.ndarray, paths: Paths = ()
+) -> Figure:
+    """Draw ``maps (row, column, x, x)`` and the points of each, perhaps with ``paths (row, column, step, path, 2)``."""
+    x, maps, size = array(x, 1, "axes"), array(maps, 4, "maps"), 2.75 if paths else 2.15
+    shape = (len(rows), len(columns), len(x), len(x))
+    require(maps.shape == shape, f"The maps must have shape {shape}; got {maps.shape}.")
+    figure, axes = base.grid([f"{name}\n\nx₂" for name in rows], columns, (size, size), (1.3, 0.8))
+    ends = float(1.5 * x[0] - 0.5 * x[1]), float(1.5 * x[-1] - 0.5 * x[-2])
     for (i, j), ax in np.ndenumerate(axes):
-        for path in each[i][j].swapaxes(0, 1):
-            segments = list(np.stack([path[:-1], path[1:]], 1))
-            widths = np.linspace(0.35, 1.25, len(segments))
-            ax.add_collection(LineCollection(segments, colors="white", linewidths=widths, alpha=0.75))
-        _fraction_map(ax, x, x, fraction[j], points[j], alpha, 0.82)
-        ax.plot(*each[i][j, -1].T, "o", mfc="none", mec="black", ms=3.6, mew=0.9, ls="", zorder=4)
-    _fraction_legend(figure, axes, ["training points y", "moved points αy", "ends of paths"])
+        ax.imshow(maps[i, j], extent=ends * 2, origin="lower", vmin=0, vmax=1, alpha=0.82 if paths else 1)
+        ax.plot(*points[i, j].T, "o", color=DOT, mec="white", mew=0.8, ms=5, ls="", zorder=3)
+        ax.plot(*(alpha[j] * points[i, j]).T, "x", color="white", ms=4, mew=1.1, ls="")
+        if paths:
+            for path in paths[i][j].swapaxes(0, 1):
+                widths = np.linspace(0.35, 1.25, len(path) - 1)
+                segments = list(np.stack([path[:-1], path[1:]], 1))
+                ax.add_collection(LineCollection(segments, colors="white", linewidths=widths, alpha=0.75))
+            ax.plot(*paths[i][j, -1].T, "o", mfc="none", mec="black", ms=3.6, mew=0.9, ls="", zorder=4)
+        ax.set(xlim=ends, ylim=ends, xticks=(-2, 0, 2), yticks=(-2, 0, 2))
+        ax.grid(visible=False)
+    look: dict[str, Any] = {"shrink": 0.7, "aspect": 30, "ticks": (0, 0.25, 0.5, 0.75, 1)}
+    base.colour_bar(figure, axes[0, 0].images[0], axes, "noise share of the target,  tr C / (tr C + |s|²)", **look)
+    moved = ["moved points αy", "ends of paths"] if paths else ["moved points αy at t"]
+    base.legend_below(figure, axes[0, 0].lines, ["training points y", *moved])
     return figure
-
-
-def _fraction_map(
-    ax: Axes, x: np.ndarray, y: np.ndarray, fraction: np.ndarray, points: np.ndarray, alpha: float, opacity: float = 1.0
-) -> None:
-    dx, dy = (x[1] - x[0]) / 2, (y[1] - y[0]) / 2
-    extent = (x[0] - dx, x[-1] + dx, y[0] - dy, y[-1] + dy)
-    ax.imshow(fraction, extent=extent, origin="lower", vmin=0, vmax=1, alpha=opacity)
-    ax.plot(*points.T, "o", color=DOT, mec="white", mew=0.8, ms=5, ls="", zorder=3)
-    ax.plot(*(alpha * points).T, "x", color="white", ms=4, mew=1.1, ls="")
-    ax.set(xlim=extent[:2], ylim=extent[2:], xticks=(-2, 0, 2), yticks=(-2, 0, 2))
-    ax.grid(visible=False)
-
-
-def _fraction_legend(figure: Figure, axes: np.ndarray, labels: list[str]) -> None:
-    first = axes[0, 0]
-    base.colour_bar(figure, first.images[0], axes, FRACTION, shrink=0.7, aspect=30, ticks=(0, 0.25, 0.5, 0.75, 1))
-    base.legend_below(figure, first.lines, labels)
 
 
 @styled
@@ -289,38 +279,26 @@ def plane_laws(
 
 
 @styled
-def law_panels(laws: Curves, points: Values, gap: tuple[float, float], limit: float = 1.5, notes: Names = ()) -> Figure:
-    """Draw histograms of samples in one dimension side by side, on one logarithmic axis, as shares of all samples;
-    ``gap`` and its mirror image are shaded, and training ``points`` marked below."""
+def law_panels(
+    laws: Curves, columns: Names, edges: Values, points: Curves, gap: Limits = None, notes: Notes = ()
+) -> Figure:
+    """Draw shares of samples in bins along the line, ``laws[row] (column, bin)``, on one logarithmic axis. Training
+    ``points[row]`` are marked below; ``gap`` and its mirror image are shaded."""
     require(len(laws) > 0, "There is no law to draw.")
-    edges, samples = np.linspace(-limit, limit, 121), [array(x).ravel() for x in laws.values()]
-    floor = 0.5 / min(x.size for x in samples)
-    figure, axes = base.grid(["share of samples in a bin"], list(laws), (2.65, 3.5), (0.6, 0), "x")
-    for ax, x, note in zip(axes[0], samples, notes or [""] * len(samples), strict=True):
-        for low, high in (gap, (-gap[1], -gap[0])):
-            ax.axvspan(low, high, color=lines()[4], alpha=0.16, lw=0)
-        _law(ax, np.histogram(x, edges)[0] / x.size, edges, points, lines()[0], floor)
-        ax.text(0.5, 0.965, note, transform=ax.transAxes, ha="center", va="top", size=9.5)
-    return figure
-
-
-@styled
-def final_laws(sets: Curves, kappas: Sequence[float], edges: Values, points: Curves) -> Figure:
-    """Draw the final laws of several sets (rows) at several κ (columns); ``sets[name] (κ, bin)`` are shares."""
-    edges, shares = array(edges, 1, "edges"), [array(s, 2, "laws") for s in sets.values()]
+    edges, shares = array(edges, 1, "edges"), [array(law, 2, "laws") for law in laws.values()]
     floor = 0.75 * min(float(v[v > 0].min()) for v in shares)
-    rows, columns = [f"{name}\n\nshare in a bin" for name in sets], [f"κ = {kappa:g}" for kappa in kappas]
-    figure, axes = base.grid(rows, columns, (2.5, 2.2), (0.8, 0.6), "x")
+    rows = [f"{name}\n\nshare in a bin".lstrip() for name in laws]
+    figure, axes = base.grid(rows, columns, (2.6, 2.4), (0.8, 0.6), "x")
     for (i, j), ax in np.ndenumerate(axes):
-        _law(ax, shares[i][j], edges, points[list(sets)[i]], lines()[j % len(lines())], floor)
+        for low, high in (gap, (-gap[1], -gap[0])) if gap else ():
+            ax.axvspan(low, high, color=lines()[4], alpha=0.16, lw=0)
+        look = {"baseline": floor / 10, "color": lines()[j % len(lines())], "alpha": 0.88, "lw": 0}
+        ax.stairs(shares[i][j], edges, fill=True, **look)
+        place = array(points[list(laws)[i]], 1, "points")
+        ax.plot(place, np.full(place.shape, floor), "o", color=DOT, mec="white", mew=0.7, ms=5, ls="")
+        ax.set(yscale="log", ylim=(0.6 * floor, 1), xlim=(edges[0], edges[-1]), xticks=(-1, 0, 1))
+        ax.minorticks_off()
+        ax.grid(visible=False, axis="x")
+        if notes:
+            ax.text(0.5, 0.965, notes[i][j], transform=ax.transAxes, ha="center", va="top", size=9.5)
     return figure
-
-
-def _law(ax: Axes, share: np.ndarray, edges: np.ndarray, points: Values, colour: str, floor: float) -> None:
-    """Draw shares as bars on a logarithmic axis, with the training points at the height ``floor``."""
-    ax.stairs(share, edges, fill=True, baseline=floor / 10, color=colour, alpha=0.88, lw=0)
-    place = array(points, 1, "points")
-    ax.plot(place, np.full(place.shape, floor), "o", color=DOT, mec="white", mew=0.7, ms=5, ls="")
-    ax.set(yscale="log", ylim=(0.6 * floor, 1), xlim=(edges[0], edges[-1]), xticks=(-1, 0, 1))
-    ax.minorticks_off()
-    ax.grid(visible=False, axis="x")

@@ -72,7 +72,7 @@ def figure1(run: Run) -> Exhibit:
     spot, near = (float(_fraction(scores[0], x, TIMES[0]).mean()) for x in (centre, beside))
     values: Values = {"mean": mean, "widest": TIMES[int(mean.argmax())], "spot": spot, "beside": near}
     page = Page(run, "figure1", found | {"small_t": SMALL}, pixel=pixel, gaps=gaps, **values)
-    page.picture("figure1", plots.fraction_maps, SETS, TIMES, axis, axis, fraction, points, alpha)
+    page.picture("figure1", plots.fraction_maps, SETS, TIMES, axis, fraction, points, alpha)
     return page.exhibit(0.5)
 
 
@@ -169,7 +169,10 @@ def memorise(run: Run) -> Exhibit:
     values |= {"shown": masses[SHOWN], "shown_eps": EPSILONS[SHOWN], "samples": samples}
     page = Page(run, "memorise", found, **values)
     notes = [f"in the gaps: {number(share.value, 2)}" for share in shares]
-    page.picture("memorise", plots.law_panels, samples, data[:][:, 0], GAP, notes=notes)
+    edges = torch.linspace(-1.5, 1.5, 121, dtype=torch.float64)
+    law = torch.stack([torch.histogram(x, edges).hist / len(x) for x in samples.values()])
+    drawn = {"": law}, list(samples), edges, {"": data[:][:, 0]}, GAP, [notes]
+    page.picture("memorise", plots.law_panels, *drawn)
     return page.exhibit(0.1)
 
 
@@ -244,7 +247,7 @@ def laws(run: Run) -> Exhibit:
     points = {name: toy(key)[:][:, 0] for name, key in LINES.items()}
     lines = {f"κ = {k:g}": c for k, c in zip(COARSE_KAPPAS, coarse, strict=True)}
     by_set, gap_by_set = (dict(zip(LINES, v, strict=True)) for v in (law, gap))
-    page.picture("laws", plots.final_laws, by_set, KAPPAS, edges, points, key="laws")
+    page.picture("laws", plots.law_panels, by_set, [f"κ = {kappa:g}" for kappa in KAPPAS], edges, points, key="laws")
     page.picture("laws_curves", plots.gap_curves, KAPPAS, gap_by_set, s.steps, lines, distance, floor, key="curves")
     return page.exhibit(0.1)
 
