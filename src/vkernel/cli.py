@@ -328,9 +328,10 @@ def main() -> NoReturn:
     except Exception as error:
         if not hasattr(error, "format_message"):  # ClickException of click, or of the copy that newer typers contain
             raise
-        if len(sys.argv) == 1:  # the help was shown
+        if not error.format_message():  # the help was shown
             sys.exit(2)
-        _fail(f"{error.format_message()} See 'vkernel --help'.")
+        command = [part for part in sys.argv[1:2] if part in ("profile", "audit", "reproduce", "explore", "study")]
+        _fail(f"{error.format_message()} See '{' '.join(['vkernel', *command, '--help'])}'.")
     if code == 130:  # typer returns this after an interrupt instead of raising
         _fail("stopped.", 130)
     sys.exit(code if isinstance(code, int) else 0)  # the code of a command that left early

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from draws import gen, normal
-from geometries import STAGES
+from geometries import STAGES, near, training_set
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import PROCESSES, answer, answers, levels, stack, time_between
@@ -21,31 +21,6 @@ from vkernel.posterior.weights import trimmed
 MARGIN = 16.0
 
 DIMS = [1, 2, 3, 31, 32, 33, 40, 70]  # both sides of the engine's narrow limit
-
-
-def training_set(n: int, d: int, seed: int, weighted: bool = False, zeros: bool = False, twins: bool = False):
-    """Points about the origin; some repeated; weights over four decades, some zero."""
-    points = normal(n, d, seed=seed) / math.sqrt(d)
-    if twins and n > 2:
-        points[n // 2] = points[0]
-    if not weighted:
-        return points, None
-    weights = 10 ** (4 * torch.rand(n, generator=gen(seed + 1), dtype=torch.float64) - 4)
-    if zeros and n > 2:
-        weights[1 : n // 3] = 0.0
-    return points, weights
-
-
-def near(points: Tensor, t: float, name: str, count: int, seed: int) -> Tensor:
-    """Queries as training makes them, one on the way between two points, one from nowhere."""
-    alpha, S = levels(name, t)
-    pick = torch.randint(0, len(points), (count,), generator=gen(seed))
-    x = alpha * points[pick] + math.sqrt(S) * normal(count, points.shape[1], seed=seed + 1)
-    if count > 1:
-        x[0] = alpha * (points[0] + points[-1]) / 2
-    if count > 2:
-        x[1] = normal(points.shape[1], seed=seed + 2)
-    return x
 
 
 # --- against the reference, on small sets ---------------------------------------------------------------------------

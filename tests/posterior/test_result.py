@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from draws import gen, normal
-from geometries import clusters
+from draws import normal
+from geometries import clusters, near, training_set
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from reference import answer, answers, levels, stack
@@ -17,30 +17,6 @@ from torch import Tensor
 
 import vkernel as vk
 from vkernel.core.errors import InputError
-
-
-def training_set(n: int, d: int, seed: int, weighted: bool = False, zeros: bool = False):
-    """Points about the origin; weights over four decades, some zero."""
-    points = normal(n, d, seed=seed) / math.sqrt(d)
-    if not weighted:
-        return points, None
-    weights = 10 ** (4 * torch.rand(n, generator=gen(seed + 1), dtype=torch.float64) - 4)
-    if zeros and n > 2:
-        weights[1 : n // 3] = 0.0
-    return points, weights
-
-
-def near(points: Tensor, t: float, name: str, count: int, seed: int) -> Tensor:
-    """Queries as training makes them, one on the way between two points, one from nowhere."""
-    alpha, S = levels(name, t)
-    pick = torch.randint(0, len(points), (count,), generator=gen(seed))
-    x = alpha * points[pick] + math.sqrt(S) * normal(count, points.shape[1], seed=seed + 1)
-    if count > 1:
-        x[0] = alpha * (points[0] + points[-1]) / 2
-    if count > 2:
-        x[1] = normal(points.shape[1], seed=seed + 2)
-    return x
-
 
 # --- draws -----------------------------------------------------------------------------------------------------------
 

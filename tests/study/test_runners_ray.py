@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import studies
 
 from vkernel import InputError, study
 from vkernel.study.store import Store
@@ -20,16 +21,7 @@ from vkernel.study.store import Store
 ray = pytest.importorskip("ray", reason="the runner 'ray' is tested where Ray is: pip install 'vkernel[ray]'")
 psutil = pytest.importorskip("psutil", reason="a worker is found, to be killed, with psutil")
 
-SMALL: dict[str, Any] = {
-    "title": "small",
-    "members": 5,
-    "block": 2,
-    "data": {"name": "pair"},
-    "model": {"per_axis": 4},
-    "training": {"draws": 64},
-    "sampler": {"samples": 16, "steps": 8},
-    "grid": {"objective.K": [1, float("inf")]},
-}
+SMALL = studies.SMALL | {"grid": {"objective.K": [1, float("inf")]}}
 # 12 blocks of about a second; a block's results are larger than what Ray keeps in the driver (100 kB), so that they
 # are lost with their node, and Ray must make them again
 LONG: dict[str, Any] = SMALL | {

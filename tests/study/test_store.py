@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import studies
 import xarray as xr
 import zarr.storage._local as local
 
@@ -27,16 +28,9 @@ from vkernel.study import store as stores
 from vkernel.study.spec import read
 from vkernel.study.store import Store
 
-SMALL: dict[str, Any] = {
-    "title": "small",
+SMALL: dict[str, Any] = studies.SMALL | {
     "question": "does it last?",
-    "members": 5,
-    "block": 2,
     "seed": 3,
-    "data": {"name": "pair"},
-    "model": {"per_axis": 4},
-    "training": {"draws": 64},
-    "sampler": {"samples": 16, "steps": 8},
     "measure": {"gap": [0.25, 0.75], "times": [0.1, 0.5], "places": 3, "bins": 12},
     "grid": {
         "objective.K": {"values": [1, float("inf")], "labels": ["J1", "J0"], "name": "objective"},

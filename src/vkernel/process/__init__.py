@@ -67,7 +67,8 @@ def parse(text: str) -> Process:
         try:
             given[key] = int(value) if key == "steps" else float(value)
         except ValueError:
-            raise InputError(f"{option!r} does not give {key} a number; write for example {name}:{key}=1.") from None
+            example = f"{name}:{key}={100 if key == 'steps' else 0.001}"
+            raise InputError(f"{option!r} does not give {key} a number; write for example {example}.") from None
     return DDPM.linear(**given) if cls is DDPM else cls(**given)
 
 

@@ -295,7 +295,8 @@ def _toml(source: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
-        raise InputError(f"The study {path} cannot be read: {error.strerror or error}.") from None
+        names = "'vkernel study list' shows those that ship with the package"
+        raise InputError(f"The study {path} cannot be read: {error.strerror or error}; {names}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not TOML: {error}.") from None
 
