@@ -132,11 +132,11 @@ class Checkpoints(Scores):
         return next((m.shape for m in self.members if m.shape is not None), None)
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]
         return self._home().device
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
         return self._home().dtype
 
     def at(self, t: Time) -> Tensor:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from vkernel.adapters import weights as files
 from vkernel.core.errors import InputError, require
-from vkernel.process import DDPM, Process
+from vkernel.process import DDPM
 from vkernel.score.base import Score, Time, check_score, wide_time
 from vkernel.score.conversions import convert
 
@@ -162,17 +162,11 @@ def as_unet(score: Score, scheduler: object, *, shape: tuple[int, ...] | None = 
     shape = tuple(shape or score.shape or ())
     require(len(shape) == 3, f"A pipeline makes images (C, H, W); give shape=, this score's is {shape or 'unknown'}.")
     schedule = process_of(scheduler)
-    (first, last), (low, high) = _reach(schedule), _reach(process)
+    (first, last), (low, high) = schedule.ratios, process.ratios
     reach = f"sigma/alpha from {first:.3g} to {last:.3g}, and {process!r} only {low:.3g} to {high:.3g}"
     hint = "construct the process with a smaller eps or a larger T, or use DDPM with the scheduler's betas"
     require(low <= 1.05 * first and 1.05 * high >= last, f"The scheduler's indices span {reach}; {hint}.")
     return ScoreUNet(score, schedule, prediction_of(scheduler), shape)
-
-
-def _reach(process: Process) -> list[float]:
-    """sigma/alpha at eps and at T."""
-    ends = torch.tensor([process.eps, process.T], dtype=torch.float64)
-    return (process.sigma(ends) / process.alpha(ends)).tolist()
 
 
 class ScoreUNet(nn.Module):
@@ -202,7 +196,7 @@ class ScoreUNet(nn.Module):
         u = t
         if self.process != self.schedule:
             alpha = self.schedule.alpha(t)
-            u = self.process.time((self.schedule.sigma(t) / alpha).clamp(*_reach(self.process)))
+            u = self.process.time((self.schedule.sigma(t) / alpha).clamp(*self.process.ratios))
             ratio = self.process.alpha(u) / alpha
             y = x * ratio.reshape(ratio.shape + (1,) * (x.ndim - ratio.ndim))
         out = convert(self.score.denoise(y, u), "x0", self.predicts, x, t, self.schedule).to(sample.dtype)

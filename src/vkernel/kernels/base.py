@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,12 +25,13 @@ from vkernel.core.errors import InputError, require
 from vkernel.core.rng import Generator
 from vkernel.process import Anisotropic, Process
 from vkernel.sample.scores import Groups, Scores
-from vkernel.sample.sde import Field, VKernel
+from vkernel.sample.sde import Field, Learned, VKernel
 from vkernel.score.base import Score, Time, wide_time
 from vkernel.score.empirical import EmpiricalScore
 
 ENOUGH = 20  # units below which the relative error sqrt(2 / (units - 1)) is too large for a prediction
 JITTER = 1e-10  # of the largest variance so far, added to the diagonal of a conditioned field's covariance
+Pairwise = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of x, t, x2 and t2
 
 
 class ValidityWarning(UserWarning):
@@ -63,7 +65,8 @@ class Kernel(VKernel):
     def models(self, members: int, generator: Generator = None) -> Scores:
         """Draw models of this kernel, each the mean score plus an independent field."""
         keys = rng.keys((check_whole(members, "members"),), rng.as_generator(generator)).tolist()
-        return Drawn([_Model(self.mean, self.draw(1, key)) for key in keys], self.device)
+        fields = [self.draw(1, key) for key in keys]
+        return Drawn([Learned(self.mean, partial(_alone, field)) for field in fields], self.device)
 
     def __repr__(self) -> str:
         valid = "valid" if self.valid else "not valid"
@@ -142,9 +145,7 @@ class FiniteRank(Kernel):
     ``basis(x, t)`` takes ``x (*batch, d)`` and returns ``(F, *batch, d)``; ``weights`` is the covariance ``(F, F)``.
     """
 
-    def __init__(
-        self, basis: Callable[[Tensor, Time], Tensor], weights: Tensor, process: Process, mean: Score | None = None
-    ) -> None:
+    def __init__(self, basis: Field, weights: Tensor, process: Process, mean: Score | None = None) -> None:
         w = torch.as_tensor(weights, dtype=torch.float64)
         require(w.ndim == 2 and w.shape[0] == w.shape[1], f"weights must be (F, F); got {tuple(w.shape)}.")
         require(bool(w.isfinite().all()) and torch.allclose(w, w.mT), "weights must be finite and symmetric.")
@@ -180,9 +181,7 @@ class Function(Kernel):
     either ``(*batch,)``, a scalar kernel times the identity, or ``(*batch, d, d)``.
     """
 
-    def __init__(
-        self, function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], process: Process, mean: Score | None = None
-    ) -> None:
+    def __init__(self, function: Pairwise, process: Process, mean: Score | None = None) -> None:
         self.function, self.process, self._mean = function, process, mean
 
     def cov(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
@@ -266,12 +265,8 @@ class Drawn(Checkpoints):
         self.process, self.groups, self.device = members[0].process, Groups.of(None, len(members)), device
 
 
-class _Model(Score):
-    def __init__(self, mean: Score, field: Field) -> None:
-        self.base, self.field, self.process, self.shape = mean, field, mean.process, mean.shape
-
-    def __call__(self, x: Tensor, t: Time) -> Tensor:
-        return self.base(x, t) + self.field(x[None], t)[0]
+def _alone(field: Field, x: Tensor, t: Time) -> Tensor:
+    return field(x[None], t)[0]
 
 
 def times_of(t: Time, x: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from vkernel.core.rng import Generator
 
 Time = float | Tensor
 Device = torch.device | str | None
+Dtype = torch.dtype | None
 
 
 def formula(f: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Time], Tensor]:
@@ -145,9 +146,8 @@ class Process(ABC):
 
     def _check_range(self, name: str, v: Tensor, inside: Tensor, ends: tuple[float, float], what: str) -> None:
         if not inside.all():
-            outside = (
-                f"{name} = {v.detach()[~inside][0].item():g} is outside [{ends[0]:g}, {ends[1]:g}], {what} of {self!r}"
-            )
+            value, (low, high) = v.detach()[~inside][0].item(), ends
+            outside = f"{name} = {value:g} is outside [{low:g}, {high:g}], {what} of {self!r}"
             raise InputError(f"{outside}; choose {name} inside it, or construct the process with another eps or T.")
 
     def times(self, steps: int, spacing: str | None = None) -> Tensor:
@@ -175,12 +175,7 @@ class Process(ABC):
         return (alpha.to(noise) * x0.to(noise) + sigma.to(noise) * self.unwhiten(noise)).to(dtype)
 
     def prior(
-        self,
-        shape: Sequence[int],
-        *,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-        generator: Generator = None,
+        self, shape: Sequence[int], *, device: Device = None, dtype: Dtype = None, generator: Generator = None
     ) -> Tensor:
         """Draw from N(0, S_T), of the given shape ``(*batch, *shape)``."""
         dtype = torch.get_default_dtype() if dtype is None else real_dtype(dtype)

@@ -197,10 +197,8 @@ class Problem:
         """Take all steps; return the sample, or a :class:`Solution` if anything is to be saved."""
         return self.solution(self.follow(walk(self.x_T, self.levels, step, self.progress)))
 
-    def solution(
-        self, states: list[Tensor], error: Tensor | None = None, logp: Tensor | None = None
-    ) -> Tensor | Solution:
-        """Return the last of the whitened states, or what is to be saved."""
+    def solution(self, states: list[Tensor], *more: Tensor | None) -> Tensor | Solution:
+        """Return the last of the whitened states, or what is to be saved, of which ``more`` are error and logp."""
         x = self.out(states[-1])
         path = torch.stack([self.out(p) for p in states]) if "path" in self.save else None
-        return Solution(x, self.times, path, error, logp) if self.save else x
+        return Solution(x, self.times, path, *more) if self.save else x

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Unpack
 
 import torch
@@ -41,6 +40,7 @@ from vkernel.score.base import Score, signs
 from vkernel.score.empirical import EmpiricalScore
 
 Trace = Callable[[Tensor, float], Tensor]  # the integrand of the log-likelihood, of whitened x and t
+Flow = tuple[list[Tensor], Tensor | None]  # the states, and the integral of the trace
 
 
 @takes(Problem)
@@ -114,12 +114,8 @@ def exponential(problem: Problem, order: int) -> Step:
     return step
 
 
-STEPS: dict[str, Callable[[Problem], Step]] = {
-    "euler": partial(direct, order=1),
-    "heun": partial(direct, order=2),
-    "exponential": partial(exponential, order=1),
-    "multistep": partial(exponential, order=2),
-}
+# with the order
+STEPS = {"euler": (direct, 1), "heun": (direct, 2), "exponential": (exponential, 1), "multistep": (exponential, 2)}
 
 
 def _refined(steps: int | Tensor) -> int | Tensor:
@@ -137,13 +133,12 @@ def _trace(problem: Problem, probes: int) -> Trace:
     return lambda x, t: problem.score.noise_trace(problem.process.unwhiten(x), t, along)
 
 
-def _flow(
-    problem: Problem, method: str, tolerance: float, trace: Trace | None = None
-) -> tuple[list[Tensor], Tensor | None]:
+def _flow(problem: Problem, method: str, tolerance: float, trace: Trace | None = None) -> Flow:
     """Return the states in whitened coordinates and, with ``trace``, its integral over log(sigma/alpha)."""
     if method == "dopri5":
         return _adaptive(problem, tolerance, trace)
-    states, traces = walk(problem.x_T, problem.levels, STEPS[method](problem), problem.progress), list[Tensor]()
+    (make, order), traces = STEPS[method], list[Tensor]()
+    states = walk(problem.x_T, problem.levels, make(problem, order), problem.progress)
     if trace is None:
         return problem.follow(states), None
 
@@ -157,7 +152,7 @@ def _flow(
     return kept, -torch.trapezoid(torch.stack(traces), ratios, dim=0)
 
 
-def _adaptive(problem: Problem, tolerance: float, trace: Trace | None) -> tuple[list[Tensor], Tensor | None]:
+def _adaptive(problem: Problem, tolerance: float, trace: Trace | None) -> Flow:
     """Integrate by Dormand and Prince's method through torchdiffeq, in log(sigma/alpha)."""
     from torchdiffeq import odeint
 

@@ -40,6 +40,8 @@ from vkernel.sample.loop import Level, Problem, walk
 from vkernel.sample.sde import VKernel, check_kernel, covariance
 from vkernel.score.base import Score, check_score
 
+Mean = Score | None
+Times = Tensor | None
 Grid = int | Tensor  # a number of steps on the process's own grid, or descending times
 Noise = Callable[[int, Tensor, Level, float], Tensor]
 DENSE, ALONG = 64, 2048  # largest d, and largest steps × d of a quenched V, for which matrices are formed
@@ -57,13 +59,13 @@ class _Chain(NamedTuple):
     room: Tensor  # |R| up to which it is rounding, (steps, *batch)
 
 
-def residual(path: Tensor, mean: Score, times: Tensor | None = None) -> Tensor:
+def residual(path: Tensor, mean: Score, times: Times = None) -> Tensor:
     """Return R at the pre-step points, ``(steps, *batch, d)``: zero on the PF-ODE."""
     return _chain(path, mean, None, times).R.to(path.dtype)
 
 
 def cumulants(
-    path: Tensor, response: Tensor, V: VKernel, mean: Score | None = None, times: Tensor | None = None
+    path: Tensor, response: Tensor, V: VKernel, mean: Mean = None, times: Times = None
 ) -> tuple[Tensor, Tensor]:
     r"""Return M_1 and M_2, ``(*batch,)``, of a path and its ``response`` field p, ``(steps, *batch, d)``.
 
@@ -78,7 +80,7 @@ def cumulants(
     return (c.dt * p * c.R).sum((0, -1)).to(path.dtype), second.to(path.dtype)
 
 
-def action(path: Tensor, V: VKernel, mean: Score | None = None, times: Tensor | None = None) -> Tensor:
+def action(path: Tensor, V: VKernel, mean: Mean = None, times: Times = None) -> Tensor:
     r"""Return the quadratic (Freidlin–Wentzell) action :math:`\tfrac12 R^T V^+ R` of each path, ``(*batch,)``.
 
     White: :math:`\sum_k \tfrac12 \Delta_k R_k^T (D\,\mathrm{Cov}\,D)^+ R_k`. Quenched, with factors: the least
@@ -87,7 +89,7 @@ def action(path: Tensor, V: VKernel, mean: Score | None = None, times: Tensor | 
     return _weigh(_chain(path, mean, V, times), V)[0].to(path.dtype)
 
 
-def log_prob(path: Tensor, V: VKernel, mean: Score | None = None, times: Tensor | None = None) -> Tensor:
+def log_prob(path: Tensor, V: VKernel, mean: Mean = None, times: Times = None) -> Tensor:
     r"""Return the log-density of each path given its first point, in :math:`x_1 \dots x_N`; ``(*batch,)``.
 
     :math:`-\tfrac12 R^T V^+ R - \tfrac12 \log\det(2\pi V) - d \sum_k \log \Delta_k`, V on the path; -inf, and a
@@ -100,7 +102,7 @@ def log_prob(path: Tensor, V: VKernel, mean: Score | None = None, times: Tensor 
 def zero_action(score: Score, x_T: Tensor, steps: Grid, spacing: str | None = "log") -> Tensor:
     """Return the PF-ODE path of ``score`` by Euler's method, ``(steps + 1, *batch, d)``: its quadratic action is 0."""
     problem = _problem(check_score(score, "A path"), x_T, steps, spacing)
-    return _walk(problem, _start(problem), lambda k, x, here, dt: 0 * x).to(problem.dtype)
+    return _walk(problem, problem.x_T.detach().double(), lambda k, x, here, dt: 0 * x).to(problem.dtype)
 
 
 def probability(event: Callable[[Tensor], Tensor], paths: Tensor) -> Estimate:
@@ -116,13 +118,7 @@ def probability(event: Callable[[Tensor], Tensor], paths: Tensor) -> Estimate:
 
 
 def most_probable(
-    V: VKernel,
-    x_T: Tensor,
-    *,
-    steps: Grid,
-    mean: Score | None = None,
-    x_end: Tensor | None = None,
-    spacing: str | None = "log",
+    V: VKernel, x_T: Tensor, *, steps: Grid, mean: Mean = None, x_end: Tensor | None = None, spacing: str | None = "log"
 ) -> Tensor:
     r"""The mode of the chain from ``x_T`` (to ``x_end``, if given), ``(steps + 1, *batch, d)``; small d and few steps.
 
@@ -132,7 +128,7 @@ def most_probable(
     :math:`\tfrac12|w|^2` that ends there, by Newton's iteration from weights to the end (for a V with factors).
     """
     problem = _problem(check_kernel(V, mean), x_T, steps, spacing)
-    start, dt = _start(problem), -problem.times.diff()
+    start, dt = problem.x_T.detach().double(), -problem.times.diff()
     d = start.shape[-1]
     require(d <= DENSE, f"most_probable forms matrices: it needs d ≤ {DENSE}; here d = {d}.")
     good = x_end is None or (x_end.shape == start.shape and bool(x_end.isfinite().all()))
@@ -308,10 +304,6 @@ def _problem(score: Score, x_T: Tensor, steps: Grid, spacing: str | None) -> Pro
     return Problem(score, x_T, steps=steps, spacing=spacing)
 
 
-def _start(problem: Problem) -> Tensor:
-    return problem.x_T.detach().double()
-
-
 def _walk(problem: Problem, x: Tensor, noise: Noise) -> Tensor:
     """Return the chain from ``x``; ``noise(k, x, here, dt)`` is added to the drift of step k."""
     count = itertools.count()
@@ -324,7 +316,7 @@ def _walk(problem: Problem, x: Tensor, noise: Noise) -> Tensor:
     return torch.stack([x for _, x in walk(x, problem.levels, step)])
 
 
-def _chain(path: Tensor, mean: Score | None, V: VKernel | None, times: Tensor | None) -> _Chain:
+def _chain(path: Tensor, mean: Mean, V: VKernel | None, times: Times) -> _Chain:
     """Return a checked path and its residual."""
     score = check_score(mean, "A path") if V is None else check_kernel(V, mean)
     good = isinstance(path, Tensor) and path.ndim >= 2 and path.shape[0] >= 2 and path.is_floating_point()

@@ -59,6 +59,8 @@ class Scores(ABC):
     process: Process
     shape: tuple[int, ...] | None
     groups: Groups
+    device: torch.device  # on which samples start
+    dtype: torch.dtype
     diverged: Sequence[int] = ()
 
     @abstractmethod
@@ -80,16 +82,6 @@ class Scores(ABC):
     @abstractmethod
     def paired(self, x: Tensor, t: Time) -> Tensor:
         """Return each member's score at its own points: ``x (M, *batch, *shape)``, t a scalar or one per point."""
-
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """The device on which samples start."""
-
-    @property
-    @abstractmethod
-    def dtype(self) -> torch.dtype:
-        """The floating-point type in which samples start."""
 
     def __getitem__(self, m: int | slice) -> Score | Self:
         if isinstance(m, slice):

@@ -32,6 +32,7 @@ from vkernel.posterior import Choice, Engine, Points, Posterior, PosteriorCovari
 from vkernel.process import Anisotropic, Process
 from vkernel.score.base import Score, Time, differentiated, wide_time
 
+Data = Empirical | Tensor
 NODES = 1 << 31  # pairs (node, point) that a quadrature in one dimension may take
 
 
@@ -50,9 +51,7 @@ class EmpiricalScore(Score):
 
     shape: tuple[int, ...]
 
-    def __init__(
-        self, data: Empirical | Tensor, process: Process, memory: int | None = None, method: Choice = "auto"
-    ) -> None:
+    def __init__(self, data: Data, process: Process, memory: int | None = None, method: Choice = "auto") -> None:
         good = isinstance(process, Process)
         require(good, f"EmpiricalScore needs a forward process such as vk.VP(), not {process!r}.")
         self.data = data if isinstance(data, Empirical) else Empirical(data)
@@ -298,10 +297,8 @@ class _Derivative(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, t: Tensor, score: EmpiricalScore, *vs: Tensor) -> tuple[Tensor, int]:
         """The mapped axis becomes one more batch axis in front, of x, of the vectors and of t."""
-        x, *mapped = (
-            a.unsqueeze(0).expand(info.batch_size, *a.shape) if dim is None else a.movedim(dim, 0)
-            for a, dim in zip((x, *vs), (in_dims[0], *in_dims[3:]), strict=True)
-        )
+        pairs = zip((x, *vs), (in_dims[0], *in_dims[3:]), strict=True)
+        x, *mapped = (a.expand(info.batch_size, *a.shape) if k is None else a.movedim(k, 0) for a, k in pairs)
         if in_dims[1] is not None:
             t = t.movedim(in_dims[1], 0)
             t = t.reshape(t.shape[:1] + (1,) * (x.ndim - len(score.shape) - t.ndim) + t.shape[1:])

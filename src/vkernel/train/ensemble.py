@@ -90,8 +90,6 @@ class Ensemble(Scores):
     """M trained members of one model; ``state`` holds their weights, ``info`` records how they were trained."""
 
     shape: tuple[int, ...]
-    dtype = torch.float64
-    device = torch.device("cpu")
 
     def __init__(
         self, model: Model, state: State, process: Process, shape: tuple[int, ...], info: dict[str, Any] | None = None
