@@ -14,9 +14,9 @@ from reference import PROCESSES, answer, answers, levels, stack, time_between
 from torch import Tensor
 
 import vkernel as vk
-from vkernel.posterior import Engine, Queries, SparseWeights
+from vkernel.posterior import Engine, Queries
 from vkernel.posterior.dense import TRIM, Block
-from vkernel.posterior.weights import trimmed
+from vkernel.posterior.weights import SparseWeights, trimmed
 
 MARGIN = 16.0
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import vkernel as vk
 from vkernel.core import rng
-from vkernel.posterior import Ranks, Sharded
+from vkernel.posterior.sharded import Ranks, Sharded
 
 METHODS = ("dense", "chunks", "pruned", "sharded", "gpu")
 DRAWS, TOP = 200, 5

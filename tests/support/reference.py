@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import vkernel as vk
-from vkernel.posterior import SparseWeights
+from vkernel.posterior.weights import SparseWeights
 
 # --- processes: alpha and S from the table of theory §1 ------------------------------------------------------------
 

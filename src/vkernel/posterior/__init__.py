@@ -7,21 +7,7 @@ the data over many processes, and ``result`` is what a user sees.
 
 from vkernel.posterior.engine import Choice, Engine
 from vkernel.posterior.result import Posterior, PosteriorCovariance
-from vkernel.posterior.sharded import Ranks, Sharded, shard
-from vkernel.posterior.weights import DenseWeights, Moments, Points, Queries, SparseWeights, merge
+from vkernel.posterior.sharded import Sharded, shard
+from vkernel.posterior.weights import Moments, Points, Queries
 
-__all__ = [
-    "Choice",
-    "DenseWeights",
-    "Engine",
-    "Moments",
-    "Points",
-    "Posterior",
-    "PosteriorCovariance",
-    "Queries",
-    "Ranks",
-    "Sharded",
-    "SparseWeights",
-    "merge",
-    "shard",
-]
+__all__ = ["Choice", "Engine", "Moments", "Points", "Posterior", "PosteriorCovariance", "Queries", "Sharded", "shard"]

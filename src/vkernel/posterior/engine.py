@@ -1,12 +1,9 @@
 """The exact engine: it chooses, for each batch of queries, the method by which posterior weights are computed.
 
-* ``dense``, the reference path (:mod:`~vkernel.posterior.dense`), serves every query on any device;
-* ``pruned`` (:mod:`~vkernel.posterior.pruned`) skips most points at low noise on a CPU, once there have been enough
-  queries for which few points held all the weight;
-* ``gpu`` (:mod:`~vkernel.posterior.gpu`) screens the points by fp16 products, where a GPU has room for them.
-
-A method yields the weights of the queries that it can serve and returns the numbers of the others, which the reference
-path serves. Weights over parts of the data have moments, and these merge.
+``dense``, the reference path, serves every query on any device. ``pruned`` skips most points at low noise on a CPU,
+once there have been enough queries for which few points held all the weight. ``gpu`` screens the points by fp16
+products, where a GPU has room for them. These two yield the weights of the queries that they can serve and return the
+numbers of the others, which the reference path serves.
 """
 
 from __future__ import annotations
@@ -24,13 +21,13 @@ from vkernel.core.errors import require
 from vkernel.posterior.dense import Dense
 from vkernel.posterior.gpu import GPUPath, trusted_path
 from vkernel.posterior.pruned import Pruned
-from vkernel.posterior.weights import CentredPoints, Moments, Points, Queries, Weights, reduce
+from vkernel.posterior.weights import CentredPoints, Moments, Points, Queries, Want, Weights, reduce
 
 Choice = Literal["auto", "dense", "pruned", "gpu"]
 
 
 class Alone:
-    """One process that holds all the data and has nobody to merge with; ``sharded.Ranks`` are many of them."""
+    """One process holds all the data and merges with no other; ``sharded.Ranks`` are many processes."""
 
     sharing = 1  # processes that share the device's memory
 
@@ -38,29 +35,28 @@ class Alone:
         """Refuse tensors that differ between processes."""
 
     def common(self, a: Tensor) -> Tensor:
-        """The first process's ``a``, for all."""
+        """Return the first process's ``a``."""
         return a
 
     def before(self, share: Callable[[], Tensor]) -> Tensor | float:
-        """The sum of the shares of the processes before this one."""
+        """Return the sum of the shares of the processes before this one."""
         return 0.0
 
     def fold(self, table: Tensor, join: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """The tables of all processes, joined in their order; one row for each query."""
+        """Join the tables of all processes, one row for each query, in their order."""
         return table
 
     def merge(self, moments: Moments) -> Moments:
-        """The moments of all processes, merged in their order."""
+        """Merge the moments of all processes in their order."""
         return moments
 
 
 class Engine:
-    """Posterior weights over ``data`` within ``memory`` bytes (default: a quarter of what is free, of a GPU three).
+    """Compute posterior weights over ``data`` within ``memory`` bytes (default: 1/4 of what is free, of a GPU 3/4).
 
-    ``data`` is what this process holds: all of it, or the part of ``whole`` that begins at its point ``first``, and
-    then ``ranks`` are the processes that hold the rest. ``weights`` are over this part; ``moments`` and ``nearest``
-    are of the whole set. ``method`` is ``"auto"``, or the name of the one method to use beside the reference path:
-    ``"dense"`` (none), ``"pruned"`` (prepared at once) or ``"gpu"`` (untested on the data).
+    ``data`` is all that there is, or the part of ``whole`` from its point ``first`` on, of which ``ranks`` hold the
+    rest. ``weights`` are over this part; ``moments`` and ``nearest`` are of the whole set. ``method`` names the one to
+    use beside the reference path: ``"dense"`` (none), ``"pruned"`` (prepared at once), ``"gpu"`` (not tested first).
     """
 
     def __init__(
@@ -82,25 +78,19 @@ class Engine:
         weighted = bool((self.whole.weights != self.whole.weights[0]).any())
         self.points = CentredPoints(data, self.memory, weighted)
         self.dense = Dense(self.points)
-        self.gpu: GPUPath | None = None
-        self.pruned: Pruned | None = None
+        self.gpu = GPUPath(self.dense) if method == "gpu" else None
+        self.pruned = Pruned(self.points, price=0) if method == "pruned" else None
         if method == "auto":
             self.gpu, self.pruned = trusted_path(self.dense), Pruned.where_it_pays(self.points)
-        elif method == "gpu":
-            self.gpu = GPUPath(self.dense)
-        elif method == "pruned":
-            self.pruned = Pruned(self.points, price=0)
 
     @property
     def direct(self) -> GPUPath | None:
-        """The GPU path where it holds all the data and can be used now: it may then be called by itself."""
+        """Return the GPU path where it holds all the data and can be used now: it may then be called by itself."""
         return self.gpu if self.gpu is not None and self.gpu.usable and type(self.ranks) is Alone else None
 
     def weights(self, queries: Queries, covariance: bool = True) -> Iterator[Weights]:
-        """All weights of all queries over the points that are held here.
-
-        What is dropped is bounded relative to all weight, enough for means, or with ``covariance`` to the weight
-        *outside* the heaviest point.
+        """Yield all weights of all queries over the points that are held here; what is dropped is bounded relative to
+        all weight, enough for means, or with ``covariance`` to the weight *outside* the heaviest point.
         """
         rest = None
         if self.data.n == 0:
@@ -111,15 +101,15 @@ class Engine:
             rest = yield from self.pruned.weights(queries, covariance)
         yield from self.dense.weights(queries, covariance, rest)
 
-    def moments(self, queries: Queries, want: frozenset[str] = frozenset(), vector: Tensor | None = None) -> Moments:
-        """The moments of the posterior of every query; ``want`` ⊂ {"trace", "diag", "weights"}."""
+    def moments(self, queries: Queries, want: Want = frozenset(), vector: Tensor | None = None) -> Moments:
+        """Return the moments of the posterior of every query; ``want`` ⊂ {"trace", "diag", "weights"}."""
         covariance = bool(want) or vector is not None
         if self.gpu is not None and self.gpu.usable and not covariance:
             return self.ranks.merge(self.gpu.moments(queries))
-        return self.ranks.merge(reduce(self.weights(queries, covariance), queries, want, vector))
+        return self.ranks.merge(reduce(self.weights(queries, covariance), queries.x, want, vector))
 
     def nearest(self, queries: Queries, k: int) -> tuple[Tensor, Tensor]:
-        """The ``k`` heaviest points of every query: float64 logits, descending, and indices, both ``(B, k)``."""
+        """Return float64 logits, descending, and indices of each query's ``k`` heaviest points, both ``(B, k)``."""
         held = min(k, self.data.n)  # fewer than k where the whole is spread over many
         table = queries.x.new_full((len(queries), 2 * k), -torch.inf)
         if held:
@@ -136,7 +126,7 @@ class Engine:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on ``device`` now."""
+    """Return the number of bytes that are free on ``device`` now."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:

@@ -1,25 +1,19 @@
 r"""Pruning with a certificate: at low noise a query costs less, since short products exclude most points.
 
 **The bound** (docs/theory.md, §2.5). A logit depends on the query through one inner product, :math:`\tilde x \cdot
-\tilde y`, with :math:`\tilde x = x - \alpha c` and :math:`\tilde y = y - c` as in the dense product. Split space into
-:math:`k` orthonormal axes :math:`v_j` and into subspaces :math:`Q_1, \dots, Q_G` that fill the rest. By the inequality
-of Cauchy and Schwarz in each subspace,
+\tilde y`, with :math:`\tilde x = x - \alpha c` and :math:`\tilde y = y - c`. Split space into :math:`k` orthonormal
+axes :math:`v_j` and into subspaces :math:`Q_1, \dots, Q_G` that fill the rest. By Cauchy and Schwarz in each subspace,
 
-.. math::
+.. math:: \tilde x \cdot \tilde y \le a \cdot b, \qquad a = (v_1 \cdot \tilde x, \dots, v_k \cdot \tilde x, |Q_1
+   \tilde x|, \dots, |Q_G \tilde x|), \quad b \text{ alike} .
 
-   \tilde x \cdot \tilde y \le a \cdot b, \qquad
-   a = (v_1 \cdot \tilde x, \dots, v_k \cdot \tilde x, |Q_1 \tilde x|, \dots, |Q_G \tilde x|), \quad b \text{ alike} .
+So a product of length :math:`k + G \ll d` bounds all logits from above. To *open* a group is to add :math:`Q_g \tilde
+x \cdot Q_g \tilde y - |Q_g \tilde x| |Q_g \tilde y|`, for the points that are left, step by step. With products of the
+lengths :math:`m_0` (short) and :math:`m_1, m_2, \dots` (of the steps) in float32, and with the window :math:`W` below
+:math:`L`, a logit is at every step at most its computed bound plus
 
-So a product of length :math:`k + G \ll d`, of the form of the dense one, bounds all logits from above. To *open* a
-group is to add :math:`Q_g \tilde x \cdot Q_g \tilde y - |Q_g \tilde x| |Q_g \tilde y|`, for the points that are left,
-step by step. With products of the lengths :math:`m_0` (short) and :math:`m_1, m_2, \dots` (of the steps) in float32,
-and with the window :math:`W` below :math:`L`, a logit is at every step at most its computed bound plus
-
-.. math::
-
-   \delta = (\gamma_{m_0} + 2 \gamma_{m_1} + 2 \gamma_{m_2} + \dots)
-   \left( \frac{\alpha |\tilde x| Y + \alpha^2 Y^2 / 2}{\sigma^2} + \max_{w > 0} |\log w| + W \right), \qquad
-   \gamma_m = \frac{(m + 12)\, u}{1 - (m + 12)\, u} .
+.. math:: \delta = (\gamma_{m_0} + 2 \gamma_{m_1} + 2 \gamma_{m_2} + \dots) \left( \frac{\alpha |\tilde x| Y + \alpha^2
+   Y^2 / 2}{\sigma^2} + \max_{w > 0} |\log w| + W \right), \qquad \gamma_m = \frac{(m + 12)\, u}{1 - (m + 12)\, u} .
 
 **The certificate.** The points with the best bounds are evaluated; the largest (for covariances the *second* largest)
 of their logits is at most that of all points: call it :math:`L`. Points whose bound is below :math:`L - \log n - 16`
@@ -49,10 +43,7 @@ AXES = (64, 8), (128, 4), (256, 3), (384, 2)  # of the bounds, shortest first: a
 GROUPS = 3, 2, 1  # of the components by which each is longer than the one before; one more group holds the rest
 SAMPLE, GRAM = 4096, 1024  # points whose principal components are taken; fewer where they have more coordinates
 SLACK = 2.0**-40  # of |y|²: more than float64 loses where a residual is what components leave of it
-LEAF, SPLIT = (
-    64,
-    16,
-)  # points whose largest bound is known (a power of two is cheap); axes along which the tree is split
+LEAF, SPLIT = 64, 16  # points whose largest bound is known (a power of two is cheap); axes that split the tree
 CHUNK, BOUNDS = 1 << 17, (1 << 22, 1 << 24)  # points, and queries × points (16 to 64 MB), with bounds held at once
 LEAVES, BEST = 8, 16  # the best leaves, and in them the points with the best bounds: evaluated for a large L
 CROWD = 8  # a query that keeps more than 1/CROWD of the points costs no less than one of many dense ones
@@ -60,10 +51,11 @@ STRAGGLERS = 16  # so few dense queries cost as much as many, for all points are
 TYPICAL = 16  # queries of each kind that are tried at a noise level
 VAST = 1e8  # an error of bounds that makes them useless; far below it, float32 does not overflow
 LIGHT = -1e29  # a logit that is no point's with weight
+Admit = Callable[[Tensor], Tensor]  # from the number of candidates of each query to whether the query keeps them
 
 
 def tree(coordinates: Tensor) -> Tensor:
-    """An order of the rows in which those of a leaf of a k-d tree, split at medians, follow one another."""
+    """Return an order of the rows in which those of a leaf of a k-d tree, split at medians, follow one another."""
     n, axes = coordinates.shape
     depth = max(0, math.ceil(math.log2(n / LEAF)))
     short = (-n) % (1 << depth)
@@ -76,7 +68,7 @@ def tree(coordinates: Tensor) -> Tensor:
 
 
 def sampled_product(left: Tensor, right: Tensor, ends: Tensor, i: Tensor, value: Tensor) -> Tensor:
-    """``value + left[q] · right[i]``, where ``q`` is b between ``ends[b]`` and ``ends[b + 1]``."""
+    """Return ``value + left[q] · right[i]``, where ``q`` is b between ``ends[b]`` and ``ends[b + 1]``."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         where = torch.sparse_csr_tensor(ends, i, value, (len(left), len(right)), check_invariants=False)
@@ -85,23 +77,17 @@ def sampled_product(left: Tensor, right: Tensor, ends: Tensor, i: Tensor, value:
 
 @dataclass
 class Candidates:
-    """Points that are left to queries: those of query ``b`` stand between ``ends[b]`` and ``ends[b + 1]``.
-
-    ``p (k,)`` are places in the order of the tree, ``excess (k,)`` is by how much bounds exceed the thresholds.
-    """
+    """Candidates are points that are left to queries: ``ends[b]`` to ``ends[b + 1]`` are those of query ``b``."""
 
     ends: Tensor
-    p: Tensor
-    excess: Tensor
+    p: Tensor  # places in the order of the tree
+    excess: Tensor  # by how much bounds exceed the thresholds
 
     @classmethod
-    def among(
-        cls, bounds: Tensor, peaks: Tensor, least: Tensor, start: int, admit: Callable[[Tensor], Tensor]
-    ) -> Candidates:
-        """Those of the points from ``start`` on whose bounds exceed ``least``; only leaves that have any are read.
+    def among(cls, bounds: Tensor, peaks: Tensor, least: Tensor, start: int, admit: Admit) -> Candidates:
+        """Select those of the points from ``start`` on whose bounds exceed ``least``, and only read leaves with any.
 
-        ``bounds (B, leaves, size)``, ``peaks (B, leaves)`` the largest of each leaf. ``admit`` maps the number of
-        candidates of each query, ``(B,)``, to whether the query keeps them.
+        ``bounds`` are ``(B, leaves, size)``, ``peaks (B, leaves)`` the largest of each leaf.
         """
         queries, size = torch.arange(len(least) + 1, device=least.device), bounds.shape[2]
         q, leaf = (peaks > least[:, None]).nonzero().mT.contiguous()
@@ -116,18 +102,18 @@ class Candidates:
 
     @property
     def q(self) -> Tensor:
-        """The queries, ascending."""
+        """Return the queries, ascending."""
         return torch.arange(len(self.ends) - 1, device=self.ends.device).repeat_interleave(self.ends.diff())
 
     def above(self, excess: Tensor) -> Candidates:
-        """The candidates whose new ``excess`` is positive."""
+        """Keep the candidates whose new ``excess`` is positive."""
         keep = (excess > 0).nonzero().squeeze(1)
         ends = torch.searchsorted(keep, self.ends, out_int32=True)
         return Candidates(ends, self.p.index_select(0, keep), excess.index_select(0, keep))
 
 
 class Pruned:
-    """Short and long bounds of the logits of ``points``, prepared once as many queries as ``price`` have been dense.
+    """Prepare short and long bounds of the logits of ``points`` once as many queries as ``price`` have been dense.
 
     ``price`` is by default what the preparation costs, in dense queries. ``reach`` is the noise level σ/α up to which
     queries are tried, for means (``False``) and for covariances (``True``); by default it is measured when needed.
@@ -146,6 +132,9 @@ class Pruned:
             if i < j
         ]
         self.edges = sorted({axes[0]}.union(*self.steps))
+        # The columns of the tables: of the short bounds, then of each step.
+        self.widths = [axes[0] + len(self.edges) + 1 + points.weighted]
+        self.widths += [edges[-1] - edges[0] + len(edges) - 1 for edges in self.steps]
         work = 2 * n * d * self.axes + 2 * self.sample * d * rank + 20 * rank**3
         self.price = work / (n * d) if price is None else price
         self.reach = {} if reach is None else {False: reach, True: reach}
@@ -154,24 +143,18 @@ class Pruned:
 
     @classmethod
     def where_it_pays(cls, points: CentredPoints) -> Pruned | None:
-        """The method for sets on a CPU that are large enough, in a memory that holds their short bounds."""
+        """Return the method for sets on a CPU that are large enough, if the memory holds their short bounds."""
         if points.device.type != "cpu" or points.n < FEWEST or points.d < NARROWEST:
             return None
         pruned = cls(points)
         return pruned if pruned.nbytes(1) <= points.memory // 4 else None
 
-    @property
-    def _widths(self) -> list[int]:
-        """The columns of the tables: of the short bounds, then of each step."""
-        short = self.edges[0] + len(self.edges) + 1 + self.points.weighted
-        return [short] + [edges[-1] - edges[0] + len(edges) - 1 for edges in self.steps]
-
     def nbytes(self, tables: int) -> int:
-        """Bytes that are held with so many tables: these, the tree with its coordinates, a small block of bounds."""
-        return self.points.n * (4 * sum(self._widths[:tables]) + 8 * SPLIT) + 4 * BOUNDS[0]
+        """Return the bytes of so many tables, of the tree with its coordinates, and of a small block of bounds."""
+        return self.points.n * (4 * sum(self.widths[:tables]) + 8 * SPLIT) + 4 * BOUNDS[0]
 
     def ready(self, sparse: int) -> bool:
-        """Whether there are bounds; they are prepared after ``price`` dense queries of which few points mattered."""
+        """Tell whether there are bounds; they are prepared after ``price`` dense queries with few points of weight."""
         if not self.tables and sparse >= self.price:
             self.prepare()
         return bool(self.tables)
@@ -192,7 +175,7 @@ class Pruned:
         self.order = tree(torch.cat([span.float64 @ self.basis[:, :SPLIT] for span in points.spans()]))
         place = torch.empty_like(self.order)
         place[self.order] = torch.arange(n, device=self.device)
-        tables = [torch.empty(n, width, device=self.device, dtype=torch.float32) for width in self._widths[:count]]
+        tables = [torch.empty(n, width, device=self.device, dtype=torch.float32) for width in self.widths[:count]]
         for span in points.spans():
             half, here = points.half_square[span.part], place[span.part]
             ends = half[:, None], points.log_w[span.part, None]
@@ -217,7 +200,7 @@ class Pruned:
         return left.nonzero().squeeze(-1)
 
     def measured_reach(self, covariance: bool) -> float:
-        """The noise level up to which three quarters of typical queries are served, by bisection; 0 for none."""
+        """Find the noise level up to which three quarters of typical queries are served, by bisection; 0 for none."""
         stream, data = rng.stream(0, "typical queries"), self.points.data
         index = torch.randint(0, data.n, (3 * TYPICAL,), generator=stream, device=stream.device)
         a, b, c = data.take(index).double().chunk(3)
@@ -238,7 +221,7 @@ class Pruned:
         return low
 
     def factors(self, components: Tensor, square: Tensor, ends: tuple[Tensor, Tensor], sign: float) -> list[Tensor]:
-        """The factors of the short product and of each step, from the components and squared norms of vectors.
+        """Return the factors of the short product and of each step, from the components and squared norms of vectors.
 
         A short factor consists of axes, the norms of the groups, the norm of what is beyond all axes, and ``ends``, of
         which the last is for weights; the factor of a step of the axes it opens, and ``sign`` times their norms.
@@ -248,32 +231,26 @@ class Pruned:
             return [components[:, i:j].norm(dim=1, keepdim=True) for i, j in pairwise(edges)]
 
         rest = (square - components.square().sum(1)).clamp_min(0.0) + SLACK * square
-        out = [
-            [
-                components[:, : self.edges[0]],
-                *norms(self.edges),
-                rest.sqrt()[:, None],
-                *ends[: 1 + self.points.weighted],
-            ]
-        ]
+        tail = rest.sqrt()[:, None], *ends[: 1 + self.points.weighted]
+        out = [[components[:, : self.edges[0]], *norms(self.edges), *tail]]
         out += [[components[:, e[0] : e[-1]], *(sign * a for a in norms(e))] for e in self.steps]
         return [torch.cat(columns, 1).float() for columns in out]
 
     def left_factors(self, block: Block) -> list[Tensor]:
-        """The left factors of the products with the tables; norms that a step replaces are negative."""
+        """Return the left factors of the products with the tables; norms that a step replaces are negative."""
         alpha, var = block.queries.alpha[:, None], block.queries.var[:, None]
         x, ends = block.x * (alpha / var), (-alpha.square() / var, torch.ones_like(var))
         return self.factors(x @ self.basis, x.square().sum(-1), ends, -1.0)[: len(self.tables)]
 
     def error(self, block: Block) -> Tensor:
-        r""":math:`\delta`, ``(B,)``: of the bounds before and after any of the steps."""
+        r"""Return :math:`\delta`, ``(B,)``, of the bounds before and after any of the steps."""
         gammas = [(table.shape[1] + 12) * unit_roundoff(self.device) for table in self.tables]
         shares = [gamma / (1 - gamma) if gamma < 1 else math.inf for gamma in gammas]
         return (block.size + self.log_weight + block.window) * (shares[0] + 2 * sum(shares[1:]))
 
     @torch.autocast("cpu", enabled=False)
     def candidates(self, block: Block, stragglers: int = STRAGGLERS) -> tuple[Tensor, Tensor, Tensor]:
-        """Pairs (query, point) that may matter, both ascending, and which queries are served; the others have none."""
+        """Return pairs (query, point) that may matter, ascending, and which queries are served; others have none."""
         n, count = self.points.n, len(block.x)
         lefts, error = self.left_factors(block), self.error(block)
         served = error < VAST
@@ -285,8 +262,7 @@ class Pruned:
             crowded, most = size > min(n, CHUNK) // CROWD, min(n, CHUNK) // 2
             return served.logical_and_(~crowded if int(crowded.sum()) > stragglers else size <= most)
 
-        def reference(*tops: Tensor) -> Tensor:
-            """The logit L, given the two largest of disjoint sets of points."""
+        def reference(*tops: Tensor) -> Tensor:  # L, given the two largest logits of disjoint sets of points
             return torch.cat(tops, 1).topk(2, dim=1).values[:, int(block.covariance)]
 
         for start in range(0, n, CHUNK):
@@ -297,7 +273,7 @@ class Pruned:
             torch.mm(lefts[0], right.mT, out=flat[:, : len(right)])  # at once: threads that meet often wait
             flat[:, len(right) :] = -torch.inf
             peaks = bounds.amax(2)
-            here = self._two_largest(block, *self._best_bounds(bounds, peaks, start))
+            here = self._two_largest(block, bounds, peaks, start)
             least = reference(top, here) - block.window
             found = Candidates.among(bounds, peaks, (least - error).float(), start, admit)
             for left, table in zip(lefts[1:], self.tables[1:], strict=True):
@@ -318,33 +294,30 @@ class Pruned:
         return q[keep], i[keep], served
 
     def _buffer(self, size: int) -> Tensor:
-        """Room for bounds: fresh memory would cost as much as the product that fills it. Threads get one each."""
+        """Reuse room for bounds, one for each thread: fresh memory would cost as much as the product that fills it."""
         buffer = self.spare.pop() if self.spare else None
         if buffer is None or len(buffer) < size:
             with torch.inference_mode(False):  # to be written to in later calls, of whatever mode
                 buffer = torch.empty(size, dtype=torch.float32, device=self.device)
         return buffer
 
-    def _best_bounds(self, bound: Tensor, peaks: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        """Pairs of every query and the places of the points with the best bounds in the best leaves."""
+    def _two_largest(self, block: Block, bounds: Tensor, peaks: Tensor, start: int) -> Tensor:
+        """Bound each query's two largest logits from below, ``(B, 2)``, by the best points of the best leaves."""
         leaf = peaks.topk(min(LEAVES, peaks.shape[1]), dim=1).indices
         q = torch.arange(len(leaf), device=self.device)[:, None]
-        inside = bound.flatten(0, 1).index_select(0, (q * bound.shape[1] + leaf).flatten()).view(len(leaf), -1)
+        inside = bounds.flatten(0, 1).index_select(0, (q * bounds.shape[1] + leaf).flatten()).view(len(leaf), -1)
         value, place = inside.topk(min(BEST, inside.shape[1]), dim=1)
         p, real = start + leaf.gather(1, place // LEAF) * LEAF + place % LEAF, value > -torch.inf
-        return q.expand_as(p)[real], p[real]
+        q = q.expand_as(p)[real]
+        logit, error = self._logits(block, q, self.order[p[real]])
+        table, _ = padded(logit - error, q, len(block.x))
+        return torch.nn.functional.pad(table, (0, 2), value=-torch.inf).topk(2, dim=1).values
 
     def _logits(self, block: Block, q: Tensor, i: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits less the block's offset, and their errors: coarse where the points are kept, else exact."""
+        """Return logits less the block's offset, and their errors: coarse where the points are kept, else exact."""
         if self.points.kept is None:
             exact = block.exact_logits(q, i)
             return exact - block.offset[q], torch.zeros_like(exact)
         ends = torch.searchsorted(q, torch.arange(len(block.x) + 1, device=q.device))
         coarse = sampled_product(block.left, self.points.kept, ends, i, block.left.new_zeros(len(q)))
         return coarse.double(), block.delta[q]
-
-    def _two_largest(self, block: Block, q: Tensor, p: Tensor) -> Tensor:
-        """Lower bounds of the two largest logits of every query, ``(B, 2)``, from points at the places ``p``."""
-        logit, error = self._logits(block, q, self.order[p])
-        table, _ = padded(logit - error, q, len(block.x))
-        return torch.nn.functional.pad(table, (0, 2), value=-torch.inf).topk(2, dim=1).values

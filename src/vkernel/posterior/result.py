@@ -6,6 +6,7 @@ calls where they fit into an eighth of the engine's memory, and computed again w
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 
@@ -18,7 +19,7 @@ from vkernel.core.covariance import Covariance, fits
 from vkernel.core.errors import require
 from vkernel.core.rng import Generator
 from vkernel.posterior.engine import Engine
-from vkernel.posterior.weights import Moments, Queries, Weights, reduce
+from vkernel.posterior.weights import Moments, Queries, Want, Weights, reduce
 
 Shape = tuple[int, ...]
 
@@ -34,25 +35,20 @@ class Posterior:
     ) -> None:
         self.engine, self.queries = engine, queries
         self._kept: list[Weights] | None = None
-        self._first: Moments | None = None
-        self._second: Moments | None = None
         self.batch, self.shape, self.dtype, self.device = batch, shape, dtype, device
 
-    def moments(self, want: frozenset[str] = frozenset(), vector: Tensor | None = None) -> Moments:
-        """The moments over the whole set in float64, as the engine holds them; ``vector (B, d)``."""
-        return self.engine.ranks.merge(reduce(self._weights(), self.queries, want, vector))
+    def moments(self, want: Want = frozenset(), vector: Tensor | None = None) -> Moments:
+        """Return the moments over the whole set in float64, as the engine holds them; ``vector (B, d)``."""
+        return self.engine.ranks.merge(reduce(self._weights(), self.queries.x, want, vector))
 
-    @property
+    @functools.cached_property
     def first(self) -> Moments:
         """log z and the mean, which almost everything needs, in float64."""
-        self._first = self._first or self.moments()
-        return self._first
+        return vars(self).get("_summary") or self.moments()
 
-    @property
+    @functools.cached_property
     def _summary(self) -> Moments:
-        self._second = self._second or self.moments(frozenset({"trace", "weights"}))
-        self._first = self._first or self._second
-        return self._second
+        return self.moments(frozenset({"trace", "weights"}))
 
     def _weights(self) -> Iterator[Weights]:
         if self._kept is not None:
@@ -131,7 +127,7 @@ class Posterior:
         u = ranks.common(u.to(device, torch.float64).reshape(k, count))
         found = torch.full((k, count), n, dtype=torch.long, device=device)  # n: not found
         below = torch.zeros(count, dtype=torch.float64, device=device)
-        below += ranks.before(lambda: (reduce(self._weights(), self.queries).log_z - log_z).exp())
+        below += ranks.before(lambda: (reduce(self._weights(), self.queries.x).log_z - log_z).exp())
         best = torch.full((count,), -torch.inf, dtype=torch.float64, device=device)
         heaviest = torch.zeros(count, dtype=torch.long, device=device)
         for weights in self._weights():

@@ -28,24 +28,22 @@ from torch import Tensor
 
 from vkernel.core import rng
 from vkernel.core.errors import InputError, require
-from vkernel.data.empirical import Array, Empirical, Indices
+from vkernel.data.empirical import Array, Empirical, Indices, Scale
 from vkernel.posterior.engine import Alone
 from vkernel.posterior.weights import Moments, blocks, merge
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    Mesh = DeviceMesh | dist.ProcessGroup | None
+
 T = TypeVar("T")
+Facts = dict[str, object]
 TABLE, HASHED = 1 << 24, 1 << 22  # numbers of all ranks that are joined at once (128 MB), and that are hashed at once
 
 
 def shard(
-    data: Empirical | Array,
-    mesh: DeviceMesh | dist.ProcessGroup | None = None,
-    *,
-    whole: bool = True,
-    weights: Array | None = None,
-    scale: tuple[float, float] | None = None,
+    data: Empirical | Array, mesh: Mesh = None, *, whole: bool = True, weights: Array | None = None, scale: Scale = None
 ) -> Sharded:
     """Return the training set spread over the processes of ``mesh``, as ``vk.EmpiricalScore`` takes it.
 
@@ -58,30 +56,28 @@ def shard(
     travel by NCCL where that is the group's backend, else by the CPU.
     """
     ranks, device = _ranks(mesh)
-    facts: dict[str, object] = {}
-    part, problem = None, ""
+    part, facts, problem = None, Facts(), ""
     try:
         part, facts = _own_part(data, ranks, whole, weights, scale)
     except InputError as error:
         problem = str(error)
     problems, all_facts = zip(*ranks.everyone((problem, facts)), strict=True)
-    said = [f"On rank {r}, which counts its own points from 0: {p}" for r, p in enumerate(problems) if p]
-    require(not said, " ".join(said))
+    found = [f"On rank {r}, which counts its own points from 0: {p}" for r, p in enumerate(problems) if p]
+    require(not found, " ".join(found))
     odd = [r for r, other in enumerate(all_facts) if other != all_facts[0]]
     if odd:
         different = ", ".join(name for name, fact in all_facts[0].items() if all_facts[odd[0]].get(name) != fact)
-        advice = "; if each rank brings its own part, set whole=False" if whole else ""
-        differ = f"{_listed(odd)} and rank 0 differ in {different}"
-        raise InputError(f"The ranks of a sharded set must describe it alike{advice}: {differ}.")
+        rule = "The ranks of a sharded set must describe it alike"
+        rule += "; if each rank brings its own part, set whole=False" if whole else ""
+        raise InputError(f"{rule}: {_listed(odd)} and rank 0 differ in {different}.")
     assert part is not None
     return Sharded(part if device is None else part.to(device), ranks)
 
 
 class Sharded(Empirical):
-    """A training set of which this process holds the part ``own``, from the point ``first`` on.
+    """This process holds the part ``own`` of a training set, from the point ``first`` on.
 
-    ``n``, ``shape``, ``weights``, ``center`` and ``spread`` are those of the whole set. All processes read points, by
-    ``rows``, ``take`` or ``images``, together.
+    ``n``, ``shape``, ``weights``, ``center`` and ``spread`` are of the whole set. All processes read points together.
     """
 
     def __init__(self, part: Empirical, ranks: Ranks) -> None:
@@ -108,11 +104,11 @@ class Sharded(Empirical):
         return f"Sharded(rank {self.ranks.rank} of {self.ranks.size} holds {held} of n={self.n}, {self.own!r})"
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """The values of points ``start`` to ``stop``, flattened, ``(k, d)``, on every rank."""
+        """Return the values of points ``start`` to ``stop``, flattened, ``(k, d)``, on every rank."""
         return self.take(torch.arange(self.n)[start:stop])
 
     def take(self, indices: Indices) -> Tensor:
-        """The values of the points ``indices``, flattened, ``(k, d)``, on every rank: their owners send them."""
+        """Return the values of the points ``indices``, flattened, ``(k, d)``, on every rank: their owners send them."""
         indices = torch.as_tensor(indices).cpu()
         self.ranks.same("The indices of points", indices)
         indices = self.check_indices(indices)
@@ -123,7 +119,7 @@ class Sharded(Empirical):
         return self.ranks.sum(values)
 
     def to(self, device: torch.device | str) -> Sharded:
-        """The same set with every part on its process's ``device``."""
+        """Return the same set with every part on its process's ``device``."""
         moved = copy.copy(self)
         moved.own = self.own.to(device)
         moved.weights, moved.center, moved.device = self.weights.to(device), self.center.to(device), moved.own.device
@@ -137,7 +133,7 @@ class Sharded(Empirical):
 
 
 class Ranks(Alone):
-    """The processes of a ``torch.distributed`` group, and the messages between them."""
+    """The processes of a ``torch.distributed`` group exchange messages."""
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
         self.group, self.device, self.sharing = group, device, 1
@@ -145,20 +141,20 @@ class Ranks(Alone):
         self.root = 0 if group is None else dist.get_global_rank(group, 0)
 
     def everyone(self, thing: T) -> list[T]:
-        """The ``thing`` of every rank."""
+        """Gather the ``thing`` of every rank."""
         things: list[T] = [thing] * self.size
         dist.all_gather_object(things, thing, group=self.group)
         return things
 
     def gather(self, a: Tensor) -> list[Tensor]:
-        """``a`` of every rank, all of one shape."""
+        """Gather ``a`` of every rank, all of one shape."""
         sent = a.detach().to(self.device).contiguous()
         parts = [torch.empty_like(sent) for _ in range(self.size)]
         dist.all_gather(parts, sent, group=self.group)
         return [part.to(a.device) for part in parts]
 
     def sum(self, a: Tensor) -> Tensor:
-        """The sum over ranks of which all but one hold zero: exact in any order."""
+        """Sum over ranks of which all but one hold zero: exact in any order."""
         sent = a.to(self.device, copy=True).contiguous()
         dist.all_reduce(sent, group=self.group)
         return sent.to(a.device)
@@ -190,22 +186,20 @@ class Ranks(Alone):
     def merge(self, moments: Moments) -> Moments:
         if moments.vector is not None:
             self.same("The vectors", moments.vector)
-        present = moments.present()
+        shapes = {name: a.shape[1:] for name, a in moments.present().items()}
 
         def packed(part: Moments) -> Tensor:
-            return torch.cat([a if a.ndim == 2 else a[:, None] for a in part.present().values()], 1)
+            return torch.cat([a[:, None].flatten(1) for a in part.present().values()], 1)
 
         def unpacked(table: Tensor) -> Moments:
-            columns = table.split([1 if a.ndim == 1 else a.shape[1] for a in present.values()], 1)
-            return Moments(
-                **{name: c if a.ndim == 2 else c[:, 0] for (name, a), c in zip(present.items(), columns, strict=True)}
-            )
+            columns = zip(shapes.items(), table.split([s.numel() for s in shapes.values()], 1), strict=True)
+            return Moments(**{name: c.reshape(len(c), *shape) for (name, shape), c in columns})
 
         return unpacked(self.fold(packed(moments), lambda a, b: packed(merge(unpacked(a), unpacked(b)))))
 
 
 def _hash(a: Tensor) -> Tensor:
-    """64 bits for the shape and the values; -0.0 equals 0.0."""
+    """Hash the shape and the values to 64 bits; -0.0 equals 0.0."""
     values = (a.detach().double() + 0.0).flatten().view(torch.int64)
     total = torch.tensor(hash(tuple(a.shape)), device=a.device)
     for part in blocks(len(values), HASHED):
@@ -218,13 +212,11 @@ def _listed(ranks: list[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
-def _ranks(mesh: DeviceMesh | dist.ProcessGroup | None) -> tuple[Ranks, torch.device | None]:
-    """The processes that take part, and the device that the data move to (``None``: they stay)."""
-    require(
-        dist.is_available() and dist.is_initialized(),
-        "shard() spreads data over processes, but torch.distributed is not initialised; start the script with torchrun "
-        "and call torch.distributed.init_process_group() first.",
-    )
+def _ranks(mesh: Mesh) -> tuple[Ranks, torch.device | None]:
+    """Return the processes that take part, and the device that the data move to (``None``: they stay)."""
+    advice = "start the script with torchrun and call torch.distributed.init_process_group() first"
+    problem = f"shard() spreads data over processes, but torch.distributed is not initialised; {advice}."
+    require(dist.is_available() and dist.is_initialized(), problem)
     from torch.distributed.device_mesh import DeviceMesh
 
     def device(kind: str) -> torch.device:
@@ -232,8 +224,8 @@ def _ranks(mesh: DeviceMesh | dist.ProcessGroup | None) -> tuple[Ranks, torch.de
 
     kind, group = None, mesh
     if isinstance(mesh, DeviceMesh):
-        wanted = f"shard() needs a one-dimensional mesh, such as mesh['data']; got {mesh.ndim} dimensions."
-        require(mesh.ndim == 1, wanted)
+        problem = f"shard() needs a one-dimensional mesh, such as mesh['data']; got {mesh.ndim} dimensions."
+        require(mesh.ndim == 1, problem)
         require(mesh.get_coordinate() is not None, "This process is no part of the mesh that was given to shard().")
         kind, group = mesh.device_type, mesh.get_group()
     if group is not None and not isinstance(group, dist.ProcessGroup):
@@ -245,9 +237,9 @@ def _ranks(mesh: DeviceMesh | dist.ProcessGroup | None) -> tuple[Ranks, torch.de
 
 
 def _own_part(
-    data: Empirical | Array, ranks: Ranks, whole: bool, weights: Array | None, scale: tuple[float, float] | None
-) -> tuple[Empirical, dict[str, object]]:
-    """This rank's points, with weights on the common scale, and what must be equal on all ranks."""
+    data: Empirical | Array, ranks: Ranks, whole: bool, weights: Array | None, scale: Scale
+) -> tuple[Empirical, Facts]:
+    """Return this rank's points, with weights on the common scale, and what must be equal on all ranks."""
     require(not isinstance(data, Sharded), "The set is sharded already.")
     bare = not isinstance(data, Empirical)
     require(scale is None or bare, "An Empirical has its own scale; give scale with bare points alone.")
@@ -257,11 +249,10 @@ def _own_part(
     n = len(data) if given or data.ndim else 0  # type: ignore[union-attr]
     require(n > 0, "There must be at least one training point, (n, *shape).")
     if weights is None:
-        require(
-            given is None or whole or bool((given.weights == given.weights[0]).all()),
-            "The weights of a part sum to one by themselves, which does not determine the weights of the other parts; "
-            "give all ranks' weights on one common scale, as weights=…, or shard the whole set.",
-        )
+        problem = "The weights of a part sum to one by themselves, which does not determine those of the other parts"
+        advice = "give all ranks' weights on one common scale, as weights=…, or shard the whole set"
+        equal = given is None or whole or bool((given.weights == given.weights[0]).all())
+        require(equal, f"{problem}; {advice}.")
         weights = given.weights if given and whole else torch.ones(n, dtype=torch.float64)
     w = torch.as_tensor(weights).detach().cpu().double()
     require(tuple(w.shape) == (n,), f"There must be one weight for each of {n} points; got shape {tuple(w.shape)}.")
@@ -276,7 +267,7 @@ def _own_part(
         part = Empirical(rows, own if own.any() else None, scale)
         part = part if stop > first else part.segment(0, 0, own)
         part.weights = own.to(part.device)
-    facts: dict[str, object] = {"shape": part.shape, "type in storage": part.stored, "scale": part.scale}
+    facts: Facts = {"shape": part.shape, "type in storage": part.stored, "scale": part.scale}
     if whole:
         some = [data.take([i]) if isinstance(data, Empirical) else data[i] for i in (0, n // 2, n - 1)]
         values = np.stack([np.asarray(a.cpu() if isinstance(a, Tensor) else a, dtype=np.float64) for a in some])

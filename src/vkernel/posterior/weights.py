@@ -1,35 +1,27 @@
 r"""Points, queries, posterior weights over one part of the data, and their moments (docs/theory.md, §2.4 and §2.5).
 
-**Moments form a monoid.** For one part :math:`A` of the training set, with logits :math:`l_i = \log w_i - |x - \alpha
-y_i|^2 / 2\sigma^2`,
+**Moments form a monoid.** A part :math:`A` of the training set, with logits :math:`l_i = \log w_i - |x - \alpha y_i|^2
+/ 2\sigma^2`, has the moments
 
-.. math::
-
-   z = \sum_{i \in A} e^{l_i}, \qquad r_i = e^{l_i} / z, \qquad m = \sum r_i y_i, \qquad
+.. math:: z = \sum_{i \in A} e^{l_i}, \qquad r_i = e^{l_i} / z, \qquad m = \sum r_i y_i, \qquad
    c_2 = \sum r_i\, (y_i - m) \otimes (y_i - m)
 
-and two parts with shares :math:`p_a + p_b = 1`, :math:`p_a = z_a / (z_a + z_b)`, merge by
+and two parts with the shares :math:`p_a = z_a / (z_a + z_b)` and :math:`p_b = 1 - p_a` merge by
 
-.. math::
+.. math:: m = p_a m_a + p_b m_b, \qquad c_2 = p_a c_a + p_b c_b + p_a p_b\, \delta \otimes \delta, \qquad
+   \delta = m_a - m_b
 
-   m = p_a m_a + p_b m_b, \qquad c_2 = p_a c_a + p_b c_b + p_a p_b\, \delta \otimes \delta, \qquad \delta = m_a - m_b
-
-(Chan, Golub and LeVeque 1979): only centred moments are added, so that nothing cancels. Of :math:`c_2` one keeps a
-contraction: its trace, its diagonal, or its product with a vector. One chunk, one device and many machines are the
-same merge; the neutral element is the empty part, :math:`\log z = -\infty`.
+(Chan, Golub and LeVeque 1979). Of :math:`c_2` one keeps a contraction: its trace, its diagonal, or its product with a
+vector. Chunks, devices and machines are merged alike; the neutral element is the empty part, :math:`\log z = -\infty`.
 
 **Weights** have two forms: :class:`SparseWeights`, pairs (query, point) with exact float64 logits, where few points
 carry weight and the total share of all others is bounded; :class:`DenseWeights`, a block of logits, queries × points.
-Their moments are taken about a *pivot*, the heaviest point :math:`y_*` of the part: with :math:`\Delta_i = y_i - y_*`,
-:math:`e_i = e^{l_i - l_*}` and :math:`S = 1 + \sum_{i \ne *} e_i`,
+Their moments are taken about a *pivot*, the heaviest point :math:`y_*` of the part, so that an exponentially small
+covariance keeps its relative accuracy: with :math:`\Delta_i = y_i - y_*`, :math:`e_i = e^{l_i - l_*}` and :math:`S = 1
++ \sum_{i \ne *} e_i`,
 
-.. math::
-
-   a = \frac1S \sum_{i \ne *} e_i \Delta_i, \qquad m = y_* + a, \qquad
+.. math:: a = \frac1S \sum_{i \ne *} e_i \Delta_i, \qquad m = y_* + a, \qquad
    c_2 = \frac1S \sum_{i \ne *} e_i \Delta_i \otimes \Delta_i - a \otimes a .
-
-The pivot itself contributes nothing, so that a covariance that is exponentially small (one point holds almost all the
-weight) has full relative accuracy instead of being lost in the rounding of the heavy point.
 """
 
 from __future__ import annotations
@@ -50,17 +42,18 @@ TIGHT = 0.02  # |y - y*|² / (|y|² + |y*|²), below which float32 would lose mo
 PAIRS = 1 << 17, 1 << 21  # coordinates (pairs × d) gathered at once, in the caches of a CPU (1 MB), and on a GPU
 CHUNK, COORDINATES = 1 << 15, 1 << 25  # points, and coordinates (128 MB), of a chunk on a CPU
 NARROW = 32  # below this dimension everything is float64
+Want = frozenset[str]  # of the moments that may be requested: "trace", "diag", "weights" (square and entropy)
 LIGHT = -1e30  # log of weight zero: products with -inf are nan where a factor is 0, and exp(-1e30) is 0 too
 
 
 def blocks(count: int, step: int) -> Iterator[slice]:
-    """Slices of ``range(count)``, of at most ``step`` each."""
+    """Cut ``range(count)`` into slices of at most ``step``."""
     step = max(1, step)
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
 class Points(Protocol):
-    """What the engine needs of a training set (see :class:`vkernel.data.empirical.Empirical`)."""
+    """A training set has what the engine needs (see :class:`vkernel.data.empirical.Empirical`)."""
 
     n: int
     d: int
@@ -76,10 +69,10 @@ class Points(Protocol):
 
 
 class CentredPoints:
-    """The data less their centre, by chunks, within ``memory`` bytes, and what every method needs to know about them.
+    """The data are read less their centre, by chunks, within ``memory`` bytes; ``weighted``: their weights differ.
 
-    ``weighted`` tells whether weights differ. ``log_w`` and ``half_square`` :math:`= |y - c|^2 / 2` are ``(n,)``,
-    float64, ``radius`` is :math:`\\max |y - c|`. ``kept`` holds all columns (:meth:`fill`) if they fit.
+    ``log_w`` and ``half_square`` :math:`= |y - c|^2 / 2` are ``(n,)``, float64, ``radius`` is :math:`\\max |y - c|`.
+    ``kept`` holds all columns (:meth:`fill`) if they fit.
     """
 
     def __init__(self, data: Points, memory: int, weighted: bool) -> None:
@@ -100,7 +93,7 @@ class CentredPoints:
         self.radius = float((2 * self.half_square.max()).sqrt()) if self.n else 0.0
 
     def spans(self) -> Iterator[Span]:
-        """All points, as many at a time as fit into the memory."""
+        """Iterate over all points, as many at a time as fit into the memory."""
         return (Span(self, part) for part in blocks(self.n, self.chunk))
 
     def fill(self, out: Tensor, y: Tensor, part: slice) -> Tensor:
@@ -113,19 +106,19 @@ class CentredPoints:
 
 
 class Span:
-    """The points of ``part``, read at most once in each precision."""
+    """The points of ``part`` are read at most once in each precision."""
 
     def __init__(self, points: CentredPoints, part: slice) -> None:
         self.points, self.part = points, part
 
     @functools.cached_property
     def float64(self) -> Tensor:
-        """The centred points in float64, ``(k, d)``."""
+        """Read the centred points in float64, ``(k, d)``."""
         return self.points.data.rows(self.part.start, self.part.stop).double() - self.points.center
 
     @functools.cached_property
     def columns(self) -> Tensor:
-        """The right factor of the coarse product, float32; without the last columns, the centred points."""
+        """Return the right factor of the coarse product, float32; its first d columns are the centred points."""
         if self.points.kept is not None:
             return self.points.kept[self.part]
         y, center = self.points.data.rows(self.part.start, self.part.stop), self.points.center
@@ -138,7 +131,7 @@ class Span:
 
 @dataclass
 class Queries:
-    """Queries ``x (B, d)`` with ``alpha (B,)`` and ``var = sigma² (B,)``, all float64 on the data's device."""
+    """Queries are points ``x (B, d)`` with ``alpha (B,)`` and ``var = σ² (B,)``, float64 on the data's device."""
 
     x: Tensor
     alpha: Tensor
@@ -151,7 +144,7 @@ class Queries:
         return Queries(self.x[rows], self.alpha[rows], self.var[rows])
 
     def exact_logits(self, data: Points, log_w: Tensor, q: Tensor, i: Tensor) -> Tensor:
-        r""":math:`\log w_i - |x_q - \alpha_q y_i|^2 / 2 \sigma_q^2` for pairs (q, i), float64, by differences."""
+        r"""Return :math:`\log w_i - |x_q - \alpha_q y_i|^2 / 2 \sigma_q^2` of pairs (q, i), float64, by differences."""
         out = torch.empty(len(q), dtype=WIDE, device=self.x.device)
         for s in blocks(len(q), _pairs(data)):
             gap = self.x[q[s]].addcmul_(self.alpha[q[s], None], data.take(i[s]).double(), value=-1)
@@ -160,41 +153,37 @@ class Queries:
 
 
 def _pairs(data: Points) -> int:
-    """The number of points that have about ``PAIRS`` coordinates."""
+    """Return the number of points that have about ``PAIRS`` coordinates."""
     return PAIRS[data.device.type != "cpu"] // max(data.d, 1)
 
 
 @dataclass
 class Moments:
-    """Moments of ``B`` queries over one part of the data; float64. ``None`` marks what was not requested.
+    """Moments of ``B`` queries over one part of the data are float64; ``None`` marks what was not requested."""
 
-    ``log_z (B,)``, ``mean (B, d)``, ``trace (B,)``, ``diag (B, d)``, ``product (B, d)`` (the covariance times
-    ``vector (B, d)``), ``square (B,)`` :math:`= \\sum r_i^2`, ``entropy (B,)`` :math:`= -\\sum r_i \\log r_i`.
-    """
-
-    log_z: Tensor
-    mean: Tensor
-    trace: Tensor | None = None
-    diag: Tensor | None = None
-    product: Tensor | None = None
-    vector: Tensor | None = None
-    square: Tensor | None = None
-    entropy: Tensor | None = None
+    log_z: Tensor  # (B,)
+    mean: Tensor  # (B, d)
+    trace: Tensor | None = None  # (B,)
+    diag: Tensor | None = None  # (B, d)
+    product: Tensor | None = None  # (B, d): the covariance times ``vector``
+    vector: Tensor | None = None  # (B, d)
+    square: Tensor | None = None  # (B,): the sum of r²
+    entropy: Tensor | None = None  # (B,): the sum of -r log r
 
     @classmethod
-    def empty(cls, x: Tensor, want: frozenset[str] = frozenset(), vector: Tensor | None = None) -> Moments:
-        """The neutral element, no points at all, for queries ``x (B, d)``; ``want`` ⊂ {"trace", "diag", "weights"}."""
+    def empty(cls, x: Tensor, want: Want = frozenset(), vector: Tensor | None = None) -> Moments:
+        """Return the neutral element, the moments over no points, for queries ``x (B, d)``."""
         flat, names = x[:, 0], ["trace"] * ("trace" in want) + ["square", "entropy"] * ("weights" in want)
         wide = ["diag"] * ("diag" in want) + ["product"] * (vector is not None)
         zeros = {name: torch.zeros_like(x if name in wide else flat) for name in names + wide}
         return cls(torch.full_like(flat, -torch.inf), torch.zeros_like(x), vector=vector, **zeros)
 
     def present(self) -> dict[str, Tensor]:
-        """The fields that were requested, by name."""
+        """Return the fields that were requested, by name."""
         return {name: a for name, a in vars(self).items() if a is not None}
 
     def take(self, rows: Tensor | slice) -> Moments:
-        """The moments of some of the queries."""
+        """Return the moments of some of the queries."""
         return Moments(**{name: a[rows] for name, a in self.present().items()})
 
     def put(self, rows: Tensor, other: Moments) -> None:
@@ -204,17 +193,12 @@ class Moments:
             if name != "vector":
                 a[rows] = given[name]
 
-    def absorb(self, rows: Tensor, part: Moments) -> None:
-        """Merge ``part``, the moments of the queries ``rows`` over other points, in place."""
-        self.put(rows, merge(self.take(rows), part))
-
 
 def about_pivot(sums: Moments, light: Tensor, pivot: Tensor) -> Moments:
-    r"""The moments from the logit of the pivot, ``sums.log_z``, and sums over all other points, by their place.
+    r"""Return the moments, given the logit of the pivot, ``sums.log_z``, and sums over all other points.
 
-    ``light`` is :math:`\sum e_i`; the others are of :math:`e_i \Delta_i` (mean), :math:`e_i |\Delta_i|^2` (trace),
-    :math:`e_i \Delta_i^2` (diag), :math:`e_i \Delta_i (\Delta_i \cdot v)` (product), :math:`e_i^2` (square) and
-    :math:`-e_i \log e_i` (entropy).
+    These are of :math:`e_i` (``light``), :math:`e_i \Delta_i` (mean), :math:`e_i |\Delta_i|^2` (trace), :math:`e_i
+    \Delta_i^2` (diag), :math:`e_i \Delta_i (\Delta_i \cdot v)` (product), :math:`e_i^2` and :math:`-e_i \log e_i`.
     """
     total = 1.0 + light
     wide, a = total[:, None], sums.mean / total[:, None]
@@ -231,7 +215,7 @@ def about_pivot(sums: Moments, light: Tensor, pivot: Tensor) -> Moments:
 
 
 def merge(a: Moments, b: Moments) -> Moments:
-    """The moments of the union of two disjoint parts of the data."""
+    """Return the moments of the union of two disjoint parts of the data."""
     # Two empty parts have the shares exp(-inf + inf) = nan: nothing is shared, so zero is right.
     # From the difference, not from log z: far from the data its last digit is worth more than a share.
     pa, pb = (torch.sigmoid(z).nan_to_num(0.0) for z in (a.log_z - b.log_z, b.log_z - a.log_z))
@@ -252,7 +236,7 @@ def merge(a: Moments, b: Moments) -> Moments:
 
 
 class SparseWeights:
-    """Pairs (query ``q``, point ``i``) with float64 ``logit``; ``q`` is ascending, ``rows`` are the queries in it."""
+    """Pairs (query ``q``, point ``i``) have float64 logits; ``q`` is ascending, ``rows`` are the queries in it."""
 
     def __init__(self, data: Points, q: Tensor, i: Tensor, logit: Tensor) -> None:
         self.data, self.i, self.logit = data, i, logit
@@ -265,16 +249,14 @@ class SparseWeights:
         return 32 * len(self.i) + 16 * len(self.rows) * self.data.d
 
     def _gaps(self, e: Tensor, pivot: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        r"""By blocks, the queries of pairs with weight, their :math:`e_i` and :math:`\Delta_i`."""
+        r"""Yield, by blocks, the queries of pairs with weight, their :math:`e_i` and :math:`\Delta_i`."""
         live = e.nonzero().squeeze(-1)
-        for s in blocks(len(live), _pairs(self.data)):
-            k = live[s]
-            seg = self.segment[k]
-            yield seg, e[k], pivot[seg].neg_().add_(self.data.take(self.i[k]))
+        for k in (live[s] for s in blocks(len(live), _pairs(self.data))):
+            yield self.segment[k], e[k], pivot[self.segment[k]].neg_().add_(self.data.take(self.i[k]))
 
     @functools.cached_property
     def _about_pivot(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        r""":math:`e_i`, :math:`y_*`, :math:`\sum e_i \Delta_i` and :math:`\sum e_i |\Delta_i|^2`: means and traces."""
+        r"""Return :math:`e_i`, :math:`y_*`, :math:`\sum e_i \Delta_i` and :math:`\sum e_i |\Delta_i|^2`."""
         e, place = (self.logit - self.top[self.segment]).exp(), torch.arange(len(self.i), device=self.i.device)
         place = torch.where(self.logit == self.top[self.segment], place, len(self.i))  # the first of the heaviest
         heaviest = torch.full_like(self.rows, len(self.i)).scatter_reduce_(0, self.segment, place, "amin")
@@ -286,8 +268,8 @@ class SparseWeights:
             first.index_add_(0, seg, delta.mul_(w[:, None]))
         return e, pivot, first, spread
 
-    def moments(self, want: frozenset[str], vector: Tensor | None) -> Moments:
-        """The moments of the queries ``rows``; ``vector (B, d)`` is indexed by them."""
+    def moments(self, want: Want, vector: Tensor | None) -> Moments:
+        """Return the moments of the queries ``rows``; ``vector (B, d)`` is indexed by them."""
         e, pivot, first, spread = self._about_pivot
         sums = Moments.empty(pivot, want, None if vector is None else vector[self.rows])
         sums.log_z, sums.mean, sums.trace = self.top, first, spread if "trace" in want else None
@@ -301,10 +283,8 @@ class SparseWeights:
             sums.entropy.index_add_(0, self.segment, torch.special.entr(e))
         return about_pivot(sums, torch.zeros_like(self.top).index_add_(0, self.segment, e), pivot)
 
-    def combine(
-        self, about: Moments, vectors: tuple[Tensor, ...] = (), keys: Tensor | None = None, start: int = 0
-    ) -> Tensor:
-        r""":math:`\sum_i k_i (y_i - m) \prod_v (y_i - m) \cdot v` for the queries ``rows``, ``(rows, d)``.
+    def combine(self, about: Moments, vectors: tuple[Tensor, ...], keys: Tensor | None, start: int) -> Tensor:
+        r"""Return :math:`\sum_i k_i (y_i - m) \prod_v (y_i - m) \cdot v` for the queries ``rows``, ``(rows, d)``.
 
         m and log z are those of ``about``; :math:`k_i` is the weight :math:`r_i`, or with ``keys (B,)`` of the queries
         :math:`\sqrt{r_i}` times the normal of the pair (query, point), where ``start`` is the data's first point.
@@ -322,38 +302,39 @@ class SparseWeights:
         return out
 
     def table(self) -> tuple[Tensor, Tensor]:
-        """Logits and indices as ``(rows, most pairs)``, padded with -inf and 0: small, for sorting and sums."""
+        """Return logits and indices as ``(rows, most pairs)``, padded with -inf and 0."""
         logit, first = padded(self.logit, self.segment, len(self.rows))
         index = torch.zeros(logit.shape, dtype=torch.long, device=self.i.device)
         index[self.segment, torch.arange(len(self.i), device=self.i.device) - first[self.segment]] = self.i
         return logit, index
 
 
+@dataclass
 class DenseWeights:
-    """Logits ``logit + offset (rows,)`` of the queries ``rows`` over the points from ``start`` on.
+    """The queries ``rows`` have the logits ``logit + offset (rows,)`` over the points ``part``.
 
     ``centred (k, d)`` are these points less the centre, in the working precision, which is that of ``logit``.
     """
 
-    def __init__(
-        self, points: CentredPoints, start: int, centred: Tensor, rows: Tensor, logit: Tensor, offset: Tensor
-    ) -> None:
-        self.points, self.start, self.centred = points, start, centred
-        self.part = slice(start, start + len(centred))
-        self.rows, self.logit, self.offset = rows, logit, offset
+    points: CentredPoints
+    part: slice
+    centred: Tensor
+    rows: Tensor
+    logit: Tensor
+    offset: Tensor
 
     @property
     def nbytes(self) -> int:
         return self.logit.nbytes + (0 if self.points.data.in_memory else self.centred.nbytes)
 
     def some(self, keep: Tensor | slice, widened: bool = False) -> DenseWeights:
-        """The weights of some of the rows; ``widened`` with sums in float64."""
+        """Return the weights of some of the rows; ``widened`` with sums in float64."""
         centred = Span(self.points, self.part).float64 if widened else self.centred  # not the rounded ones
         logit = self.logit[keep].to(centred.dtype)
-        return DenseWeights(self.points, self.start, centred, self.rows[keep], logit, self.offset[keep])
+        return DenseWeights(self.points, self.part, centred, self.rows[keep], logit, self.offset[keep])
 
-    def moments(self, want: frozenset[str], vector: Tensor | None) -> Moments:
-        """The moments of the queries ``rows``; ``vector (B, d)`` is indexed by them."""
+    def moments(self, want: Want, vector: Tensor | None) -> Moments:
+        """Return the moments of the queries ``rows``; ``vector (B, d)`` is indexed by them."""
         if "diag" in want and self.logit.dtype != WIDE:
             return self.some(slice(None), widened=True).moments(want, vector)
         y, tight = self.centred, None
@@ -379,15 +360,13 @@ class DenseWeights:
             sums.product = product(along, y).to(WIDE) - along.sum(1, keepdim=True).to(WIDE) * pivot
         if "weights" in want:
             sums.square, sums.entropy = e.square().sum(1).to(WIDE), torch.special.entr(e).sum(1).to(WIDE)
-        out = about_pivot(sums, light, self.points.data.take(self.start + heaviest).double())
+        out = about_pivot(sums, light, self.points.data.take(self.part.start + heaviest).double())
         if tight is not None and bool(tight.any()):
             out.put(tight, self.some(tight, widened=True).moments(want, vector))
         return out
 
-    def combine(
-        self, about: Moments, vectors: tuple[Tensor, ...] = (), keys: Tensor | None = None, start: int = 0
-    ) -> Tensor:
-        """The sums of :meth:`SparseWeights.combine`."""
+    def combine(self, about: Moments, vectors: tuple[Tensor, ...], keys: Tensor | None, start: int) -> Tensor:
+        """Return the sums of :meth:`SparseWeights.combine`."""
         y, shift = self.centred, (about.log_z[self.rows] - self.offset).to(self.logit.dtype)
         k = _exp(self.logit - shift[:, None])
         if keys is not None:
@@ -399,7 +378,7 @@ class DenseWeights:
         return product(k, y).double() - k.sum(1, keepdim=True).double() * centre
 
     def table(self) -> tuple[Tensor, Tensor]:
-        """Logits and indices of all pairs, both ``(rows, points)``."""
+        """Return logits and indices of all pairs, both ``(rows, points)``."""
         index = torch.arange(self.part.start, self.part.stop, device=self.logit.device).expand(self.logit.shape)
         return self.logit.double() + self.offset[:, None], index
 
@@ -407,18 +386,16 @@ class DenseWeights:
 Weights = SparseWeights | DenseWeights
 
 
-def reduce(
-    parts: Iterable[Weights], queries: Queries, want: frozenset[str] = frozenset(), vector: Tensor | None = None
-) -> Moments:
-    """Merge the moments of all parts; ``want`` ⊂ {"trace", "diag", "weights"}, ``vector (B, d)`` for a product."""
-    out = Moments.empty(queries.x, want, vector)
+def reduce(parts: Iterable[Weights], x: Tensor, want: Want = frozenset(), vector: Tensor | None = None) -> Moments:
+    """Merge the moments of all parts for queries ``x (B, d)``; ``vector (B, d)`` is for a product."""
+    out = Moments.empty(x, want, vector)
     for part in parts:
-        out.absorb(part.rows, part.moments(want, vector))
+        out.put(part.rows, merge(out.take(part.rows), part.moments(want, vector)))
     return out
 
 
 def padded(value: Tensor, q: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The values of each query as a row, padded with -inf, and the place of each row's first; ``q`` is ascending."""
+    """Return the values of each query as a row, padded with -inf, and each row's first place; ``q`` is ascending."""
     size = torch.bincount(q, minlength=count)
     first = size.cumsum(0) - size
     table = value.new_full((count, int(size.max()) if count else 0), -torch.inf)
@@ -427,11 +404,11 @@ def padded(value: Tensor, q: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def trimmed(upper: Tensor, q: Tensor, budget: Tensor) -> Tensor:
-    r"""Which of the pairs of each query to keep, so that the others together weigh at most :math:`e^{budget}`.
+    r"""Tell which pairs to keep, so that the others of each query together weigh at most :math:`e^{budget}`, ``(B,)``.
 
-    ``upper`` are upper bounds of the logits of the pairs, ``q`` their queries, ascending, ``budget (B,)`` is for each
-    query. Of its bounds in order, :math:`u_1 \le u_2 \le \dots`, those before the first :math:`k` with
-    :math:`\sum_{j \le k} e^{u_j} > e^{budget}` are dropped, but none that is as heavy as the k-th.
+    ``upper`` bounds the logits of the pairs, ``q`` are their queries, ascending. Of the bounds :math:`u_1 \le u_2 \le
+    \dots` those before the first :math:`k` with :math:`\sum_{j \le k} e^{u_j} > e^{budget}` are dropped, less any equal
+    to :math:`u_k`.
     """
     if len(q) == 0:
         return torch.ones_like(q, dtype=torch.bool)
@@ -443,12 +420,12 @@ def trimmed(upper: Tensor, q: Tensor, budget: Tensor) -> Tensor:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` in the precision of its factors, also inside a user's autocast region."""
+    """Return ``a @ b`` in the precision of its factors, also inside a user's autocast region."""
     with torch.autocast(a.device.type, enabled=False):
         return a @ b
 
 
 def _exp(logit: Tensor) -> Tensor:
-    """The exponential in place, exactly zero before it would be subnormal: those make products 10 times slower."""
+    """Take the exponential in place, with zero for subnormal results: those make products 10 times slower."""
     floor = math.log(torch.finfo(logit.dtype).tiny)
     return torch.nn.functional.threshold(logit, floor, -torch.inf, inplace=True).exp_()

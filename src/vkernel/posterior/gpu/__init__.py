@@ -9,19 +9,17 @@ first stage that is accurate for it:
    that, with true logits within :math:`\delta` of the computed :math:`\hat l`, less than :math:`e^{-16}` of the weight
    is missing. A narrow window is tried; for a wide one, :math:`\log n + 16 + 2\delta`, the certificate always holds.
 2. **light**: many points, none of which matters by itself. The products with the fp16 residuals are added, and the
-   weights, as sums of two fp16 numbers, are multiplied by the points in slices of 8,192. With errors of single logits
-   of size :math:`\eta`, of single shares of size :math:`\nu` and of single points of size :math:`R` (relative to their
-   spread), together :math:`\epsilon^2 = \eta^2 + \nu^2 + R^2`, all independent, and a floor :math:`f` (all measured on
-   the data), the error of the mean is :math:`\sqrt{\epsilon^2 / n_\mathrm{eff} +
-   f^2}`: this stage is taken where that is below ``TOLERANCE``.
+   weights, as sums of two fp16 numbers, are multiplied by the points in slices of 8,192. With independent errors of
+   logits :math:`\eta`, of shares :math:`\nu` and of points :math:`R` (relative to their spread), :math:`\epsilon^2 =
+   \eta^2 + \nu^2 + R^2`, and a floor :math:`f`, all measured on the data, the error of the mean is
+   :math:`\sqrt{\epsilon^2 / n_\mathrm{eff} + f^2}`: this stage is taken where that is below ``TOLERANCE``.
 3. **full**: otherwise both residuals of the data are used. If that is accurate for all queries, stage 2 is taken with
    them; else points heavier than :math:`(\mathrm{tol}^2 - f^2) / \epsilon^2` are taken out and evaluated in float64,
    all others are as before, and the two parts are merged.
 4. What has too many heavy points, or a large :math:`\delta`, takes the reference path: float32 and float64 products.
 
 Where at most half of a batch is left for a stage, those queries continue as a batch of their own. The steps are Triton
-kernels (:mod:`~vkernel.posterior.gpu.triton_steps`). A hundred small kernels take a GPU less time than a CPU needs to
-start them, so those for batches of one size are recorded as CUDA graphs.
+kernels (:mod:`~vkernel.posterior.gpu.triton_steps`); for batches of one size they are recorded as CUDA graphs.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.posterior.dense import Block, Dense
+from vkernel.posterior.dense import MARGIN, Block, Dense
 from vkernel.posterior.gpu import fp16
 from vkernel.posterior.gpu.fp16 import FULL, TINY, WIDE, FP16Points, Logits, Loss
 from vkernel.posterior.weights import CentredPoints, Moments, Queries, SparseWeights, Weights, blocks, reduce
@@ -48,8 +46,9 @@ from vkernel.posterior.weights import CentredPoints, Moments, Queries, SparseWei
 __all__ = ["GPUPath", "trusted_path"]
 
 Take = Callable[[str, Callable[[], Any]], Any]  # takes a step of this name, or replays it
+Staged = tuple[Moments, Tensor, Tensor]  # moments, scores, and which queries need the reference path
+Level = Tensor | float  # α or σ², one for each query or one for all
 AGREE = 5e-5  # of the data's radius, between the GPU path and the reference path
-MARGIN = 16.0  # dropped points hold less than exp(-MARGIN) of the weight
 NARROWER = 4.0  # beyond MARGIN, the window that is tried before log n
 TOLERANCE, FINE = 1.5e-5, 7e-7  # of the mean, in units of the spread of the data; the latter where few points count
 SOME = 64.0  # points are not few any more
@@ -67,23 +66,19 @@ TRIED = 64, 256  # queries of the batches, a small and a large one, by which err
 
 @dataclass
 class Screened:
-    """Logits of queries, their candidates; the largest logit, the weight relative to it, n_eff, ``(B,)``."""
+    """A screened batch has logits and candidates, ``count (B,)`` and ``index (B, cap)``."""
 
     logits: Logits
     count: Tensor
     index: Tensor
-    first: Tensor
-    total: Tensor
-    ess: Tensor
+    first: Tensor  # the largest logit, (B,)
+    total: Tensor  # the weight relative to it
+    ess: Tensor  # n_eff
 
 
 @dataclass
 class Sparse:
-    """The moments and scores of stage 1, and which queries go on to which stage, ``(B,)``.
-
-    ``numbers`` counts the queries that are invalid, those of each later stage, and those of the third that have heavy
-    points even with both residuals of the data.
-    """
+    """Stage 1 has moments and scores, and tells which queries go on to which stage, ``(B,)``."""
 
     seen: Screened
     moments: Moments
@@ -91,15 +86,11 @@ class Sparse:
     light: Tensor
     full: Tensor
     reference: Tensor
-    numbers: Tensor
+    numbers: Tensor  # of queries: invalid; of each later stage; of the third with heavy points despite both residuals
 
 
 class Recording:
-    """A batch of queries at one place in memory, and steps with it that are replayed as CUDA graphs.
-
-    The first time a step runs as it is, which compiles what must be compiled; the second time it is recorded; from then
-    on it is one launch. Results stay at their place until the step is taken again.
-    """
+    """A batch of queries, and results until a step is taken again, stay at one place in memory for CUDA graphs."""
 
     def __init__(self, x: Tensor) -> None:
         wide = torch.empty_like(x, dtype=WIDE, memory_format=torch.contiguous_format)
@@ -109,7 +100,7 @@ class Recording:
         self.free.record()
 
     def take(self, name: str, step: Callable[[], Any]) -> Any:
-        """``step()``, or what was recorded of it under this name."""
+        """Run ``step()`` the first time, which compiles kernels, record it the second, and then replay the graph."""
         if name not in self.graphs:
             self.graphs[name] = None
             return step()
@@ -117,14 +108,13 @@ class Recording:
         if recorded is None:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                result = step()
-            recorded = self.graphs[name] = graph, result
+                recorded = self.graphs[name] = graph, step()
         recorded[0].replay()
         return recorded[1]
 
 
 class Recordings:
-    """One recording for each size and precision of batch that was used lately; a copy of it is empty."""
+    """Keep one recording for each size and precision of batch that was used lately; a copy is empty."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # a batch may hold back some of its queries, which continue as another
@@ -134,8 +124,8 @@ class Recordings:
         return Recordings, ()
 
     @contextlib.contextmanager
-    def at(self, x: Tensor, alpha: Tensor | float, var: Tensor | float) -> Iterator[tuple[Queries, Take]]:
-        """The recording for batches like ``x``, filled with these queries; other streams wait until it is free."""
+    def at(self, x: Tensor, alpha: Level, var: Level) -> Iterator[tuple[Queries, Take]]:
+        """Fill the recording for batches like ``x`` with these queries; other streams wait until it is free."""
         with self.lock, torch.cuda.device(x.device):
             key = len(x), x.dtype
             recording = self.kept.pop(key) if key in self.kept else Recording(x)
@@ -151,7 +141,7 @@ class Recordings:
 
 
 class GPUPath:
-    """The points of the reference path in fp16, and the stages above."""
+    """The GPU path holds the points of the reference path in fp16, and takes the stages above."""
 
     graphs = True  # steps can be recorded
 
@@ -160,43 +150,37 @@ class GPUPath:
         self.fp16 = FP16Points(self.points)
         self.recordings = Recordings()
         self.losses: dict[tuple[bool, bool], Loss] = {}
-        for size in {max(1, min(a, self._most())) for a in TRIED} if self.fp16.complete else ():
+        sums = (8 if self.fp16.low is None else 12) * self.fp16.slices + 32
+        self.bytes_per_query = 16 * self.fp16.rows + sums * self.fp16.width
+        self.most = max(1, self.points.memory // 8 // self.bytes_per_query)  # queries at once
+        for size in {max(1, min(a, self.most)) for a in TRIED} if self.fp16.complete else ():
             self._calibrate(fp16.typical(self.fp16, size))
 
     @property
     def steps(self) -> ModuleType:
-        """The kernels; not held, since engines are copied and pickled, and not imported where there is no Triton."""
+        """Import the kernels where Triton is; not held, since engines are copied and pickled."""
         from vkernel.posterior.gpu import triton_steps
 
         return triton_steps
 
     @property
     def usable(self) -> bool:
-        """Whether this process sums fp16 products in float32, as the bound assumes."""
+        """Tell whether this process sums fp16 products in float32, as the bound assumes."""
         return not torch.backends.cuda.matmul.allow_fp16_accumulation
 
     def cap(self, queries: int) -> int:
-        """The number of candidates beyond which the dense stages are cheaper than reading the candidates twice."""
+        """Return the number of candidates beyond which the dense stages are cheaper than reading these twice."""
         n, d = self.points.n, self.fp16.width
         dense = max(4 * n * d, 8 * queries * n * d / BALANCE)
         each = max(4, self.fp16.values.itemsize)  # of bytes, looking them up takes longer than reading
         return int(2 ** math.floor(math.log2(min(max(dense / (2 * queries * d * each) / 2, 64), MOST))))
 
-    def _bytes_per_query(self) -> int:
-        """Bytes for the logits, weights and sums of one query."""
-        h = self.fp16
-        return 16 * h.rows + (8 if h.low is None else 12) * h.slices * h.width + 32 * h.width
-
-    def _most(self) -> int:
-        """The number of queries that fit into an eighth of the memory."""
-        return max(1, self.points.memory // 8 // self._bytes_per_query())
-
     @torch.inference_mode(False)
     @torch.no_grad()
-    def score(self, x: Tensor, alpha: Tensor | float, var: Tensor | float) -> Tensor | None:
-        r""":math:`(\alpha m - x) / \sigma^2` for ``x (B, d)``, like x; ``None`` if a query is NaN or too far away."""
+    def score(self, x: Tensor, alpha: Level, var: Level) -> Tensor | None:
+        r"""Return :math:`(\alpha m - x) / \sigma^2` for ``x (B, d)``; ``None`` if a query is NaN or too far away."""
         out = torch.empty_like(x)
-        for rows in blocks(len(x), self._most()):
+        for rows in blocks(len(x), self.most):
             levels = [a if isinstance(a, float) else a[rows] for a in (alpha, var)]
             with self._placed(x[rows], levels[0], levels[1]) as (queries, take):
                 _, score, invalid = self._stages(queries, x.dtype, take)
@@ -208,25 +192,23 @@ class GPUPath:
     @torch.inference_mode(False)  # what is kept between calls must serve calls in any mode
     @torch.no_grad()
     def moments(self, queries: Queries) -> Moments:
-        """log z and the mean of every query."""
+        """Return log z and the mean of every query."""
         out = Moments.empty(queries.x)
-        for rows in blocks(len(queries), self._most()):
+        for rows in blocks(len(queries), self.most):
             with self._placed(queries.x[rows], queries.alpha[rows], queries.var[rows]) as (block, take):
                 moments, _, _ = self._stages(block, WIDE, take)
                 out.log_z[rows], out.mean[rows] = moments.log_z, moments.mean
         return out
 
-    def _placed(
-        self, x: Tensor, alpha: Tensor | float, var: Tensor | float
-    ) -> contextlib.AbstractContextManager[tuple[Queries, Take]]:
-        """Queries and how to take a step with them: directly, or from the recordings of this size of batch."""
-        if self.graphs and x.is_cuda and self._bytes_per_query() * len(x) <= self.points.memory // 12:
+    def _placed(self, x: Tensor, alpha: Level, var: Level) -> contextlib.AbstractContextManager[tuple[Queries, Take]]:
+        """Return queries and how to take a step with them: directly, or from the recordings of this size of batch."""
+        if self.graphs and x.is_cuda and self.bytes_per_query * len(x) <= self.points.memory // 12:
             return self.recordings.at(x, alpha, var)
         wide = [x.new_full((len(x),), a, dtype=WIDE) if isinstance(a, float) else a for a in (alpha, var)]
         return contextlib.nullcontext((Queries(x.to(WIDE), *wide), lambda name, step: step()))
 
     def _stages(self, queries: Queries, dtype: torch.dtype, take: Take) -> tuple[Moments, Tensor, bool]:
-        """The moments and scores of all queries, and whether some query is NaN or too far away."""
+        """Return the moments and scores of all queries, and whether some query is NaN or too far away."""
         sparse: Sparse = take("sparse", lambda: self.sparse(queries, dtype))
         invalid, light, full, others, heavy = sparse.numbers.tolist()
         out, score, reference, size = sparse.moments, sparse.score, sparse.reference, len(queries)
@@ -251,13 +233,13 @@ class GPUPath:
         return out, score, False
 
     def _apart(self, queries: Queries) -> Moments:
-        """The moments of some queries as a batch of their own, filled up to one of few sizes."""
+        """Return the moments of some queries as a batch of their own, filled up to one of few sizes."""
         count = len(queries)
         filled = torch.arange(max(FEWEST, 1 << (count - 1).bit_length()), device=queries.x.device) % count
         return self.moments(queries[filled]).take(slice(count))
 
     def screen(self, queries: Queries, covariance: bool) -> Screened:
-        """The logits of all points from one product, and certified candidates."""
+        """Return the logits of all points from one product, and certified candidates."""
         steps, size = self.steps, len(queries)
         logits: Logits = steps.split(queries, self.fp16)
         first, second = steps.peaks(logits, covariance)
@@ -277,14 +259,18 @@ class GPUPath:
         return Screened(logits, torch.where(short, count, cap + 1), index, first, total, total.square() / square)
 
     def sparse(self, queries: Queries, dtype: torch.dtype = WIDE) -> Sparse:
-        """Stage 1 for all queries."""
+        """Take stage 1 for all queries."""
         seen, steps = self.screen(queries, False), self.steps
+
+        def averages_out(low: bool) -> Tensor:  # which means stage 2 would make accurately enough
+            return self.error(seen, low) <= self.allowed(seen, low) * seen.ess
+
         exact = steps.exact(queries, self.fp16, seen.count, seen.index)
         moments = Moments(*steps.mean(self.fp16, seen.count, seen.index, exact))
         long = seen.count > seen.index.shape[1]
         many = long & (seen.logits.delta < CLOSE) if self.fp16.complete else torch.zeros_like(long)
-        light = many & self._averages_out(seen, False)
-        averaged = light if self.fp16.low is None else many & self._averages_out(seen, True)
+        light = many & averages_out(False)
+        averaged = light if self.fp16.low is None else many & averages_out(True)
         full, invalid = many ^ light, ~(seen.logits.norm < OUTSIDE * queries.var.sqrt())
         numbers = torch.stack([invalid, light, full, long ^ many, full & ~averaged]).sum(1)
         score = steps.score(queries, moments.mean, dtype)
@@ -293,7 +279,7 @@ class GPUPath:
     def weights(self, queries: Queries, covariance: bool) -> Generator[Weights, None, Tensor]:
         """Yield all weights of the queries that have few candidates; return the numbers of the others."""
         rest = [torch.zeros(0, dtype=torch.long, device=queries.x.device)]
-        for block in blocks(len(queries), self._most()):
+        for block in blocks(len(queries), self.most):
             seen = self.screen(queries[block], covariance)
             index, long = seen.index, seen.count > seen.index.shape[1]
             held = torch.arange(index.shape[1], device=index.device) < seen.count.masked_fill(long, 0)[:, None]
@@ -305,53 +291,46 @@ class GPUPath:
         return torch.cat(rest)
 
     def _calibrate(self, queries: Queries) -> None:
-        """Measure the losses for batches of such a size; means, of some of the queries, by stage 2 for all."""
+        """Measure the losses for batches of this size; of means, which stage 2 takes, for some of the queries."""
         points, some = self.fp16, slice(min(fp16.MEANS, len(queries)))
         block, every = Block(self.points, queries[some], False), torch.arange(some.stop, device=queries.x.device)
-        exact = reduce((block.float64(every, span) for span in self.points.spans()), queries[some]).mean - points.center
+        exact = (
+            reduce((block.float64(every, span) for span in self.points.spans()), queries.x[some]).mean - points.center
+        )
         for low in {False, points.low is not None}:
             key = len(queries) <= fp16.SMALL, low
             loss = self.losses[key] = fp16.measured(self.steps.split(queries, points), queries, low)
             sparse = self.sparse(queries)
             mean = self._dense(queries, replace(sparse, light=sparse.light | True), WIDE, False, low)[0].mean[some]
             lost, rest = fp16.fit(mean - points.center, exact)
-            square = (rest.norm(dim=1) / points.spread).square() - (self.error(sparse.seen, low) / sparse.seen.ess)[
-                some
-            ]
-            self.losses[key] = replace(loss, means=lost, floor=float(square.clamp_min(0.0).max().sqrt()))
+            expected = (self.error(sparse.seen, low) / sparse.seen.ess)[some]
+            more = (rest.norm(dim=1) / points.spread).square() - expected
+            self.losses[key] = replace(loss, means=lost, floor=float(more.clamp_min(0.0).max().sqrt()))
 
     def loss(self, queries: int, low: bool) -> Loss:
-        """The measured errors for so many queries."""
+        """Return the measured errors for so many queries."""
         return self.losses.get((queries <= fp16.SMALL, low), Loss())
 
     def allowed(self, seen: Screened, low: bool) -> Tensor:
-        """The square of the mean's error, in units of the spread, that may follow from single points, ``(B,)``."""
+        """Return the square of the mean's error, in units of the spread, that single points may make, ``(B,)``."""
         floor = self.loss(len(seen.count), low).floor
         fine, coarse = (max(tolerance**2 - floor**2, TINY) for tolerance in (FINE, TOLERANCE))
         if floor < 2 * FINE:  # if the floor is the error, single points should not add to it
             fine = max(fine, FINE**2 / 4)
-        # float64: the smallest allowance is zero in float32, and its logarithm would not be finite
-        one = torch.ones_like(seen.logits.norm)
+        one = torch.ones_like(seen.logits.norm)  # float64: in float32 the smallest allowance is zero
         return torch.where(seen.ess < SOME, fine * one, coarse * one)
 
     def error(self, seen: Screened, low: bool) -> Tensor:
-        """The mean square ε² of the error of one point's part in a mean, relative to it, ``(B,)``."""
+        """Return ε², the mean square of the error of one point's part in a mean, relative to it, ``(B,)``."""
         loss, y = self.loss(len(seen.count), low), self.fp16.radius
         size, slope = seen.logits.size, seen.logits.slope
         eta = loss.noise * y * size + loss.pattern * y * torch.minimum(size, 2 * y * slope) + 2.0**-25 * y * y * slope
         residual = self.fp16.last if low else self.fp16.residual
         return eta.square() + (loss.share**2 + (residual / self.fp16.spread) ** 2)
 
-    def _averages_out(self, seen: Screened, low: bool) -> Tensor:
-        """Which means stage 2 would make accurately enough."""
-        return self.error(seen, low) <= self.allowed(seen, low) * seen.ess
-
-    def _dense(
-        self, queries: Queries, sparse: Sparse, dtype: torch.dtype, full: bool, low: bool
-    ) -> tuple[Moments, Tensor, Tensor]:
-        """Stage 2 or 3 for all, since most of its cost is shared; and which queries need the reference path."""
-        seen, steps, points = sparse.seen, self.steps, self.fp16
-        loss = self.loss(len(queries), low)
+    def _dense(self, queries: Queries, sparse: Sparse, dtype: torch.dtype, full: bool, low: bool) -> Staged:
+        """Take stage 2 or 3 for all queries, since most of its cost is shared."""
+        seen, steps, points, loss = sparse.seen, self.steps, self.fp16, self.loss(len(queries), low)
         points.refine(seen.logits, low)
         logits = replace(seen.logits, gain=seen.logits.gain * (1 + loss.logits))
         shift = seen.first + logits.delta.float()  # no weight is larger than this
@@ -378,7 +357,7 @@ class GPUPath:
 
 
 def suitable(points: CentredPoints) -> bool:
-    """Whether the points lie on a GPU with room for them in fp16, and torch (2.8 or later) and Triton serve it."""
+    """Tell whether the points lie on a GPU with room for them in fp16 that torch (2.8 or later) and Triton serve."""
     copied = 8 * points.n * points.d if fp16.in_place(points.data) is None else 0
     room = 2 * (points.n + 8192) * (points.d + 64) + copied <= points.memory // 2
     if points.device.type != "cuda" or points.n == 0 or points.d < NARROW or not points.data.in_memory or not room:
@@ -392,12 +371,8 @@ def suitable(points: CentredPoints) -> bool:
 
 
 def trusted_path(dense: Dense) -> GPUPath | None:
-    """The GPU path, where it is suitable, works, and agrees with the reference path on a few points of the data.
-
-    Its kernels are compiled where they run, for GPUs and versions that were never tested: a path that fails or is
-    inaccurate is not used, with a warning.
-    """
-    points = dense.points
+    """Return the GPU path where it is suitable; warn instead where it fails or disagrees with the reference path."""
+    points = dense.points  # kernels are compiled where they run, for GPUs and versions that were never tested
     if not suitable(points):
         return None
     radius = max(points.radius, 1e-9 * float(points.center.norm()), 1e-30)  # all points may be one

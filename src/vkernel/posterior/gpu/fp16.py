@@ -6,28 +6,19 @@ Tensor cores multiply fp16 numbers sixteen times faster than float32 ones. So th
 
 scaled by :math:`u` to the middle of its range; of 8-bit images, with :math:`c` and :math:`u` on their grid, :math:`H`
 alone is exact. Queries :math:`x' = (\alpha/\sigma^2)(x - \alpha c)` are split in the same way, :math:`x' \approx x'_H +
-x'_L`. One product then gives all logits within a proven
+x'_L`. One product then gives all logits, by Cauchy and Schwarz, within
 
-.. math::
+.. math:: \delta = |x' - x'_H|\, Y + |x'_H|\, R + \epsilon_d\, |x'_H| (Y + R) + 2^{-22} \big(|x'| Y +
+   \tfrac{\alpha^2}{2 \sigma^2} Y^2\big), \qquad Y = \max_i |y_i - c|, \quad R = \max_i |y_i - c - u H_i| ,
 
-   \delta = |x' - x'_H|\, Y + |x'_H|\, R + \epsilon_d\, |x'_H| (Y + R) + 2^{-22} \big(|x'| Y + \tfrac{\alpha^2}{2
-   \sigma^2} Y^2\big), \qquad Y = \max_i |y_i - c|, \quad R = \max_i |y_i - c - u H_i| ,
-
-by Cauchy and Schwarz; :math:`\epsilon_d` is the accumulation's error (:func:`accumulation`) and the last term that of
-float32 around it. Where products are bound by reading the data (small batches), :math:`x'_L` costs nothing more, and
-the first term shrinks to :math:`|x' - x'_H - x'_L|\, Y`.
+where :math:`\epsilon_d` is the accumulation's error (:func:`accumulation`) and the last term that of float32 around it.
+Where products are bound by reading the data (small batches), :math:`x'_L` costs nothing more, and the first term
+shrinks to :math:`|x' - x'_H - x'_L|\, Y`.
 
 Where all points carry weight the residuals matter too: :math:`x'_L H^T` is always added, and :math:`x'_H L^T` where
-``low`` is set, which is the most accurate. There the bound is far too large, and the errors are measured on the data
-when an engine is made: with computed sums :math:`\hat s` and exact ones :math:`s` in float64,
-
-.. math::
-
-   \hat s = (1 - \lambda)\, s + \text{rest}, \qquad \lambda = -\frac{\sum (\hat s - s)\, s}{\sum s^2}, \qquad
-   \eta = \mathrm{rms}(\text{rest}) ,
-
-:math:`\lambda` is divided out, and :math:`\eta` is the error of a logit, the larger one for queries that look like
-data. The share of a heavy point is wrong by :math:`\nu`. What these do not explain of the errors of means is a floor.
+``low`` is set. There the errors are measured on the data: with exact sums :math:`s` the computed ones are :math:`(1 -
+\lambda)\, s` plus a rest, where :math:`\lambda` is divided out, and the rms :math:`\eta` of the rest is the error of a
+logit. The share of a heavy point is wrong by :math:`\nu`. What these do not explain of errors of means is a floor.
 """
 
 from __future__ import annotations
@@ -53,32 +44,23 @@ POINTS, MEANS = 2048, 16  # points whose logits, and queries whose means, are co
 
 @dataclass
 class Logits:
-    r"""The logits of a batch over all points, without :math:`l_0`, as the products leave them,
-
-    .. math:: l_{qi} = g_q P_{qi} - a_q\, \tfrac12 |y_i - c|^2 + \log w_i .
-
-    ``factors (2, B, width)`` are the queries in fp16, :math:`u x'_q = g_q (X_{0,q} + X_{1,q}) + \ldots`; ``raw (B, N)``
-    is P, where -inf marks a point that was taken out, ``gain`` is g and ``slope`` is :math:`a = \alpha^2/\sigma^2`,
-    float32. In float64, ``norm`` is :math:`|x - \alpha c|`, ``size`` is :math:`|x'|`, which vanishes with alpha, and
-    ``delta`` bounds the error of the first product. All but the first two are ``(B,)``.
-    """
+    r"""The logits of a batch over all points are :math:`l_0 + g P - \tfrac12 a |y_i - c|^2 + \log w_i`."""
 
     points: FP16Points
-    factors: Tensor
-    gain: Tensor
-    slope: Tensor
-    norm: Tensor
-    size: Tensor
-    delta: Tensor
-    raw: Tensor
+    factors: Tensor  # (2, B, width): the queries as fp16 numbers, u x' = g (X_0 + X_1) + …
+    gain: Tensor  # (B,): g, float32
+    slope: Tensor  # (B,): a = α²/σ², float32
+    norm: Tensor  # (B,): |x - αc|, float64
+    size: Tensor  # (B,): |x'|, float64
+    delta: Tensor  # (B,): a bound on the error of the first product, float64
+    raw: Tensor  # (B, N): P, where -inf marks a point that was taken out
 
 
 class FP16Points:
-    """``high`` and ``low (N, D)``, fp16, with rows and columns padded by zeros; ``half`` and ``log_w (N,)`` float32.
+    """The points are kept as ``high`` and ``low (N, D)``, fp16, with rows and columns padded by zeros.
 
-    ``low`` is None where ``high`` is exact, or where it does not fit; only in the latter case ``complete`` is False.
-    ``radius`` is Y, ``residual`` is R, and ``last`` the residual of both numbers. ``values (n, d)`` are the points as
-    they are stored, of 8-bit integers the numbers in ``table (256,)``, from ``first``.
+    ``low`` is None where ``high`` is exact, or where it does not fit: then ``complete`` is False. ``radius`` is Y,
+    ``residual`` R, ``last`` what both leave. ``values (n, d)`` are as stored, of 8-bit integers places in ``table``.
     """
 
     def __init__(self, points: CentredPoints) -> None:
@@ -101,19 +83,15 @@ class FP16Points:
         self.half = torch.zeros(self.rows, dtype=torch.float32, device=points.device)
         self.log_w = torch.nn.functional.pad(points.log_w.float(), (0, self.rows - self.n)) if points.weighted else None
         self.high, self.radius, self.residual = self._rounded(None)
-        self.low, self.last = None, self.residual
+        self.low, self.last, self.nbytes = None, self.residual, self.high.nbytes
         self.complete = self.residual <= EXACT * self.radius
         if not self.complete and 2 * self.nbytes <= points.memory // 2:
             self.low, _, self.last = self._rounded(self.high)
-            self.complete = True
+            self.nbytes, self.complete = 2 * self.nbytes, True
         self.spread = max(float((2 * self.half[: self.n].to(WIDE).mean()).sqrt()), TINY)
 
-    @property
-    def nbytes(self) -> int:
-        return self.high.nbytes * (1 if self.low is None else 2)
-
     def _rounded(self, high: Tensor | None) -> tuple[Tensor, float, float]:
-        """H, or beside a given H, L; the largest norm of a point, and of what remains of one."""
+        """Return H, or beside a given H, L; and the largest norms of a point and of what remains of one."""
         out = torch.zeros((self.rows, self.width), dtype=torch.float16, device=self.points.device)
         radius = residual = torch.zeros((), dtype=WIDE, device=self.points.device)
         for here in blocks(self.n, min(self.points.chunk, (1 << 26) // self.d)):
@@ -130,9 +108,8 @@ class FP16Points:
         return out, float(radius), float(residual)
 
     def bound(self, queries: int) -> tuple[int, float, float, float, float]:
-        r"""The error of the first product of a batch, :math:`a |x' - \hat x| + b |x'| + c \alpha^2/\sigma^2 + e`.
-
-        :math:`\hat x` is the first factor of a query, or the sum of both (planes); returns planes, a, b, c, e.
+        r"""Return the number of factors (planes) of a query that the first product of a batch uses, with the sum
+        :math:`\hat x`, and a, b, c, e of its error :math:`a |x' - \hat x| + b |x'| + c \alpha^2/\sigma^2 + e`.
         """
         y, planes = self.radius, 2 if queries <= SMALL else 1
         seen = self.residual + self.epsilon * planes * (y + self.residual)  # in units of |x'_H| ≤ |x'| + |x' - x'_H|
@@ -143,7 +120,7 @@ class FP16Points:
         return planes, more * (y + seen), more * size, more * 2.0**-23 * y * y, constant
 
     def multiply(self, factors: Tensor) -> Tensor:
-        """The product of the queries with all points, ``(B, N)``; of a small batch with :math:`x'_L` too."""
+        """Multiply the queries by all points, ``(B, N)``; a small batch with :math:`x'_L` too."""
         queries = factors.shape[1]
         if queries > SMALL:
             return product(factors[0], self.high.mT)
@@ -158,7 +135,7 @@ class FP16Points:
             add_product(logits.raw, logits.factors[0], self.low.mT)
 
     def sums(self, weights: Tensor, low: bool) -> list[Tensor]:
-        """Sums of the points, in units of u, with ``weights (2, B, N)``: parts ``(·, B, D)``, yet to be added."""
+        """Sum the points, in units of u, with ``weights (2, B, N)``: parts ``(·, B, D)``, yet to be added."""
 
         def over(w: Tensor, y: Tensor) -> Tensor:
             slices = w.reshape(-1, self.slices, self.slice).transpose(0, 1)
@@ -169,14 +146,14 @@ class FP16Points:
 
 
 def in_place(data: Points) -> Tensor | None:
-    """The stored points ``(n, d)``, if kernels can read them as they are."""
+    """Return the stored points ``(n, d)``, if kernels can read them as they are."""
     stored = data.storage if isinstance(data, Empirical) else None
     kinds = torch.uint8, torch.int8, torch.float16, torch.bfloat16, torch.float32, torch.float64
     return stored if stored is not None and stored.is_contiguous() and stored.dtype in kinds else None
 
 
 def accumulation(d: int, device: torch.device) -> float:
-    r"""A bound on the relative error, :math:`|error| \le \epsilon_d \sum_k |a_k b_k|`, of a product of length ``d``.
+    r"""Return :math:`\epsilon_d`: a product of length ``d`` has an error of at most :math:`\epsilon_d \sum |a_k b_k|`.
 
     A tensor core adds ``terms`` products to its sum at once, cut off ``bits`` bits below the last bit of the largest,
     and truncates the result to float32: 16 and 2 on Hopper and later, 8 and 1 before. A CPU's sums are better.
@@ -187,7 +164,7 @@ def accumulation(d: int, device: torch.device) -> float:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` of fp16 factors, of which there may be a batch, summed and returned in float32."""
+    """Return ``a @ b`` of fp16 factors, of which there may be a batch, summed and returned in float32."""
     with torch.autocast(a.device.type, enabled=False):
         if a.device.type != "cuda":
             return a.float() @ b.float()
@@ -205,32 +182,28 @@ def add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Loss:
-    """The errors of one kind of product.
+    """The errors of one kind of product are measured."""
 
-    Of ``logits`` λ; η in units of |x'| Y, for ``noise`` and for what has the ``pattern`` of data; ν of a ``share``; of
-    ``means`` λ, and a ``floor`` that does not follow from η and ν, in units of the data's ``spread``.
-    """
-
-    logits: float = 0.0
-    noise: float = 0.0
-    pattern: float = 0.0
-    share: float = 0.0
-    means: float = 0.0
-    floor: float = 0.0
+    logits: float = 0.0  # λ
+    noise: float = 0.0  # η of noise, in units of |x'| Y
+    pattern: float = 0.0  # η of what has the pattern of data
+    share: float = 0.0  # ν
+    means: float = 0.0  # λ
+    floor: float = 0.0  # of means, what does not follow from η and ν, in units of the data's spread
 
 
 def typical(points: FP16Points, size: int) -> Queries:
-    """Half of the queries noise about the centre, half midway between two points, at a level where all points count."""
+    """Return queries at a level where all points count: noise about the centre, or places midway between two points."""
     data, stream = points.points.data, rng.stream(0, "what tensor cores lose")
     i = torch.randint(0, data.n, (2, size), generator=stream, device=stream.device).to(data.device)
     sigma, one = max(points.radius, 1e-100) / 2, torch.ones(size, dtype=WIDE, device=data.device)
     x = points.center + sigma * rng.randn((size, data.d), stream, data.device, WIDE)
-    x[1::2] = ((data.take(i[0]).to(WIDE) + data.take(i[1]).to(WIDE)) / 2)[1::2]
+    x[1::2] = (data.take(i[0]).to(WIDE) + data.take(i[1]).to(WIDE))[1::2] / 2
     return Queries(x, one, sigma**2 * one)
 
 
 def measured(logits: Logits, queries: Queries, low: bool) -> Loss:
-    """λ and η of the logits of some points, and ν; of means nothing yet."""
+    """Measure λ and η of the logits of some points, and ν; of means nothing yet."""
     points, data = logits.points, logits.points.points.data
     points.refine(logits, low)
     some = torch.linspace(0, data.n - 1, min(POINTS, data.n), dtype=torch.float64, device=data.device).long()
@@ -245,7 +218,7 @@ def measured(logits: Logits, queries: Queries, low: bool) -> Loss:
 
 
 def _loss_of_share(points: FP16Points, size: int, low: bool) -> float:
-    """ν, from sums that one point dominates."""
+    """Measure ν by sums that one point dominates."""
     n, stream, device = points.n, rng.stream(0, "heavy points"), points.points.device
     light = 2e-6 * torch.rand(n, generator=stream, device=stream.device).to(device)
     heavy = torch.randint(0, n, (size, 1), generator=stream, device=stream.device).to(device)
@@ -262,7 +235,7 @@ def _loss_of_share(points: FP16Points, size: int, low: bool) -> float:
 
 
 def fit(got: Tensor, exact: Tensor) -> tuple[float, Tensor]:
-    """λ, and the rest."""
+    """Return λ and the rest."""
     error, square = got - exact, exact.square().sum()
     lost = -(error * exact).sum() / square if bool(square > 0) else square
     return float(lost), error + lost * exact

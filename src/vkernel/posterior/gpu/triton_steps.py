@@ -34,7 +34,7 @@ LIGHTEST = tl.constexpr(-40.0)  # weights below exp(LIGHTEST) of the heaviest ar
 
 @triton.jit
 def _tile(raw, gain, slope, half, log_w, n, queries, columns, WEIGHTED: tl.constexpr, ROWS: tl.constexpr):
-    """One tile of logits, -inf outside; its rows and columns."""
+    """Read one tile of logits, -inf outside; return its rows and columns too."""
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)
     good = (row < queries)[:, None] & (col < n)[None, :]
@@ -151,7 +151,7 @@ def _split(x, alphas, variances, center, factors, gains, slopes, norms, deltas, 
 
 @triton.jit
 def _values(values, table, first, place, good, TABLE: tl.constexpr):
-    """Stored values in float64."""
+    """Read stored values in float64."""
     v = tl.load(values + place, mask=good, other=0)
     if TABLE:
         v = tl.load(table + (v.to(tl.int32) - first), mask=good, other=0.0)
@@ -217,7 +217,7 @@ def _mean(values, table, first, d, counts, index, cap, logit, log_z, out, TABLE:
 
 @triton.jit
 def _total(parts, slices, q, queries, col, d, width):
-    """The parts of one query, added up to ``(SLICES, SOME)``."""
+    """Add the parts of one query up to ``(SLICES, SOME)``."""
     sums = tl.zeros((SLICES, SOME), tl.float64)
     for s in range(0, slices, SLICES):
         k = s + tl.arange(0, SLICES)
@@ -258,19 +258,17 @@ def _run(kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4
         kernel[grid](*given, num_warps=num_warps, **constants)
 
 
-def _over_tiles(
-    kernel: Any, logits: Logits, tiles: int, *arguments: Any, rows: int = ROWS, warps: int = 8, **constants: Any
-) -> None:
+def _over_tiles(kernel: Any, logits: Logits, tiles: int, *arguments: Any, rows: int = ROWS, **constants: Any) -> None:
     """Start a kernel over so many tiles of points, and all queries."""
     points, queries = logits.points, len(logits.raw)
     log_w = points.half if points.log_w is None else points.log_w
     block = (logits.raw, logits.gain, logits.slope, points.half, log_w, points.n, queries, points.rows)
-    constants |= {"WEIGHTED": points.log_w is not None, "ROWS": rows, "num_warps": warps}
+    constants |= {"WEIGHTED": points.log_w is not None, "ROWS": rows, "num_warps": 8 if rows > 1 else 4}
     _run(kernel, (tiles, triton.cdiv(queries, rows)), *block, *arguments, **constants)
 
 
 def split(queries: Queries, points: FP16Points) -> Logits:
-    """Queries as two fp16 numbers for each coordinate, their product with the points, and a bound on its error."""
+    """Split queries into two fp16 numbers for each coordinate; multiply them by the points; bound the error."""
     x, alpha, var = queries.x, queries.alpha, queries.var
     factors = torch.empty((2, len(x), points.width), dtype=torch.float16, device=x.device)
     (norm, delta), (gain, slope) = x.new_empty((2, len(x))), x.new_empty((2, len(x)), dtype=torch.float32)
@@ -281,7 +279,7 @@ def split(queries: Queries, points: FP16Points) -> Logits:
 
 
 def peaks(logits: Logits, second: bool) -> tuple[Tensor, Tensor]:
-    """The largest and, where it is wanted, the second largest logit of every query (-inf: there is none)."""
+    """Return the largest and, where it is wanted, the second largest logit of every query (-inf: there is none)."""
     tiles = triton.cdiv(logits.points.n, COLS.value)
     found = logits.raw.new_full((2, len(logits.raw), tiles), -torch.inf)
     _over_tiles(_peaks, logits, tiles, found[0], found[1], tiles, SECOND=second)
@@ -292,10 +290,10 @@ def peaks(logits: Logits, second: bool) -> tuple[Tensor, Tensor]:
 
 
 def survey(logits: Logits, thresholds: Tensor, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The numbers of points at or above each of ``thresholds (2, B)``: ``(2, B, ·)``, by parts of the data.
+    """Count the points at or above each of ``thresholds (2, B)``, by parts of the data: ``(2, B, ·)``.
 
-    With ``first (B,)``, the largest logit, also three sums of weights relative to the largest one, ``(3, B)``: of the
-    points below the first threshold, of all, and of the squares of all.
+    With ``first (B,)``, the largest logit, also sum the weights relative to it, ``(3, B)``: of the points below the
+    first threshold, of all, and the squares of all.
     """
     size, tiles = len(logits.raw), triton.cdiv(logits.points.n, COLS.value)
     counts = torch.empty((2, size, tiles), dtype=torch.int32, device=logits.raw.device)
@@ -306,17 +304,17 @@ def survey(logits: Logits, thresholds: Tensor, first: Tensor | None = None) -> t
 
 
 def select(logits: Logits, threshold: Tensor, cap: int, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """``count`` and ``index`` of the points whose logit is at least ``threshold (B,)``; ``counts`` are a survey's."""
+    """Return ``count`` and ``index`` of points with logits of at least ``threshold (B,)``; ``counts``: a survey's."""
     index = torch.empty((len(threshold), cap), dtype=torch.int32, device=threshold.device)
     through, tiles = counts.cumsum(1, dtype=torch.int32), counts.shape[1]
     total = through[:, -1].contiguous()
     table = (threshold, counts, through - counts, total, index, tiles, cap)
-    _over_tiles(_select, logits, tiles, *table, rows=1, warps=4)  # few tiles hold something of four queries
+    _over_tiles(_select, logits, tiles, *table, rows=1)  # few tiles hold something of four queries
     return total, index
 
 
 def weights(logits: Logits, shift: Tensor) -> tuple[Tensor, Tensor]:
-    r"""The weights :math:`2^{14} e^{l - \mathrm{shift}}` as sums of two fp16 numbers, ``(2, B, N)``, and their sums."""
+    r"""Return weights :math:`2^{14} e^{l - \mathrm{shift}}` as sums of two fp16 numbers, ``(2, B, N)``, and totals."""
     tiles = triton.cdiv(logits.points.rows, COLS.value)
     out = torch.empty((2, *logits.raw.shape), dtype=torch.float16, device=shift.device)
     total = logits.raw.new_empty((len(logits.raw), tiles))
@@ -325,13 +323,13 @@ def weights(logits: Logits, shift: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _candidates(points: FP16Points, count: Tensor, index: Tensor) -> tuple[Any, ...]:
-    """The first arguments of a kernel that reads the values of candidates."""
+    """Return the first arguments of a kernel that reads the values of candidates."""
     table = points.center if points.table is None else points.table
     return points.values, table, points.first, points.d, count, index, index.shape[1]
 
 
 def exact(queries: Queries, points: FP16Points, count: Tensor, index: Tensor, logits: Logits | None = None) -> Tensor:
-    """Logits of the candidates in float64, by differences, ``(B, cap)``; given ``logits`` lose the candidates."""
+    """Return the candidates' logits in float64, by differences, ``(B, cap)``; given ``logits`` lose the candidates."""
     out = torch.empty(index.shape, dtype=WIDE, device=index.device)
     raw = out if logits is None else logits.raw
     programs = min(triton.cdiv(index.shape[1], SLOTS.value), PROGRAMS // len(count))
@@ -342,7 +340,7 @@ def exact(queries: Queries, points: FP16Points, count: Tensor, index: Tensor, lo
 
 
 def mean(points: FP16Points, count: Tensor, index: Tensor, logit: Tensor) -> tuple[Tensor, Tensor]:
-    """``log z (B,)`` and the mean ``(B, d)`` over the candidates; -inf and 0 where there are none."""
+    """Return ``log z (B,)`` and the mean ``(B, d)`` over the candidates; -inf and 0 where there are none."""
     out, log_z = logit.new_empty((len(count), points.d)), logit.new_empty(len(count))
     grid, constants = (len(count), triton.cdiv(points.d, MANY.value)), {"TABLE": points.table is not None}
     _run(_mean, grid, *_candidates(points, count, index), logit, log_z, out, **constants)
@@ -352,7 +350,7 @@ def mean(points: FP16Points, count: Tensor, index: Tensor, logit: Tensor) -> tup
 def finish(
     points: FP16Points, parts: list[Tensor], scale: Tensor, share: Tensor, wanted: Tensor, heavy: Tensor, sparse: Tensor
 ) -> Tensor:
-    r"""Means ``(B, d)``: where ``wanted``, :math:`(1 - p)\, heavy + p\, (c + scale \sum parts)`, else ``sparse``."""
+    r"""Return :math:`(1 - p)\, heavy + p\, (c + scale \sum parts)`, ``(B, d)``, where ``wanted``, else ``sparse``."""
     out, (count, d) = torch.empty_like(sparse), sparse.shape
     sizes = len(parts[0]), sum(len(part) for part in parts[1:])
     means = (points.center, scale, share, wanted, heavy, sparse, out)
@@ -361,7 +359,7 @@ def finish(
 
 
 def score(queries: Queries, mean: Tensor, dtype: torch.dtype) -> Tensor:
-    r""":math:`(\alpha m - x) / \sigma^2`, ``(B, d)``."""
+    r"""Return :math:`(\alpha m - x) / \sigma^2`, ``(B, d)``."""
     out, (count, d) = torch.empty_like(mean, dtype=dtype), mean.shape
     _run(_score, (count, triton.cdiv(d, MOST.value)), queries.x, queries.alpha, queries.var, mean, out, d)
     return out
