@@ -132,9 +132,6 @@ class Pruned:
             if i < j
         ]
         self.edges = sorted({axes[0]}.union(*self.steps))
-        # The columns of the tables: of the short bounds, then of each step.
-        self.widths = [axes[0] + len(self.edges) + 1 + points.weighted]
-        self.widths += [edges[-1] - edges[0] + len(edges) - 1 for edges in self.steps]
         work = 2 * n * d * self.axes + 2 * self.sample * d * rank + 20 * rank**3
         self.price = work / (n * d) if price is None else price
         self.reach = {} if reach is None else {False: reach, True: reach}
@@ -148,6 +145,12 @@ class Pruned:
             return None
         pruned = cls(points)
         return pruned if pruned.nbytes(1) <= points.memory // 4 else None
+
+    @property
+    def widths(self) -> list[int]:
+        """Return the numbers of columns of the tables: of the short bounds, then of each step."""
+        short = self.edges[0] + len(self.edges) + 1 + self.points.weighted
+        return [short] + [edges[-1] - edges[0] + len(edges) - 1 for edges in self.steps]
 
     def nbytes(self, tables: int) -> int:
         """Return the bytes of so many tables, of the tree with its coordinates, and of a small block of bounds."""
@@ -310,7 +313,7 @@ class Pruned:
         p, real = start + leaf.gather(1, place // LEAF) * LEAF + place % LEAF, value > -torch.inf
         q = q.expand_as(p)[real]
         logit, error = self._logits(block, q, self.order[p[real]])
-        table, _ = padded(logit - error, q, len(block.x))
+        table = padded(logit - error, q, len(block.x))
         return torch.nn.functional.pad(table, (0, 2), value=-torch.inf).topk(2, dim=1).values
 
     def _logits(self, block: Block, q: Tensor, i: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,6 @@ calls where they fit into an eighth of the engine's memory, and computed again w
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 
@@ -35,20 +34,25 @@ class Posterior:
     ) -> None:
         self.engine, self.queries = engine, queries
         self._kept: list[Weights] | None = None
+        self._first: Moments | None = None
+        self._second: Moments | None = None
         self.batch, self.shape, self.dtype, self.device = batch, shape, dtype, device
 
     def moments(self, want: Want = frozenset(), vector: Tensor | None = None) -> Moments:
         """Return the moments over the whole set in float64, as the engine holds them; ``vector (B, d)``."""
         return self.engine.ranks.merge(reduce(self._weights(), self.queries.x, want, vector))
 
-    @functools.cached_property
+    @property
     def first(self) -> Moments:
-        """log z and the mean, which almost everything needs, in float64."""
-        return vars(self).get("_summary") or self.moments()
+        """Return log z and the mean, which almost everything needs, in float64."""
+        self._first = self._first or self.moments()
+        return self._first
 
-    @functools.cached_property
+    @property
     def _summary(self) -> Moments:
-        return self.moments(frozenset({"trace", "weights"}))
+        self._second = self._second or self.moments(frozenset({"trace", "weights"}))
+        self._first = self._first or self._second
+        return self._second
 
     def _weights(self) -> Iterator[Weights]:
         if self._kept is not None:
@@ -128,8 +132,6 @@ class Posterior:
         found = torch.full((k, count), n, dtype=torch.long, device=device)  # n: not found
         below = torch.zeros(count, dtype=torch.float64, device=device)
         below += ranks.before(lambda: (reduce(self._weights(), self.queries.x).log_z - log_z).exp())
-        best = torch.full((count,), -torch.inf, dtype=torch.float64, device=device)
-        heaviest = torch.zeros(count, dtype=torch.long, device=device)
         for weights in self._weights():
             rows, (logit, index) = weights.rows, weights.table()
             cdf = (logit - log_z[rows, None]).exp().cumsum(1)
@@ -138,19 +140,10 @@ class Posterior:
             place = torch.searchsorted(cdf, left.mT.contiguous(), right=True).clamp_max(cdf.shape[1] - 1)
             found[:, rows] = torch.where(hit, first + index.gather(1, place).mT, found[:, rows])
             below[rows] += cdf[:, -1]
-            top, at = logit.max(1)
-            at = first + index.gather(1, at[:, None]).squeeze(1)
-            heaviest[rows] = torch.where(top > best[rows], at, heaviest[rows])
-            best[rows] = torch.maximum(top, best[rows])
-
-        def earlier(a: Tensor, b: Tensor) -> Tensor:  # the smaller of found indices; the heavier of heaviest points
-            heavier = torch.where(b[:, -1:] > a[:, -1:], b[:, -2:], a[:, -2:])
-            return torch.cat([torch.minimum(a[:, :-2], b[:, :-2]), heavier], 1)
-
-        table = torch.cat([found.mT, heaviest[:, None], best[:, None]], 1)  # float64: exact for integers
-        table = ranks.fold(table, earlier)
-        # A draw beyond the last sum, by rounding or in the dropped share (< 1e-7), takes the heaviest point.
-        index = torch.where(table[:, :k] < n, table[:, :k], table[:, k, None]).long()
+        index = ranks.fold(found.mT, torch.minimum)
+        if bool((index == n).any()):
+            # A draw beyond the last sum, by rounding or in the dropped share (< 1e-7), takes the heaviest point.
+            index = torch.where(index < n, index, self.engine.nearest(self.queries, 1)[1])
         return index.mT.to(self.device).reshape(k, *self.batch)
 
     def sample(self, k: int, generator: Generator = None) -> Tensor:

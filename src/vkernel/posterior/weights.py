@@ -61,7 +61,6 @@ class Points(Protocol):
     weights: Tensor
     center: Tensor
     in_memory: bool
-    dtype: torch.dtype
 
     def rows(self, start: int, stop: int) -> Tensor: ...
 
@@ -303,10 +302,8 @@ class SparseWeights:
 
     def table(self) -> tuple[Tensor, Tensor]:
         """Return logits and indices as ``(rows, most pairs)``, padded with -inf and 0."""
-        logit, first = padded(self.logit, self.segment, len(self.rows))
-        index = torch.zeros(logit.shape, dtype=torch.long, device=self.i.device)
-        index[self.segment, torch.arange(len(self.i), device=self.i.device) - first[self.segment]] = self.i
-        return logit, index
+        logit, index = (padded(a, self.segment, len(self.rows)) for a in (self.logit, self.i.double()))
+        return logit, index.clamp_min(0).long()
 
 
 @dataclass
@@ -394,13 +391,13 @@ def reduce(parts: Iterable[Weights], x: Tensor, want: Want = frozenset(), vector
     return out
 
 
-def padded(value: Tensor, q: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the values of each query as a row, padded with -inf, and each row's first place; ``q`` is ascending."""
+def padded(value: Tensor, q: Tensor, count: int) -> Tensor:
+    """Return the values of each query as a row, padded with -inf; ``q`` is ascending."""
     size = torch.bincount(q, minlength=count)
     first = size.cumsum(0) - size
     table = value.new_full((count, int(size.max()) if count else 0), -torch.inf)
     table[q, torch.arange(len(q), device=q.device) - first[q]] = value
-    return table, first
+    return table
 
 
 def trimmed(upper: Tensor, q: Tensor, budget: Tensor) -> Tensor:
@@ -413,7 +410,7 @@ def trimmed(upper: Tensor, q: Tensor, budget: Tensor) -> Tensor:
     if len(q) == 0:
         return torch.ones_like(q, dtype=torch.bool)
     upper = (upper - budget[q]).clamp_max(1.0)  # no exponential of a large number
-    table = padded(upper, q, len(budget))[0].sort(dim=1).values
+    table = padded(upper, q, len(budget)).sort(dim=1).values
     k = (table.exp().cumsum(1) <= 1.0).sum(1, keepdim=True)
     least = torch.nn.functional.pad(table, (0, 1), value=torch.inf).gather(1, k).squeeze(1)
     return upper >= least[q]

@@ -199,7 +199,7 @@ class _Whitened:
     def __init__(self, data: Empirical, frame: Anisotropic) -> None:
         self.data, self.frame = data, frame
         self.n, self.d, self.device, self.weights = data.n, data.d, data.device, data.weights
-        self.in_memory, self.dtype = data.in_memory, data.dtype
+        self.in_memory = data.in_memory
         self.center = self._white(data.center)
 
     def _white(self, rows: Tensor) -> Tensor:
