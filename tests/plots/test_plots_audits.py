@@ -65,8 +65,8 @@ def shares(power: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def membership(**changes: Any) -> Figure:
-    given = {"train": rng.lognormal(size=(6, 50)), "test": rng.lognormal(size=(6, 40)), "auc_t": T, "auc": 0.5 + T / 4}
-    given |= {"auc_low": 0.4 + T / 4, "auc_high": 0.6 + T / 4, "ratio": RATIO}
+    given = {"train": rng.lognormal(size=(6, 50)), "test": rng.lognormal(size=(6, 40)), "auc_t": T, "ratio": RATIO}
+    given["auc"] = np.stack([0.5 + T / 4, 0.4 + T / 4, 0.6 + T / 4])
     return plots.membership_losses(**(given | changes))
 
 
@@ -202,9 +202,7 @@ def test_membership_losses_average_levels_and_count_zeros() -> None:
     np.testing.assert_allclose(curve(right, 0), [RATIO, 0.5 + T / 4])
     assert set(right.lines[1].get_ydata()) == {0.5}
     assert "noise level t" in membership(ratio=()).axes[1].get_xlabel()
-    plots.to_bytes(
-        membership(train=[1.0, 1], test=[1.0], auc=T * np.nan, auc_low=T * np.nan, auc_high=T * np.nan), dpi=40
-    )
+    plots.to_bytes(membership(train=[1.0, 1], test=[1.0], auc=np.full((3, len(T)), np.nan)), dpi=40)
 
 
 def test_responses_are_sorted_and_have_their_threshold() -> None:
@@ -285,7 +283,7 @@ def test_agreement_curves_hold_their_numbers() -> None:
         lambda: plots.neighbour_ratios({}, 0.3),
         lambda: plots.neighbour_ratios({"a": []}, 0.3),
         lambda: plots.neighbour_ratios({"a": [1.5]}, 0.3),
-        lambda: membership(auc=[0.5]),
+        lambda: membership(auc=[[0.5]] * 3),
         lambda: membership(train=[np.nan]),
         lambda: membership(train=[0.0], test=[0.0]),
         lambda: plots.responses(levels()),

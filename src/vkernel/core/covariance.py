@@ -158,6 +158,9 @@ class Matrix(_Dense):
         return Matrix((vectors * powered.unsqueeze(-2)) @ vectors.mT, self.shape)
 
 
+Map = Diagonal | Matrix
+
+
 class Factored(Covariance):
     r""":math:`\sum_k a_k a_k^T` from its factors ``(K, *batch, *shape)``: ensemble members, or weights of a model."""
 
@@ -188,11 +191,7 @@ class Transformed(Covariance):
     """
 
     def __init__(
-        self,
-        base: Covariance,
-        factor: Tensor | None = None,
-        map: Diagonal | Matrix | None = None,
-        dtype: torch.dtype | None = None,
+        self, base: Covariance, factor: Tensor | None = None, map: Map | None = None, dtype: torch.dtype | None = None
     ) -> None:
         factor = torch.ones(()) if factor is None else factor
         super().__init__(tuple(np.broadcast_shapes(base.batch, factor.shape)), base.shape, base)

@@ -150,9 +150,6 @@ def _tensor(value: Number) -> Tensor:
     return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
 
 
-# --- resampling -------------------------------------------------------------------------------------------------------
-
-
 def leave_one_out(
     statistic: Callable[[Tensor], Number], samples: Tensor, groups: int | None = None, dim: int = 0
 ) -> Tensor:
@@ -181,9 +178,6 @@ def bootstrap(
     seed = int(torch.randint(1 << 62, (), generator=source, device=source.device))
     n, shares = int(counts.sum()), (counts.double() / counts.sum()).cpu().numpy()
     return statistic(torch.from_numpy(np.random.default_rng(seed).multinomial(n, shares, draws)).double())
-
-
-# --- comparisons of two samples ---------------------------------------------------------------------------------------
 
 
 def relative_se(samples: Tensor) -> Tensor:
@@ -282,9 +276,6 @@ def auc(a: Tensor, b: Tensor) -> Estimate[N]:
     return _estimate(value, se, least(value), 1 - least(1 - value))
 
 
-# --- correlations of ranks --------------------------------------------------------------------------------------------
-
-
 def centred_ranks(a: Tensor) -> Tensor:
     """Return ranks along the last axis (ties share theirs), centred and of norm 1, in float32; NaN if all are equal."""
     from scipy.stats import rankdata
@@ -326,9 +317,6 @@ def matched_correlation(a: Tensor, b: Tensor) -> tuple[Estimate, Estimate]:
     own = rho.diagonal()
     across, along = ((rho.sum(axis) - own) / (n - 1) for axis in (0, 1))
     return Estimate.of_mean(own), Estimate.of_mean(own - across - along + across.mean())
-
-
-# --- p values ---------------------------------------------------------------------------------------------------------
 
 
 def fisher_exact(a: int, n: int, b: int, m: float) -> float:

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core.errors import InputError, require
-from vkernel.data.empirical import Empirical
+from vkernel.data.empirical import Empirical, Scale
 
 Points = np.ndarray | Tensor
 Reader = Callable[[Path, str | None], Points]
@@ -49,9 +49,7 @@ _SHEET_NAME, _FIRST_TEST_SHEET = re.compile(r"cifar10_batch_(\d+)\.png"), 50
 _IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
-def load(
-    path: PathLike, scale: str | tuple[float, float] | None = "auto", layout: str | None = None, key: str | None = None
-) -> Empirical:
+def load(path: PathLike, scale: str | Scale = "auto", layout: str | None = None, key: str | None = None) -> Empirical:
     """Load the training set in the file or folder ``path``.
 
     Args:
@@ -72,7 +70,7 @@ def load(
         raise InputError(f"{path}: {error}") from error
 
 
-def _parse_scale(scale: str | tuple[float, float] | None, points: Points) -> tuple[float, float] | None:
+def _parse_scale(scale: str | Scale, points: Points) -> Scale:
     if not isinstance(scale, str):
         return scale
     name = scale.strip().lower()

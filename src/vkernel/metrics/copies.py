@@ -158,21 +158,14 @@ class Reference:
         k = math.ceil(CLOSEST * units)
         radius = float(near[:, 0].kthvalue(self.group * k).values)
         close = int((distance[:, 0] < radius).sum())
-        return Copies(
-            index,
-            grid,
-            KINDS[self.group - 1],
-            *theirs,
-            *reference,
-            threshold,
+        excess, chance = (
             difference_of_shares(theirs[2], reference[2]),
             fisher_exact(a, n, math.ceil(b / self.group), units),
-            Estimate.of_share(close, n),
-            radius,
-            fisher_exact(close, n, k - 1, units),
-            int((~distance.isfinite().all(1)).sum()),
-            self.points.n,
         )
+        closer = Estimate[float].of_share(close, n), radius, fisher_exact(close, n, k - 1, units)
+        compared = (*theirs, *reference, threshold, excess, chance, *closer)
+        diverged = int((~distance.isfinite().all(1)).sum())
+        return Copies(index, grid, KINDS[self.group - 1], *compared, diverged, self.points.n)
 
     def _rows(self, images: Empirical | Tensor, indices: Tensor | None = None) -> Tensor:
         return self.extract.over(images, indices).double().cpu()

@@ -11,16 +11,6 @@ perceptually uniform, so that figures can be read without colour vision and in g
 True
 """
 
-from vkernel.plots.audits import (
-    agreement_curves,
-    copy_curve,
-    denoising_errors,
-    image_moments,
-    membership_losses,
-    neighbour_ratios,
-    responses,
-    score_deviation,
-)
 from vkernel.plots.base import save, style, to_bytes, to_data_uri
 from vkernel.plots.curves import (
     Panel,
@@ -37,11 +27,11 @@ from vkernel.plots.curves import (
     share_curves,
     value_curves,
 )
-from vkernel.plots.ensembles import comparison, law_grid, variance_panels
 from vkernel.plots.images import (
     end_images,
     fraction_maps,
     image_row,
+    law_grid,
     law_panels,
     line_maps,
     pairs,
@@ -49,6 +39,18 @@ from vkernel.plots.images import (
     plane_laws,
     sample_rows,
     scatter_pairs,
+    variance_panels,
+)
+from vkernel.plots.reports import (
+    agreement_curves,
+    comparison,
+    copy_curve,
+    denoising_errors,
+    image_moments,
+    membership_losses,
+    neighbour_ratios,
+    responses,
+    score_deviation,
 )
 
 __all__ = [

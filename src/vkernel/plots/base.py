@@ -30,6 +30,7 @@ _P = ParamSpec("_P")
 _DARK: ContextVar[bool] = ContextVar("dark", default=False)
 Values: TypeAlias = npt.ArrayLike | Tensor
 Curves: TypeAlias = Mapping[str, Values]
+Several: TypeAlias = Sequence[Values]
 Names: TypeAlias = Sequence[str]
 Notes: TypeAlias = Sequence[Sequence[str]]
 Size: TypeAlias = tuple[float, float]

@@ -1,8 +1,8 @@
-"""Training points, samples and laws: images in rows and pairs, maps over the plane, densities along the line."""
+"""Training points, samples and laws: images in rows and pairs, maps over the plane, curves along the line."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -16,10 +16,12 @@ from torch import Tensor
 
 from vkernel.core.errors import require
 from vkernel.plots import base
-from vkernel.plots.base import DOT, Curves, Names, Notes, Values, array, ink, lines, styled
+from vkernel.plots.base import DOT, Curves, Names, Notes, Several, Size, Values, array, ink, lines, styled
 
 Limits = tuple[float, float] | None
 Paths = Sequence[np.ndarray]
+Laws = Mapping[str, Several]
+FLOOR = 3e-3  # densities below this are drawn at the bottom
 Row = tuple[str, np.ndarray, Names]  # label, images, titles
 
 
@@ -275,6 +277,61 @@ def plane_laws(
     bar.ax.set_yticklabels([f"{v:.2g}" for v in ticks])
     bar.ax.minorticks_off()
     base.legend_below(figure, rings, ["training points, at αy"])
+    return figure
+
+
+@styled
+def law_grid(
+    edges: Values, laws: Laws, *, exact: Values, noised: Several, rows: Names, columns: Names, notes: Notes, gap: Size
+) -> Figure:
+    """Draw densities of several laws, each with quartiles, ``(row, column, bin)``, that of the ``exact`` score
+    ``(row, bin)``, and that of ``noised`` data, a grid and densities ``(row, point)``."""
+    x, fine = array(edges, 1, "edges"), array(noised[0], 1, "grid")
+    smooth, bare = (np.maximum(array(v, 2, "densities"), FLOOR / 2) for v in (noised[1], exact))
+    figure, axes = base.grid([f"{row}\ndensity" for row in rows], columns, (2.2, 2.0), (0.9, 1.0), "x")
+    for (i, j), ax in np.ndenumerate(axes):
+        for low, high in (gap, (-gap[1], -gap[0])):
+            ax.axvspan(low, high, color=lines()[4], alpha=0.12, lw=0)
+        for colour, (name, law) in zip(lines(), laws.items(), strict=False):
+            mean, lower, upper = (np.maximum(array(v)[i, j], FLOOR / 2) for v in law)
+            ends = np.append(lower, lower[-1]), np.append(upper, upper[-1])
+            ax.fill_between(x, *ends, step="post", color=colour, alpha=0.25, lw=0)
+            ax.stairs(mean, x, color=colour, lw=1.5, baseline=None, label=name)
+        ax.plot(fine, smooth[i], color=ink(), lw=1, ls=":", label="noised data p(x|eps)")
+        ax.stairs(bare[i], x, color=ink(), alpha=0.45, lw=1.0, baseline=None, label="exact score, same steps")
+        ax.set(yscale="log", ylim=(FLOOR, 150), xlim=(x[0], x[-1]), xticks=(-1, 0, 1))
+        ax.minorticks_off()
+        ax.grid(visible=False, axis="x")
+        ax.text(0.5, 0.97, notes[i][j], transform=ax.transAxes, ha="center", va="top", size=9)
+    base.legend_below(figure, axes[0, 0])
+    return figure
+
+
+@styled
+def variance_panels(
+    ratios: Values, times: Values, x: Values, names: Names, theory: Several, measured: Values, density: Values
+) -> Figure:
+    """Draw variances along x: P/F as columns, times as rows, a colour for each of ``names``. ``theory`` is a prediction
+    ``(name, ratio, time, x)`` and its leading order, ``measured (name, ratio, 3, time, x)`` a band with its value, and
+    ``density (time, x)`` the grey area."""
+    x, (predicted, second) = array(x, 1, "places"), (array(v, 4, "predictions") for v in theory)
+    measured, density = array(measured, 5, "measurements"), array(density, 2, "densities")
+    rows = [f"t = {t:g}\n\nσ² tr Cov" for t in array(times)]
+    columns = [f"P/F = {base.number(r)}" for r in array(ratios)]
+    figure, axes = base.grid(rows, columns, (2.55, 2.15), (0.9, 0.75), "x", sharey="row")
+    for (row, column), ax in np.ndenumerate(axes):
+        every = np.concatenate([predicted[:, :, row].ravel(), measured[:, :, 0, row].ravel()])
+        ends = float(every.min()) / 2.5, 2.5 * float(max(every.max(), second[:, :, row].max()))
+        ax.set(yscale="log", ylim=ends, xlim=(x[0], x[-1]), xticks=(-1, 0, 1))
+        hill, look = 0.3 * density[row] / density[row].max(), {"alpha": 0.1, "lw": 0, "label": "p(x|t)"}
+        ax.fill_between(x, 0, hill, color=ink(), transform=ax.get_xaxis_transform(), **look)
+        for k, (name, colour) in enumerate(zip(names, lines(), strict=False)):
+            low, high = measured[k, column, 1:, row]
+            ax.plot(x, predicted[k, column, row], color=colour, lw=1.5, label=f"{name} predicted")
+            ax.plot(x, second[k, column, row], color=colour, lw=1.1, ls=base.DOTTED, label=f"{name} leading order")
+            ax.fill_between(x, low, high, color=colour, alpha=0.3, lw=0, label=f"{name} measured")
+        ax.minorticks_off()
+    base.legend_below(figure, axes[0, 0], ncols=min(1 + 3 * len(names), len(columns) + 1))
     return figure
 
 

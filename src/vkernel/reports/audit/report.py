@@ -227,8 +227,8 @@ def _figures(audit: Audit, n: NetworkAudit) -> list[dict[str, Any]]:
         *(_pictures(n, data) if _is_image(data.shape) else []),
     ]
     if (found := n.membership) is not None:
-        level, ratio = found.by_level, (process.sigma(found.t) / process.alpha(found.t)).tolist()
-        losses = found.train.mean(0), found.test.mean(0), found.t, level.value, level.low, level.high, ratio
+        ratio = (process.sigma(found.t) / process.alpha(found.t)).tolist()
+        losses = found.train.mean(0), found.test.mean(0), found.t, found.by_level.stack(), ratio
         out.append(_figure("losses", plots.membership_losses, *losses))
     some = torch.randperm(data.n, generator=torch.Generator().manual_seed(audit.seed))[:POINTS]
     moments = {SAMPLERS[kind]: _moments(s.images) for kind, s in n.samples.items()}

@@ -1,23 +1,25 @@
-"""Figures of an audit of checkpoints (:mod:`vkernel.reports.audit`): errors, copies, membership, responses, agreement.
+"""Figures of reports: an audit of checkpoints (errors, copies, membership, responses, agreement) and a comparison.
 
-Curves are along the noise level σ/α, the coordinate ``ratio`` of a data set in which every variable ``name`` has the
-ends ``name_low`` and ``name_high`` of its 95 % interval.
+Curves of an audit are along the noise level σ/α, the coordinate ``ratio`` of a data set in which every variable
+``name`` has the ends ``name_low`` and ``name_high`` of its 95 % interval.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 
 from vkernel.core.errors import require
 from vkernel.plots import base
-from vkernel.plots.base import DASHED, MARKERS, Values, array, ink, lines, styled
+from vkernel.plots.base import DASHED, MARKERS, LineStyle, Several, Values, array, ink, lines, styled
 from vkernel.plots.curves import curve_panels, panel
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 REFERENCE = "test images"  # the label that is drawn dashed
 SHOWN = 2000  # points of a scatter
 FAR = 5.0  # spans of the data; a scatter that reaches further gets a symmetric logarithmic axis
+CONDITIONS = 4  # conditions, or times, in one picture
+LAWS = {"ensemble": "trained ensemble", "field": "Gaussian field of V", "semiclassical": "semiclassical"}
 DEEP = 1e3  # the axis ends this factor below the model's errors, as the ideal error falls to rounding
 
 
@@ -62,7 +66,7 @@ def score_deviation(ds: xarray.Dataset) -> Figure:
 
 
 def copy_curve(
-    thresholds: Values, curves: Mapping[str, Sequence[Values]], threshold: float = 1 / 3, reference: str = REFERENCE
+    thresholds: Values, curves: Mapping[str, Several], threshold: float = 1 / 3, reference: str = REFERENCE
 ) -> Figure:
     """Draw the shares, with the ends of their intervals, of images whose nearest / second nearest distance to training
     images is below each threshold; that of ``reference`` is dashed."""
@@ -101,15 +105,13 @@ def neighbour_ratios(ratios: Mapping[str, Values], threshold: float = 1 / 3, ref
 
 
 @styled
-def membership_losses(
-    train: Values, test: Values, auc_t: Values, auc: Values, auc_low: Values, auc_high: Values, ratio: Values = ()
-) -> Figure:
+def membership_losses(train: Values, test: Values, auc_t: Values, auc: Values, ratio: Values = ()) -> Figure:
     """Draw losses of training and test images, ``(images,)`` or ``(levels, images)`` and then averaged, and the AUC of
-    a membership test by the loss along σ/α, or along ``auc_t`` without ``ratio``."""
-    t, *curve = (array(v, 1, "AUCs along the noise levels") for v in (auc_t, auc, auc_low, auc_high))
-    given, ratio = {"training images": array(train), "test images": array(test)}, array(ratio, 1, "noise levels")
+    a membership test by the loss, ``(3, levels)``, along σ/α, or along ``auc_t`` without ``ratio``."""
+    t, ratio = (array(v, 1, "noise levels") for v in (auc_t, ratio))
+    curve, given = array(auc, 2, "AUCs"), {"training images": array(train), "test images": array(test)}
     x, label = (ratio, {}) if ratio.size else (t, {"xlabel": "noise level t"})
-    require(len({len(v) for v in (x, t, *curve)}) == 1, "Every noise level needs an AUC with its interval.")
+    require(curve.shape == (3, len(t)) == (3, len(x)), "Every noise level needs an AUC with its interval.")
     losses = {k: _finite(v.mean(0) if v.ndim == 2 else v, f"losses of {k}") for k, v in given.items()}
     both = np.concatenate([v[np.isfinite(v)] for v in losses.values()])
     require(bool((both > 0).any()), "No loss is larger than zero; there is nothing to draw on a logarithmic axis.")
@@ -123,7 +125,7 @@ def membership_losses(
     base.log_axis(left, "x", edges)
     left.set_ylim(0, 1.3 * left.get_ylim()[1])
     left.legend(loc="upper right")
-    panel("membership", x, {"": np.stack(curve)}, **label).draw(right)
+    panel("membership", x, {"": curve}, **label).draw(right)
     bottom, top = np.fmin(curve[1].min(), 0.4), np.fmax(curve[2].max(), 0.6)
     right.set_ylim(max(0, bottom - 0.05), min(1.02, top + 0.05))
     right.legend()
@@ -192,6 +194,132 @@ def agreement_curves(ds: xarray.Dataset) -> Figure:
     return figure
 
 
+@styled
+def comparison(ds: xarray.Dataset) -> Figure:
+    """Draw the result of :func:`vkernel.compare`, up to four conditions as rows, and four times: variance of the score,
+    its ratio to the prediction, cumulants over members, and laws; error bars are one standard error."""
+    require("predicted" in ds and "measured" in ds, "comparison draws what vkernel.compare returns for a V-kernel.")
+    several, line = "condition" in ds.dims, ds.sizes["axis"] == 1
+    conditions = _few(ds.sizes["condition"]) if several else [0]
+    panels = (_variance, _ratio_along) if line else (_ratio,)
+    laws = 0 if "density" not in ds else 1 if line else len(LAWS)
+    count = len(panels) + 1 + laws
+    figure = Figure(figsize=(3.1 * count + 0.6, 2.9 * len(conditions) + 0.7))
+    axes = figure.subplots(len(conditions), count, squeeze=False)
+    for row, k in zip(axes, conditions, strict=True):
+        one = ds.isel(condition=k) if several else ds
+        for draw, ax in zip((*panels, _cumulants), row, strict=False):
+            draw(ax, one)
+        if laws:
+            (_densities if line else _density_maps)(figure, row[-laws:], one)
+        if several:
+            label = ds.condition.values[k]
+            name = f"{label:.3g}" if isinstance(label, float) else str(label)
+            row[0].set_ylabel(f"{ds.condition.attrs['long_name']} = {name}\n\n{row[0].get_ylabel()}")
+    for column in axes.T[: len(panels)]:  # conditions are compared on the same scale
+        ends = np.array([ax.get_ylim() for ax in column])
+        for ax in column:
+            ax.set_ylim(ends.min(), ends.max())
+    for above, below in zip(axes[:-1].flat, axes[1:].flat, strict=True):
+        above.set_xlabel("")
+        below.set_title("")
+    handles = [h for ax in (axes[0, 0], axes[0, len(panels)]) for h in ax.get_legend_handles_labels()[0]]
+    base.legend_below(figure, handles, [str(h.get_label()).replace("predicted", "predicted by V") for h in handles])
+    return figure
+
+
+def _few(count: int) -> list[int]:
+    return sorted({round(k) for k in np.linspace(0, count - 1, min(CONDITIONS, count))})
+
+
+def _times(one: xarray.Dataset, *names: str) -> Iterator[tuple[str, str, list[np.ndarray]]]:
+    """Yield up to four times: colour, label, and the named variables at that time, NaN outside the bulk."""
+    for n, k in enumerate(_few(one.sizes["t"])):
+        at = one.isel(t=k)
+        yield lines()[n], f"t = {float(at.t):.3g}", [array(at[name].where(at.bulk)) for name in names]
+
+
+def _variance(ax: Axes, one: xarray.Dataset) -> None:
+    one = one.sortby("x").assign(bulk=one.bulk | True)  # variances are drawn outside the bulk too
+    some = slice(None, None, max(1, one.sizes["x"] // 15))
+    found = {label: v for _, label, v in _times(one, "measured", "measured_se", "predicted")}
+    curves = {label: np.stack([v, v - se, v + se])[:, some] for label, (v, se, _) in found.items()}
+    theory = {label: (one.x.values, predicted) for label, (_, _, predicted) in found.items()}
+    panel("score_variance", one.x.values[some], curves, expected=theory).draw(ax)
+
+
+def _ratio_along(ax: Axes, one: xarray.Dataset) -> None:
+    curves = {label: np.stack([v, v - se, v + se]) for _, label, (v, se) in _times(one, "ratio", "ratio_se")}
+    panel("score_ratio", one.x.values, curves).draw(ax)
+    inside = array(one.ratio)[array(one.bulk) > 0]
+    ends = min(max(0.2, 0.85 * inside.min()), 0.7), max(min(5, 1.15 * inside.max()), 1.4)
+    base.log_axis(ax, "y", np.array(ends))
+    ax.set_ylim(*ends)
+
+
+def _ratio(ax: Axes, one: xarray.Dataset) -> None:
+    """Draw measured / predicted against predicted, since variances in many dimensions span decades."""
+    base.level(ax, 1, "equal")
+    for colour, label, (predicted, ratio, se) in _times(one, "predicted", "ratio", "ratio_se"):
+        ax.errorbar(predicted, ratio, se, color=colour, ls="", marker="o", ms=3, lw=0.8, alpha=0.75, label=label)
+    ax.set(xscale="log", xlabel="predicted tr Cov (1 / data unit²)", ylabel="measured / predicted", ylim=(0, None))
+    ax.set_title("Variance of the score")
+    ax.minorticks_off()
+
+
+def _cumulants(ax: Axes, one: xarray.Dataset) -> None:
+    """Draw skewness and excess kurtosis at every place, with the rectangle that holds 95 % of each for a Gaussian."""
+    wide, tall = (1.96 * math.sqrt(v / int(one.members)) for v in (6, 24))
+    box = Rectangle((-wide, -tall), 2 * wide, 2 * tall, color=ink(), alpha=0.16, lw=0, label="95 % if Gaussian")
+    ax.add_patch(box)
+    for colour, _, (skewness, kurtosis) in _times(one, "skewness", "kurtosis"):
+        ax.plot(skewness.ravel(), kurtosis.ravel(), "o", color=colour, ms=3, ls="", alpha=0.65, mew=0)
+    ax.set_yscale("symlog", linthresh=max(2 * tall, 1))
+    ax.yaxis.set_major_formatter("{x:.3g}")
+    ax.yaxis.set_minor_formatter("")
+    ax.set(xlabel="skewness", ylabel="excess kurtosis", title="Cumulants over members")
+
+
+def _laws(one: xarray.Dataset) -> Iterator[tuple[str, np.ndarray, str]]:
+    """Yield the label of each law, its density, and its total variation from that of the ensemble."""
+    for name, label in LAWS.items():
+        tv = "" if name == "ensemble" else f"TV {float(one[f'tv_{name}']):.2f}"
+        yield label, array(one.density.sel(law=name)), tv
+
+
+def _edges(places: np.ndarray) -> np.ndarray:
+    half = (places[1] - places[0]) / 2 if len(places) > 1 else 0.5
+    return np.append(places - half, places[-1] + half)
+
+
+def _densities(_: Figure, axes: np.ndarray, one: xarray.Dataset) -> None:
+    (ax,), top = axes, float(np.nanmax(array(one.density)))
+    looks: list[dict[str, Any]] = [
+        {"color": lines()[5], "fill": True, "alpha": 0.35, "lw": 0},
+        {"color": lines()[0], "lw": 1.5},
+        {"color": lines()[1], "lw": 1.5, "ls": DASHED},
+    ]
+    for (label, density, tv), look in zip(_laws(one), looks, strict=True):
+        if np.isfinite(density).all():
+            ax.stairs(density, _edges(array(one.bin)), label=f"{label}, {tv}" if tv else label, **look)
+    ax.set(xlabel="x at eps (data unit)", ylabel="density", yscale="log", ylim=(top / 3e4, top * 300), title="Laws")
+    ax.set_yticks([10.0**k for k in range(-9, 6) if top / 3e4 <= 10.0**k <= top])
+    ax.minorticks_off()
+    ax.legend(loc="upper center", fontsize=8.5)
+    ax.grid(visible=False, axis="x")
+
+
+def _density_maps(figure: Figure, axes: np.ndarray, one: xarray.Dataset) -> None:
+    extent = tuple(end for places in (one.bin, one.bin2) for end in _edges(array(places))[[0, -1]])
+    top = float(np.nanmax(array(one.density)))
+    for ax, (label, density, tv) in zip(axes, _laws(one), strict=True):
+        image = ax.imshow(density.T, extent=extent, origin="lower", norm=LogNorm(top / 1e3, top, clip=True))
+        ax.text(0.04, 0.96, tv, transform=ax.transAxes, va="top", color="white", size=9.5)
+        ax.set(xlabel="x₁", ylabel="x₂" if ax is axes[0] else "", title=label)
+        ax.grid(visible=False)
+    base.colour_bar(figure, image, axes, "density (1 / data unit²)", shrink=0.85, aspect=28)
+
+
 def _levels(ds: xarray.Dataset, *names: str) -> np.ndarray:
     """Return σ/α along t; the data set must hold these names."""
     lacking = [name for name in names if name not in ds]
@@ -215,9 +343,7 @@ def _counted(label: str, count: int, lost: int, why: str) -> str:
     return f"{label} ({count:,}" + (f", and {lost:,} {why})" if lost else ")")
 
 
-def _steps(
-    ax: Axes, values: np.ndarray, edges: np.ndarray, label: str, why: str, colour: str, ls: base.LineStyle
-) -> None:
+def _steps(ax: Axes, values: np.ndarray, edges: np.ndarray, label: str, why: str, colour: str, ls: LineStyle) -> None:
     """Draw a histogram in per cent of the finite values; the label counts those that are left out."""
     shown = values[(values >= edges[0]) & (values <= edges[-1])]
     heights = 100 * np.histogram(shown, edges)[0] / np.isfinite(values).sum()
