@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from vkernel.core.errors import require
+
 Progress = bool | Callable[[str, float], None]
 EVERY = 10.0  # seconds between plain lines
 
@@ -24,6 +26,8 @@ def progress(total: float, progress: Progress = True) -> Iterator[Reporter]:
 
     ``True`` writes to standard error, ``False`` nowhere; a callable receives the label and the finished share.
     """
+    good = progress in (True, False) or callable(progress)
+    require(good, f"progress must be True, False or a function of a label and a share; got {progress!r}.")
     if progress is True and sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn

@@ -60,7 +60,7 @@ class Kernel(VKernel):
 
     def error(self, x: Tensor, t: Time) -> Tensor:
         """Return the relative standard error of the predicted variance, ``(*batch,)``."""
-        return self.cov(x, t).trace() * 0
+        return torch.zeros(self.cov(x, t).batch, dtype=x.dtype, device=x.device)
 
     def models(self, members: int, generator: Generator = None) -> Scores:
         """Draw models of this kernel, each the mean score plus an independent field."""
@@ -131,7 +131,7 @@ class Measured(Kernel):
         return self.scores.deviations(x, t)
 
     def error(self, x: Tensor, t: Time) -> Tensor:
-        return torch.full(self.mean.split(x)[0], self.relative_error, dtype=torch.float64, device=x.device)
+        return torch.full(self.mean.split(x)[0], self.relative_error, dtype=x.dtype, device=x.device)
 
     def draw(self, members: int, generator: Generator = None) -> Field:
         # factors are linear in the scores: those of the identity turn normals into weights of the members

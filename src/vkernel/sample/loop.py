@@ -24,7 +24,7 @@ from vkernel.core.progress import Progress
 from vkernel.core.progress import progress as show_progress
 from vkernel.core.rng import Generator
 from vkernel.process import Process
-from vkernel.score.base import Score, check_score
+from vkernel.score.base import Score, check_like, check_score
 
 Callback = Callable[[int, float, Tensor], object]
 
@@ -157,15 +157,12 @@ class Problem:
 
     def s(self, x: Tensor, level: Level) -> Tensor:
         """Return the score in whitened coordinates."""
-        out = self.score(self.process.unwhiten(x), level.t)
-        got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-        good = isinstance(out, Tensor) and out.shape == x.shape
-        require(good, f"The score returned {got} for x of shape {tuple(x.shape)}; it must return a tensor like x.")
-        return self.process.unwhiten(out)
+        return self.process.unwhiten(check_like(self.score(self.process.unwhiten(x), level.t), x))
 
     def m(self, x: Tensor, level: Level) -> Tensor:
         """Return the denoiser in whitened coordinates."""
-        return self.process.whiten(self.score.denoise(self.process.unwhiten(x), level.t))
+        m = self.score.denoise(self.process.unwhiten(x), level.t)
+        return self.process.whiten(check_like(m, x, "denoiser"))
 
     def euler(self, x: Tensor, here: Level, there: Level) -> Tensor:
         """Return x after Euler's step of the PF-ODE, x + Δ (beta x + D s)."""

@@ -60,7 +60,7 @@ def pf_ode(
     ``steps`` are then the times that are saved, and a batch shares its steps. ``probes`` and ``generator`` are for the
     divergence of a score that is not exact (Hutchinson 1989). ``options`` are :class:`~vkernel.sample.loop.Options`.
     """
-    check_choice(method, "method", (*STEPS, "dopri5"))
+    check_choice(method, "method", METHODS)
     check_positive(tolerance, "tolerance")
     problem = Problem(score, x_T, ("path", "error", "logp"), **options)
     arrives = method in ("euler", "exponential", "multistep") and "logp" not in problem.save
@@ -116,6 +116,7 @@ def exponential(problem: Problem, order: int) -> Step:
 
 # with the order
 STEPS = {"euler": (direct, 1), "heun": (direct, 2), "exponential": (exponential, 1), "multistep": (exponential, 2)}
+METHODS = (*STEPS, "dopri5")
 
 
 def _refined(steps: int | Tensor) -> int | Tensor:

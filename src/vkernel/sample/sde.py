@@ -27,13 +27,13 @@ from typing import Unpack
 
 from torch import Tensor
 
-from vkernel.core.checks import check_number, check_whole, takes
+from vkernel.core.checks import check_choice, check_number, check_whole, takes
 from vkernel.core.covariance import Covariance
 from vkernel.core.errors import require
 from vkernel.core.rng import Generator
 from vkernel.process import Process
 from vkernel.sample.loop import Level, Options, Problem, Solution
-from vkernel.sample.ode import pf_ode
+from vkernel.sample.ode import METHODS, pf_ode
 from vkernel.score.base import Score, Time, check_score
 from vkernel.score.empirical import EmpiricalScore
 
@@ -129,9 +129,9 @@ def naive(score: EmpiricalScore, x_T: Tensor, *, kappa: float, **options: Unpack
 def effective_sde(
     V: VKernel,
     x_T: Tensor,
-    *,
     mean: Score | None = None,
     members: int | None = None,
+    *,
     method: str = "exponential",
     **options: Unpack[Options],
 ) -> Tensor | Solution:
@@ -143,6 +143,7 @@ def effective_sde(
     :func:`~vkernel.sample.pf_ode`; a white V is integrated by Euler–Maruyama, in Itô's sense.
     """
     own, mean = mean is None, check_kernel(V, mean)
+    check_choice(method, "method", METHODS)
     if members is not None:
         check_whole(members, "members")
     problem = Problem(mean, x_T, ("path", "error", "logp"), **options)
@@ -186,7 +187,10 @@ class Learned(Score):
 
 def check_kernel(V: VKernel, mean: Score | None) -> Score:
     """Return the mean score to use with ``V``; refuse what is not a V-kernel, or belongs to another process."""
-    require(isinstance(V, VKernel), f"V must be a V-kernel such as vk.kernels.Naive, not {V!r}.")
+    require(
+        isinstance(V, VKernel),
+        f"V must be a V-kernel, such as vk.kernels.Naive or a subclass of vk.sample.VKernel, not {V!r}.",
+    )
     mean = check_score(V.mean if mean is None else mean, "The effective dynamics")
     processes = f"another process ({V.process!r}) than the mean score ({mean.process!r})"
     require(V.process == mean.process, f"The V-kernel belongs to {processes}.")

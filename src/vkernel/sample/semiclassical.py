@@ -38,7 +38,7 @@ DENSE = 64  # up to this dimension the covariance is a matrix
 
 @takes(Problem)
 def semiclassical(
-    V: VKernel, x_T: Tensor, *, mean: Score | None = None, rank: int = 16, **options: Unpack[Options]
+    V: VKernel, x_T: Tensor, mean: Score | None = None, *, rank: int = 16, **options: Unpack[Options]
 ) -> tuple[Tensor | Solution, Covariance]:
     """Return mean and covariance of x at eps given ``x_T (*batch, *shape)``, to leading order in V.
 

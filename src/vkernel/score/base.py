@@ -64,7 +64,7 @@ class Score(ABC):
         x, t = self.check(x, t)
         wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
         alpha, var = (over_event(a.to(wide), self.split(x)[1]) for a in self.levels(t.to(x.device)))
-        s = self.process.unwhiten(self.process.unwhiten(self(wide, t)))
+        s = self.process.unwhiten(self.process.unwhiten(check_like(self(wide, t), wide)))  # Γ s
         return ((wide + var * s) / alpha).to(x.dtype)
 
     def divergence(self, x: Tensor, t: Time, probes: int | Tensor = 8, generator: Generator = None) -> Tensor:
@@ -136,6 +136,14 @@ def check_score(score: object, what: str = "A sampler") -> Score:
         return score
     hint = " Wrap a function with vk.as_score(fn, process)." if callable(score) else ""
     raise InputError(f"{what} needs a Score, not {score!r}.{hint}")
+
+
+def check_like(out: object, x: Tensor, what: str = "score") -> Tensor:
+    """Return what a score, or a denoiser, returned for ``x``; refuse what is not a tensor of its shape."""
+    if isinstance(out, Tensor) and out.shape == x.shape:
+        return out
+    got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+    raise InputError(f"The {what} returned {got} for x of shape {tuple(x.shape)}; it must return a tensor like x.")
 
 
 def differentiated(x: Tensor) -> bool:
