@@ -254,19 +254,15 @@ class Pruned:
     @torch.autocast("cpu", enabled=False)
     def candidates(self, block: Block, stragglers: int = STRAGGLERS) -> tuple[Tensor, Tensor, Tensor]:
         """Return pairs (query, point) that may matter, ascending, and which queries are served; others have none."""
-        n, count = self.points.n, len(block.x)
+        n, count, which = self.points.n, len(block.x), int(block.covariance)
         lefts, error = self.left_factors(block), self.error(block)
         served = error < VAST
         top = torch.full((count, 2), -torch.inf, dtype=torch.float64, device=self.device)
-        buffer = self._buffer(count * (min(n, CHUNK) + LEAF))
-        pairs = []
+        buffer, pairs = self._buffer(count * (min(n, CHUNK) + LEAF)), []
 
         def admit(size: Tensor) -> Tensor:
             crowded, most = size > min(n, CHUNK) // CROWD, min(n, CHUNK) // 2
             return served.logical_and_(~crowded if int(crowded.sum()) > stragglers else size <= most)
-
-        def reference(*tops: Tensor) -> Tensor:  # L, given the two largest logits of disjoint sets of points
-            return torch.cat(tops, 1).topk(2, dim=1).values[:, int(block.covariance)]
 
         for start in range(0, n, CHUNK):
             right = self.tables[0][start : start + CHUNK]
@@ -276,24 +272,22 @@ class Pruned:
             torch.mm(lefts[0], right.mT, out=flat[:, : len(right)])  # at once: threads that meet often wait
             flat[:, len(right) :] = -torch.inf
             peaks = bounds.amax(2)
-            here = self._two_largest(block, bounds, peaks, start)
-            least = reference(top, here) - block.window
-            found = Candidates.among(bounds, peaks, (least - error).float(), start, admit)
+            top = torch.cat([top, self._two_largest(block, bounds, peaks, start)], 1).topk(2, dim=1).values
+            least = (top[:, which] - block.window - error).float()
+            found = Candidates.among(bounds, peaks, least, start, admit)
             for left, table in zip(lefts[1:], self.tables[1:], strict=True):
                 found = found.above(sampled_product(left, table, found.ends, found.p, found.excess))
-            top = torch.cat([top, here], 1).topk(2, dim=1).values
             pairs.append(found.q * n + self.order[found.p])
         self.spare.append(buffer)
-        least = reference(top) - block.window
+        least = top[:, which] - block.window
         served &= least > LIGHT
         pair = torch.cat(pairs).sort().values
         q, i = pair // n, pair % n
         q, i = q[served[q]], i[served[q]]
-        logit, rounding = self._logits(block, q, i)
-        upper = logit + rounding
+        upper = torch.add(*self._logits(block, q, i))
         keep = upper > least[q]
         q, i = q[keep], i[keep]
-        keep = trimmed(upper[keep], q, reference(top) - TRIM)
+        keep = trimmed(upper[keep], q, top[:, which] - TRIM)
         return q[keep], i[keep], served
 
     def _buffer(self, size: int) -> Tensor:

@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 
 
 class Posterior:
-    r"""The law of the training point :math:`x_0`, given that it was noised to :math:`x` at time :math:`t`.
+    r"""The posterior is the law of the training point :math:`x_0`, given that it was noised to x at time t.
 
     ``batch`` and ``shape`` are the batch and event shapes of the queries; results take ``dtype`` and ``device``.
     """
@@ -74,32 +74,32 @@ class Posterior:
 
     @property
     def mean(self) -> Tensor:
-        r""":math:`m = \sum_i r_i y_i`, ``(*batch, *shape)``: the ideal denoiser (2.4)."""
+        r"""Return :math:`m = \sum_i r_i y_i`, ``(*batch, *shape)``: the ideal denoiser (2.4)."""
         return self._like_x(self.first.mean)
 
     @property
     def logp(self) -> Tensor:
-        r""":math:`\log p(x | t)`, the noised training set's log density, ``(*batch,)``."""
+        r"""Return :math:`\log p(x | t)`, the noised training set's log density, ``(*batch,)``."""
         norm = 0.5 * self.engine.data.d * (2 * math.pi * self.queries.var).log()
         return self._per_query(self.first.log_z - norm)
 
     @property
     def entropy(self) -> Tensor:
-        r""":math:`-\sum_i r_i \log r_i` in nats, ``(*batch,)``."""
+        r"""Return :math:`-\sum_i r_i \log r_i` in nats, ``(*batch,)``."""
         return self._per_query(self._summary.present()["entropy"])
 
     @property
     def ess(self) -> Tensor:
-        r"""The effective number of training points, :math:`1 / \sum_i r_i^2`, ``(*batch,)``."""
+        r"""Return the effective number of training points, :math:`1 / \sum_i r_i^2`, ``(*batch,)``."""
         return self._per_query(1 / self._summary.present()["square"])
 
     @property
     def cov(self) -> PosteriorCovariance:
-        r""":math:`\mathrm{Cov}(x_0 | x, t)` as an operator."""
+        r"""Return :math:`\mathrm{Cov}(x_0 | x, t)` as an operator."""
         return PosteriorCovariance(self)
 
     def weight(self, indices: Tensor) -> Tensor:
-        """The weight :math:`r_i` of one point for each query; ``indices`` broadcasts to ``batch``."""
+        """Return the weight :math:`r_i` of one point for each query; ``indices`` broadcasts to ``batch``."""
         i = torch.as_tensor(indices).to(self.engine.data.device)
         wanted = f"one index, or one for each query, {self.batch}, would do"
         require(fits(tuple(i.shape), self.batch), f"indices have shape {tuple(i.shape)}; {wanted}.")
@@ -108,7 +108,7 @@ class Posterior:
         return self._per_query((logit - self.first.log_z).exp())
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
-        """The ``k`` heaviest points: weights, descending, and indices, both ``(*batch, k)``."""
+        """Return the weights, descending, and indices of the ``k`` heaviest points, both ``(*batch, k)``."""
         n = self.engine.whole.n
         require(is_whole(k) and 1 <= k <= n, f"top(k) needs 1 ≤ k ≤ n = {n}; got k = {k}.")
         logit, index = self.engine.nearest(self.queries, k)
@@ -116,14 +116,14 @@ class Posterior:
         return weight.to(self.device, self.dtype).reshape(*self.batch, k), index.to(self.device).reshape(*self.batch, k)
 
     def sample_indices(self, k: int, generator: Generator = None) -> Tensor:
-        """``k`` independent draws of the index of the training point, ``(k, *batch)``, by inversion."""
+        """Draw ``k`` independent indices of the training point, ``(k, *batch)``, by inversion."""
         check_whole(k, "k")
         source = rng.as_generator(generator)
         u = torch.rand((k, *self.batch), generator=source, device=source.device, dtype=torch.float64)
         return self.indices_at(u)
 
     def indices_at(self, u: Tensor) -> Tensor:
-        """The index at which the posterior's cumulative weight passes u in (0, 1), for u ``(k, *batch)``."""
+        """Return the index at which the posterior's cumulative weight passes u in (0, 1), for u ``(k, *batch)``."""
         good = tuple(u.shape[1:]) == self.batch
         require(good, f"u has shape {tuple(u.shape)}; it must be (k, *batch) with batch {self.batch}.")
         k, count, device = len(u), len(self.queries), self.engine.data.device
@@ -147,7 +147,7 @@ class Posterior:
         return index.mT.to(self.device).reshape(k, *self.batch)
 
     def sample(self, k: int, generator: Generator = None) -> Tensor:
-        """``k`` independent draws of the training point itself, ``(k, *batch, *shape)``."""
+        """Draw the training point itself, ``k`` times independently, ``(k, *batch, *shape)``."""
         index = self.sample_indices(k, generator)
         return self.engine.whole.take(index.flatten()).to(self.device, self.dtype).reshape(index.shape + self.shape)
 
@@ -159,14 +159,14 @@ class Posterior:
         return self.engine.ranks.fold(out, torch.add)
 
     def third(self, v: Tensor, u: Tensor) -> Tensor:
-        r""":math:`\sum_i r_i (y_i - m)\,((y_i - m) \cdot v)\,((y_i - m) \cdot u)`: the derivative of Cov (2.9)."""
+        r"""Return :math:`\sum_i r_i (y_i-m) ((y_i-m) \cdot v) ((y_i-m) \cdot u)`, the derivative of Cov (2.9)."""
         flat = [a.to(self.engine.data.device, torch.float64).reshape(self.queries.x.shape) for a in (v, u)]
         self.engine.ranks.same("The vectors", *flat)
         return self._like_x(self._combine(tuple(flat)))
 
 
 class PosteriorCovariance(Covariance):
-    r""":math:`\mathrm{Cov}(x_0|x,t) = \sum_i r_i (y_i - m)(y_i - m)^T`, two products with the data and no matrix."""
+    r"""Apply :math:`\sum_i r_i (y_i - m)(y_i - m)^T` by two products with the data, without a matrix."""
 
     def __init__(self, posterior: Posterior) -> None:
         self.posterior, self.batch, self.shape = posterior, posterior.batch, posterior.shape
@@ -186,7 +186,7 @@ class PosteriorCovariance(Covariance):
         return self.posterior._like_x(self.posterior.moments(frozenset({"diag"})).present()["diag"])
 
     def draw(self, generator: Generator = None) -> Tensor:
-        r"""An exact Gaussian draw, :math:`\sum_i \sqrt{r_i}\, z_i\, (y_i - m)` with :math:`z_i \sim N(0, 1)`.
+        r"""Draw a Gaussian exactly, as :math:`\sum_i \sqrt{r_i}\, z_i\, (y_i - m)` with :math:`z_i \sim N(0, 1)`.
 
         :math:`z_i` belongs to the pair (query, point): chunks, shards and devices do not change it.
         """

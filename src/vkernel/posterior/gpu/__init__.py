@@ -41,7 +41,7 @@ from vkernel.core import rng
 from vkernel.posterior.dense import MARGIN, Block, Dense
 from vkernel.posterior.gpu import fp16
 from vkernel.posterior.gpu.fp16 import FULL, TINY, WIDE, FP16Points, Logits, Loss
-from vkernel.posterior.weights import CentredPoints, Moments, Queries, SparseWeights, Weights, blocks, reduce
+from vkernel.posterior.weights import NARROW, CentredPoints, Moments, Queries, SparseWeights, Weights, blocks, reduce
 
 __all__ = ["GPUPath", "trusted_path"]
 
@@ -56,7 +56,6 @@ CLOSE = 4.0  # an error of the screen beyond which fp16 weights might overflow
 MOST, LONG = 8192, 2048  # candidates of one query at most, and where the average is less than what is worth while
 HEAVY = 1024  # places for heavy points of one query in stage 3, at least
 BALANCE = 190.0  # fp16 operations in the time that one byte is read
-NARROW = 32  # below this dimension the reference path, in float64, is as fast
 FAR = 1e30  # logits beyond this are left to float64
 OUTSIDE = 1e15  # |x - αc| / σ beyond which float64 cannot distinguish points
 FEWEST = 16  # queries of the smallest batch that continues by itself
@@ -217,14 +216,11 @@ class GPUPath:
         apart = torch.zeros_like(reference)
         if size > fp16.SMALL and light + full <= size // 2:
             apart = sparse.light | sparse.full
-        elif full:
-            low = self.fp16.low is not None  # both residuals leave the fewest heavy points, often none
-            if low and not heavy:
-                out, score, _ = take("light, low", lambda: self._dense(queries, sparse, dtype, False, True))
-            else:
-                out, score, reference = take("full", lambda: self._dense(queries, sparse, dtype, True, low))
-        elif light:
-            out, score, _ = take("light", lambda: self._dense(queries, sparse, dtype, False, False))
+        elif light or full:
+            low = full > 0 and self.fp16.low is not None  # both residuals leave the fewest heavy points, often none
+            third = full > 0 and (heavy > 0 or not low)  # the stage; the second otherwise
+            name = f"dense, {third}, {low}"
+            out, score, reference = take(name, lambda: self._dense(queries, sparse, dtype, third, low))
         for mask, evaluate in ((reference, self.dense.moments), (apart, self._apart)):
             rows = mask.nonzero().squeeze(-1)
             if len(rows):

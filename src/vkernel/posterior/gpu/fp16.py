@@ -31,9 +31,8 @@ from torch import Tensor
 
 from vkernel.core import rng
 from vkernel.data import Empirical
-from vkernel.posterior.weights import CentredPoints, Points, Queries, blocks
+from vkernel.posterior.weights import WIDE, CentredPoints, Points, Queries, blocks
 
-WIDE = torch.float64
 FULL = 2.0**14  # fp16 numbers reach 2^16: vectors are scaled to this norm, weights to at most this
 TINY = 1e-200  # a norm that may be divided by
 EXACT = 2.0**-20  # a residual of the data, relative to their radius, that needs no second number
