@@ -11,53 +11,10 @@ perceptually uniform, so that figures can be read without colour vision and in g
 True
 """
 
+from vkernel.plots import curves, images, reports
 from vkernel.plots.base import save, style, to_bytes, to_data_uri
-from vkernel.plots.curves import (
-    Panel,
-    curve_panels,
-    distances,
-    gap_curves,
-    gap_shares,
-    noise_profile,
-    part_curves,
-    phase_diagram,
-    ratio_curve,
-    ratio_panels,
-    share_curve,
-    share_curves,
-    value_curves,
-)
-from vkernel.plots.images import (
-    end_images,
-    fraction_maps,
-    image_row,
-    law_grid,
-    law_panels,
-    line_maps,
-    pairs,
-    path_maps,
-    plane_laws,
-    sample_rows,
-    scatter_pairs,
-    variance_panels,
-)
-from vkernel.plots.reports import (
-    agreement_curves,
-    comparison,
-    copy_curve,
-    denoising_errors,
-    image_moments,
-    membership_losses,
-    neighbour_ratios,
-    responses,
-    score_deviation,
-)
+from vkernel.plots.curves import *
+from vkernel.plots.images import *
+from vkernel.plots.reports import *
 
-__all__ = [
-    "Panel", "agreement_curves", "comparison", "copy_curve", "curve_panels", "denoising_errors", "distances",
-    "end_images", "fraction_maps", "gap_curves", "gap_shares", "image_moments", "image_row", "law_grid",
-    "law_panels", "line_maps", "membership_losses", "neighbour_ratios", "noise_profile", "pairs", "part_curves",
-    "path_maps", "phase_diagram", "plane_laws", "ratio_curve", "ratio_panels", "responses", "sample_rows", "save",
-    "scatter_pairs", "score_deviation", "share_curve", "share_curves", "style", "to_bytes",
-    "to_data_uri", "value_curves", "variance_panels",
-]  # fmt: skip
+__all__ = ["save", "style", "to_bytes", "to_data_uri", *curves.__all__, *images.__all__, *reports.__all__]

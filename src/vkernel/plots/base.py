@@ -150,24 +150,25 @@ def error_bars(
         ax.plot([place], [top], marker="_", ms=9, color=colour)
 
 
-def level(ax: Axes, value: float, label: str = "", ls: LineStyle = ":") -> None:
-    """Draw a horizontal line as a reference."""
-    ax.axhline(value, color=ink(), lw=1, ls=ls, label=label)
+def axes(size: Size, rows: int = 1, columns: int = 1, **how: Any) -> tuple[Figure, Any]:
+    """Return a figure of ``size`` inches and its axes, as ``figure.subplots`` does: one, or an array of several."""
+    figure = Figure(figsize=size)
+    return figure, figure.subplots(rows, columns, **how)
 
 
 def grid(
     rows: Names, columns: Names, size: Size, more: Size, xlabel: str = "x₁", sharey: bool | Literal["row"] = True
 ) -> tuple[Figure, np.ndarray]:
     """Return a figure of labelled panels that share axes, of ``size`` inches each, with ``more`` inches around them."""
-    figure = Figure(figsize=(size[0] * len(columns) + more[0], size[1] * len(rows) + more[1]))
-    axes = figure.subplots(len(rows), len(columns), sharex=True, sharey=sharey, squeeze=False)
-    for ax, title in zip(axes[0], columns, strict=True):
+    whole = size[0] * len(columns) + more[0], size[1] * len(rows) + more[1]
+    figure, panels = axes(whole, len(rows), len(columns), sharex=True, sharey=sharey, squeeze=False)
+    for ax, title in zip(panels[0], columns, strict=True):
         ax.set_title(title)
-    for ax, name in zip(axes[:, 0], rows, strict=True):
+    for ax, name in zip(panels[:, 0], rows, strict=True):
         ax.set_ylabel(name)
-    for ax in axes[-1]:
+    for ax in panels[-1]:
         ax.set_xlabel(xlabel)
-    return figure, axes
+    return figure, panels
 
 
 def legend_below(figure: Figure, shown: Axes | Sequence[Artist], labels: Names = (), ncols: int = 0) -> None:

@@ -19,6 +19,8 @@ from vkernel.core.estimate import Estimate
 from vkernel.plots import base
 from vkernel.plots.base import Curves, Names, Values, array, ink, lines, styled
 
+__all__ = ["Panel", "curve_panels", "distances", "gap_curves", "gap_shares", "noise_profile", "part_curves"]
+__all__ += ["phase_diagram", "ratio_curve", "ratio_panels", "share_curve", "share_curves", "value_curves"]
 Range: TypeAlias = tuple[float, float]
 Factor: TypeAlias = Sequence[float | str]
 _LOOKS = tomllib.loads(Path(__file__).with_name("panels.toml").read_text("utf-8"))
@@ -110,8 +112,8 @@ def panel(name: str, x: Values, curves: Curves, **more: Any) -> Panel:
 @styled
 def curve_panels(*panels: Panel, share: bool = False) -> Figure:
     """Draw panels side by side, with a legend below each; ``share`` makes one y axis and one legend for all."""
-    figure = Figure(figsize=({1: 6.6, 2: 9.6}.get(len(panels), 3.8 * len(panels)), 4.2))
-    axes = figure.subplots(1, len(panels), sharey=share, squeeze=False)[0]
+    size = {1: 6.6, 2: 9.6}.get(len(panels), 3.8 * len(panels)), 4.2
+    figure, (axes,) = base.axes(size, 1, len(panels), sharey=share, squeeze=False)
     for ax, panel in zip(axes, panels, strict=True):
         panel.draw(ax)
         handles, labels = ax.get_legend_handles_labels()
@@ -134,8 +136,8 @@ def noise_profile(
     names = ("noise_fraction", "ess", "mmse", "entropy")
     t, se, *values = every = [array(curves[name], 1, "curves") for name in ("t", "noise_fraction_se", *names)]
     require(len({len(v) for v in every}) == 1, "Every curve needs one value per time.")
-    rho, figure = np.stack([values[0], values[0] - 1.96 * se, values[0] + 1.96 * se]), Figure(figsize=(9.6, 6.4))
-    axes = figure.subplots(2, 2, sharex=True)
+    rho = np.stack([values[0], values[0] - 1.96 * se, values[0] + 1.96 * se])
+    figure, axes = base.axes((9.6, 6.4), 2, 2, sharex=True)
     references = {"noisy window": window, "collapse time": collapse_time}
     marks = {label: place for label, place in references.items() if place is not None}
     most: dict[str, dict[str, float]] = {}
@@ -159,8 +161,7 @@ def distances(nn: Values, unit: str = "data unit") -> Figure:
     nn = array(nn).ravel()
     require(nn.size > 0 and bool(np.isfinite(nn).all()), "A histogram of distances needs finite numbers, at least one.")
     apart = nn[nn > 0]
-    figure = Figure(figsize=(6.4, 3.6))
-    ax = figure.subplots()
+    figure, ax = base.axes((6.4, 3.6))
     title = f"{nn.size:,} points" + (f", of which {nn.size - apart.size:,} are copies" if apart.size < nn.size else "")
     ax.set(xlabel=f"distance to the nearest other point ({unit})", ylabel="training points", title=title)
     if apart.size:
@@ -185,8 +186,7 @@ def ratio_curve(t: Values, curves: Curves, ratios: Values, low: float, high: flo
     """Draw a ratio against t, and every single one of the ``ratios`` at the ``chosen`` time, where the interval of
     their mean is from ``low`` to ``high``."""
     t, ratios = array(t, 1, "times"), array(ratios, 1, "ratios")
-    figure = Figure(figsize=(9.6, 3.9))
-    left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    figure, (left, right) = base.axes((9.6, 3.9), 1, 2, width_ratios=(1.25, 1))
     panel("midpoint_ratio", t, curves, marks={f"t = {chosen:.3g}, where ρ is greatest": chosen}).draw(left)
     left.set_ylim(0.5, min(1e4, left.get_ylim()[1]))
     left.legend()
@@ -217,8 +217,7 @@ def value_curves(
     order = np.argsort(at)
     wide = numeric and len(at) > 2 and bool((at > 0).all()) and at.max() >= 8 * at.min()
     keyed = {label: curve[:, order] for label, curve in zip(labels, curves, strict=True)}
-    figure, style = Figure(figsize=(6.6, 4.6)), "" if any(isinstance(v, str) for v in x) else "-"
-    ax = figure.subplots()
+    (figure, ax), style = base.axes((6.6, 4.6)), "" if any(isinstance(v, str) for v in x) else "-"
     Panel(at[order], keyed, names[0], names[1], title, "x" * wide + "y" * log, styles=[style]).draw(ax)
     if not numeric:
         ax.set_xticks(at, [_tick(v) for v in x])
@@ -233,8 +232,7 @@ def phase_diagram(x: Factor, y: Factor, mean: Values, se: Values, *, names: Name
     """Draw a mean over two factors, ``(y, x)``, as a map with its numbers; ``names`` label x, y and the value."""
     mean, se, shape = array(mean, 2, "means"), array(se, 2, "standard errors"), (len(y), len(x))
     require(mean.shape == shape, f"The map has shape {mean.shape}; its axes have {len(y)} and {len(x)} values.")
-    figure = Figure(figsize=(1.1 * len(x) + 2.4, 0.72 * len(y) + 1.6))
-    ax = figure.subplots()
+    figure, ax = base.axes((1.1 * len(x) + 2.4, 0.72 * len(y) + 1.6))
     image = ax.imshow(mean, origin="lower", aspect="auto", vmin=0)
     top = np.nanmax(mean) if np.isfinite(mean).any() else 1.0
     for (i, j), value in np.ndenumerate(mean):

@@ -18,6 +18,8 @@ from vkernel.core.errors import require
 from vkernel.plots import base
 from vkernel.plots.base import DOT, Curves, Names, Notes, Several, Size, Values, array, ink, lines, styled
 
+__all__ = ["end_images", "fraction_maps", "image_row", "law_grid", "law_panels", "line_maps", "pairs"]
+__all__ += ["path_maps", "plane_laws", "sample_rows", "scatter_pairs", "variance_panels"]
 Limits = tuple[float, float] | None
 Paths = Sequence[np.ndarray]
 Laws = Mapping[str, Several]
@@ -112,21 +114,20 @@ def end_images(
     require(sum(size for _, size in groups) == columns, "The groups must cover the columns.")
     both = np.concatenate([array(nearest)[:, None], images], 1)
     shown = iter(_pictures(both.reshape(-1, *images.shape[2:]), (-1, 1)))
-    figure, step = Figure(figsize=(1.06 * columns + 1.6, 1.25 * count + 0.3)), 1.35
-    ax = figure.subplots()
+    figure, ax = base.axes((1.06 * columns + 1.6, 1.25 * count + 0.3))
     places: list[float] = []
     for name, size in (("training", 1), *groups):
         start = places[-1] + 1.3 if places else 0.0  # groups are further apart than images
         places += [start + 1.1 * k for k in range(size)]
         ax.text(start, 1.08, name, va="bottom", size=10)
     for row, column in np.ndindex(count, columns + 1):
-        x, y = places[column], -step * row
+        x, y = places[column], -1.35 * row
         ax.imshow(next(shown), cmap="gray", vmin=0, vmax=1, extent=(x, x + 1, y, y + 1))
         note = notes[row][column - 1] if column else labels[row]
         ax.text(x + 0.5, y - 0.06, note, ha="center", va="top", size=8.5)
         if column and marked[row, column - 1]:
             ax.add_patch(Rectangle((x, y), 1, 1, fill=False, color=lines()[1], lw=2.6))
-    ax.set(xlim=(-0.05, places[-1] + 1.05), ylim=(-step * (count - 1) - 0.3, 1.35), xticks=[], yticks=[])
+    ax.set(xlim=(-0.05, places[-1] + 1.05), ylim=(-1.35 * (count - 1) - 0.3, 1.35), xticks=[], yticks=[])
     _bare(ax)
     return figure
 
@@ -138,8 +139,7 @@ def scatter_pairs(points2d: Values, isolated: Values = (), pairs: Values = ()) -
     points = array(points2d, 2, "points in the plane")
     require(points.shape[1] == 2, f"Points in the plane are (n, 2); got shape {points.shape}.")
     rings, edges = _indices(isolated, len(points)).reshape(-1), _indices(pairs, len(points)).reshape(-1, 2)
-    figure, size = Figure(figsize=(5.6, 5.4)), float(np.clip(3000 / max(len(points), 1), 4, 36))
-    ax = figure.subplots()
+    (figure, ax), size = base.axes((5.6, 5.4)), float(np.clip(3000 / max(len(points), 1), 4, 36))
     if len(edges):
         look: dict[str, Any] = {"colors": lines()[1], "lw": 1.4, "alpha": 0.8, "zorder": 1, "label": "boundary pairs"}
         ax.add_collection(LineCollection(list(points[edges]), **look))
@@ -219,8 +219,7 @@ def line_maps(
     shapes = [(len(t), len(p)) for p in (*places, places[1])]
     require([v.shape for v in (*values, error)] == shapes, "The maps must have shape (t, λ).")
     top, width = 10.0 ** np.ceil(np.log10(max(float(v.max()) for v in values))), 0.82 * float(np.diff(at).min())
-    figure = Figure(figsize=(10.6, 8.2))
-    axes = figure.subplots(3, 2, sharex=True, sharey="row", height_ratios=(0.3, 1, 0.72))
+    figure, axes = base.axes((10.6, 8.2), 3, 2, sharex=True, sharey="row", height_ratios=(0.3, 1, 0.72))
     for side, (where, value, strip) in enumerate(zip(places, values, strips, strict=True)):
         above, ax, below = axes[:, side]
         for place, picture in zip(at, _pictures(strip, (-1, 1)), strict=True):

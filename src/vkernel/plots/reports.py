@@ -25,6 +25,8 @@ from vkernel.plots.curves import curve_panels, panel
 if TYPE_CHECKING:
     import xarray
 
+__all__ = ["agreement_curves", "comparison", "copy_curve", "denoising_errors", "image_moments"]
+__all__ += ["membership_losses", "neighbour_ratios", "responses", "score_deviation"]
 REFERENCE = "test images"  # the label that is drawn dashed
 SHOWN = 2000  # points of a scatter
 FAR = 5.0  # spans of the data; a scatter that reaches further gets a symmetric logarithmic axis
@@ -90,8 +92,7 @@ def neighbour_ratios(ratios: Mapping[str, Values], threshold: float = 1 / 3, ref
     each = {label: _finite(values, f"ratios of {label}") for label, values in ratios.items()}
     least = min(np.isfinite(v).sum() for v in each.values())
     edges = np.linspace(0, 1, int(np.clip(2 * least ** (1 / 3), 10, 50)) + 1)
-    figure = Figure(figsize=(6.4, 4.2))
-    ax = figure.subplots()
+    figure, ax = base.axes((6.4, 4.2))
     for k, (label, values) in enumerate(each.items()):
         inside = not ((values < 0) | (values > 1)).any()
         require(inside, f"Ratios of the nearest to the second nearest distance lie in 0 to 1; those of {label} do not.")
@@ -117,8 +118,7 @@ def membership_losses(train: Values, test: Values, auc_t: Values, auc: Values, r
     require(bool((both > 0).any()), "No loss is larger than zero; there is nothing to draw on a logarithmic axis.")
     ends = both[both > 0].min() * 0.999, both.max() * 1.001
     edges = np.geomspace(*ends, int(np.clip(2 * (len(both) / 2) ** (1 / 3), 8, 50)) + 1)
-    figure = Figure(figsize=(10.2, 4.0))
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = base.axes((10.2, 4.0), 1, 2)
     for (name, values), colour, ls in zip(losses.items(), lines(), ("-", DASHED), strict=False):
         _steps(left, values, edges, name, "not shown", colour, ls)
     left.set(xlabel="loss: |predicted − true noise|² / d", ylabel="images (% in each step)", title="Loss of each image")
@@ -138,10 +138,9 @@ def responses(ds: xarray.Dataset, threshold: float = 0.05) -> Figure:
     known = "response" in ds and "change" in ds and "r" in ds
     require(known, "responses draws what vkernel.reports.audit.blind(…).to_dataset() returns.")
     curves = {str(change): _curve(ds.isel(change=k), "response") for k, change in enumerate(ds["change"].values)}
-    figure = Figure(figsize=(6.6, 4.4))
-    ax = figure.subplots()
+    figure, ax = base.axes((6.6, 4.4))
     panel("responses", array(ds["r"]), curves).draw(ax)
-    base.level(ax, threshold, f"blind below {threshold:g}", DASHED)
+    ax.axhline(threshold, color=ink(), lw=1, ls=DASHED, label=f"blind below {threshold:g}")
     ax.set_ylim(min(ax.get_ylim()[0], threshold / 1.5))
     base.legend_below(figure, ax, ncols=3)
     return figure
@@ -150,8 +149,7 @@ def responses(ds: xarray.Dataset, threshold: float = 0.05) -> Figure:
 @styled
 def image_moments(samples: Mapping[str, tuple[Values, Values]], data: tuple[Values, Values]) -> Figure:
     """Draw mean and variance of each image, of the data and of samples; at most 2,000 of each are shown."""
-    every, figure = [], Figure(figsize=(6.4, 4.8))
-    ax = figure.subplots()
+    every, (figure, ax) = [], base.axes((6.4, 4.8))
     for k, (label, pair) in enumerate([("data", data), *samples.items()]):
         mean, variance = (array(v, 1, f"moments of {label}") for v in pair)
         same = len(mean) == len(variance)
@@ -176,8 +174,8 @@ def agreement_curves(ds: xarray.Dataset) -> Figure:
     variables ``variance``, ``bias``, ``rank`` and perhaps ``rank_coordinates``, over ``place`` and ``t``."""
     x, places = _levels(ds, "variance", "bias", "rank", "place"), [str(place) for place in ds["place"].values]
     ranks = [name for name in ("rank", "rank_coordinates") if name in ds]
-    figure = Figure(figsize=(5.0 + 4.0 * len(ranks), 4.4))
-    left, *right = figure.subplots(1, 1 + len(ranks), width_ratios=(1.25, *(1,) * len(ranks)))
+    size, widths = (5.0 + 4.0 * len(ranks), 4.4), (1.25, *(1,) * len(ranks))
+    figure, (left, *right) = base.axes(size, 1, len(widths), width_ratios=widths)
     pairs = [(k, name) for k in range(len(places)) for name in ("variance", "bias")]
     curves = {f"_{places[k]} {name}": _curve(ds.isel(place=k), name) for k, name in pairs}
     colours, markers = [k % 6 for k, _ in pairs], "".join(MARKERS[k % 6] for k, _ in pairs)
@@ -204,8 +202,8 @@ def comparison(ds: xarray.Dataset) -> Figure:
     panels = (_variance, _ratio_along) if line else (_ratio,)
     laws = 0 if "density" not in ds else 1 if line else len(LAWS)
     count = len(panels) + 1 + laws
-    figure = Figure(figsize=(3.1 * count + 0.6, 2.9 * len(conditions) + 0.7))
-    axes = figure.subplots(len(conditions), count, squeeze=False)
+    size = (3.1 * count + 0.6, 2.9 * len(conditions) + 0.7)
+    figure, axes = base.axes(size, len(conditions), count, squeeze=False)
     for row, k in zip(axes, conditions, strict=True):
         one = ds.isel(condition=k) if several else ds
         for draw, ax in zip((*panels, _cumulants), row, strict=False):
@@ -259,7 +257,7 @@ def _ratio_along(ax: Axes, one: xarray.Dataset) -> None:
 
 def _ratio(ax: Axes, one: xarray.Dataset) -> None:
     """Draw measured / predicted against predicted, since variances in many dimensions span decades."""
-    base.level(ax, 1, "equal")
+    ax.axhline(1, color=ink(), lw=1, ls=":", label="equal")
     for colour, label, (predicted, ratio, se) in _times(one, "predicted", "ratio", "ratio_se"):
         ax.errorbar(predicted, ratio, se, color=colour, ls="", marker="o", ms=3, lw=0.8, alpha=0.75, label=label)
     ax.set(xscale="log", xlabel="predicted tr Cov (1 / data unit²)", ylabel="measured / predicted", ylim=(0, None))
