@@ -186,9 +186,7 @@ class Factored(Covariance):
 
 class Transformed(Covariance):
     r""":math:`a A\, \Sigma A a`, the covariance of :math:`a A z`; results are rounded to ``dtype`` at the end.
-
-    ``factor`` holds a number a for each element of the batch; ``map`` is a symmetric operator A without batch.
-    """
+    ``factor`` holds a number a for each element of the batch; ``map`` is a symmetric operator A without batch."""
 
     def __init__(
         self, base: Covariance, factor: Tensor | None = None, map: Map | None = None, dtype: torch.dtype | None = None

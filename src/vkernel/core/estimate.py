@@ -80,11 +80,9 @@ class Estimate(Generic[N]):
     def of_variances(
         cls, value: float, parts: Sequence[tuple[float, int]], low: float = -INF, high: float = INF, slope: float = 1.0
     ) -> Estimate:
-        """Add independent variances v_k, each with the number n_k of units it was measured from.
-
-        The variances belong to a quantity of which ``value`` is a function with derivative ``slope``. The degrees of
-        freedom are Welch and Satterthwaite's, v² / Σ v_k²/(n_k - 1).
-        """
+        """Add independent variances v_k, each with the number n_k of units it was measured from. The variances belong
+        to a quantity of which ``value`` is a function with derivative ``slope``. The degrees of freedom are Welch and
+        Satterthwaite's, v² / Σ v_k²/(n_k - 1)."""
         total = sum(variance for variance, _ in parts)
         if not math.isfinite(total):
             return Estimate(value, INF, low, high)
@@ -186,11 +184,9 @@ def relative_se(samples: Tensor) -> Tensor:
 
 
 def ratio_of_means(a: Tensor, b: Tensor, *, paired: bool) -> Estimate[N]:
-    """Estimate mean a / mean b, over first axes, of positive numbers; the interval is even in the logarithm.
-
-    Paired samples (one pair for each member) have the delta method's error, the spread of a_m/ā - b_m/b̄; independent
-    ones add their relative variances, with Welch's degrees of freedom (the least over elements).
-    """
+    """Estimate mean a / mean b, over first axes, of positive numbers; the interval is even in the logarithm. Paired
+    samples (one pair for each member) have the delta method's error, the spread of a_m/ā - b_m/b̄; independent ones add
+    their relative variances, with Welch's degrees of freedom (the least over elements)."""
     value = a.mean(0) / b.mean(0)
     if not bool((a.mean(0) > 0).all() and (b.mean(0) > 0).all()):
         return _estimate(*(torch.full_like(value, v) for v in (math.nan, math.nan, 0.0, INF)))
@@ -225,10 +221,8 @@ def exact_share(hits: int, n: int) -> Estimate:
 
 
 def fieller_ratio(a: Tensor, b: Tensor, least: float = 0.0) -> Estimate:
-    """Estimate mean a / mean b of paired ``a, b (n,)`` with Fieller's interval, cut at ``least``.
-
-    Where the mean of b cannot be told from zero the interval has no upper end; where b underflows nothing is known.
-    """
+    """Estimate mean a / mean b of paired ``a, b (n,)`` with Fieller's interval, cut at ``least``. Where the mean of b
+    cannot be told from zero the interval has no upper end; where b underflows nothing is known."""
     size, other = float(b.abs().max()), float(a.abs().max())
     if not size > TINY or not other > 0:
         return Estimate.exact(0.0) if size > TINY else Estimate.unknown()
@@ -248,11 +242,9 @@ def fieller_ratio(a: Tensor, b: Tensor, least: float = 0.0) -> Estimate:
 
 
 def auc(a: Tensor, b: Tensor) -> Estimate[N]:
-    """Estimate P(a < b), ties counting ½, from ``a (*levels, n)`` and ``b (*levels, m)`` (theory, §10.6).
-
-    With DeLong's error (1988) and Newcombe's interval (2006, method 5), which agrees with Mann and Whitney's test on
-    whether .5 is inside, and does not shrink to a point at AUC = 1.
-    """
+    """Estimate P(a < b), ties counting ½, from ``a (*levels, n)`` and ``b (*levels, m)`` (theory, §10.6). The error is
+    DeLong's (1988), the interval Newcombe's (2006, method 5), which agrees with Mann and Whitney's test on whether .5
+    is inside, and does not shrink to a point at AUC = 1."""
     n, m = a.shape[-1], b.shape[-1]
 
     def share_above(a: Tensor, b: Tensor) -> Tensor:
@@ -287,10 +279,8 @@ def centred_ranks(a: Tensor) -> Tensor:
 
 
 def spearman(a: Tensor, b: Tensor, fewest: int = 10) -> Estimate:
-    """Estimate Spearman's correlation of ``a`` with ``b (n,)`` where b has not underflowed.
-
-    The interval is Fisher's z with the variance (1 + ρ²/2)/(n - 3) of Bonett and Wright (2000).
-    """
+    """Estimate Spearman's correlation of ``a`` with ``b (n,)`` where b has not underflowed. The interval is Fisher's z
+    with the variance (1 + ρ²/2)/(n - 3) of Bonett and Wright (2000)."""
     kept = b > TINY
     n = int(kept.sum())
     rho = float((centred_ranks(a[kept]).double() * centred_ranks(b[kept]).double()).sum()) if n >= fewest else math.nan

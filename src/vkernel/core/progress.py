@@ -22,10 +22,8 @@ class Reporter(Protocol):
 
 @contextmanager
 def progress(total: float, progress: Progress = True) -> Iterator[Reporter]:
-    """Yield a reporter, whose calls add up to ``total`` units of work.
-
-    ``True`` writes to standard error, ``False`` nowhere; a callable receives the label and the finished share.
-    """
+    """Yield a reporter, whose calls add up to ``total`` units of work. ``True`` writes to standard error, ``False``
+    nowhere; a callable receives the label and the finished share."""
     good = progress in (True, False) or callable(progress)
     require(good, f"progress must be True, False or a function of a label and a share; got {progress!r}.")
     if progress is True and sys.stderr.isatty():

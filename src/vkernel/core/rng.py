@@ -47,11 +47,9 @@ def randn(shape: tuple[int, ...], generator: torch.Generator, device: torch.devi
 
 
 def quasi_normals(n: int, d: int, seed: int) -> Tensor:
-    """Return ``n`` points ``(n, d)``, float64, that fill the standard normal law evenly.
-
-    In one dimension these are the mid-quantiles, ascending; in up to 8, Sobol points scrambled by ``seed`` and mapped
-    by the normal quantile; beyond, where such sequences gain nothing, independent draws from the stream of ``seed``.
-    """
+    """Return ``n`` points ``(n, d)``, float64, that fill the standard normal law evenly. In one dimension these are the
+    mid-quantiles, ascending; in up to 8, Sobol points scrambled by ``seed`` and mapped by the normal quantile; beyond,
+    where such sequences gain nothing, independent draws from the stream of ``seed``."""
     if d > 8:
         return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     if d == 1:

@@ -107,11 +107,8 @@ class Empirical:
         return self._restricted(indices, weights / weights.sum(), measured=True)
 
     def choose(self, k: int, generator: torch.Generator, distinct: bool = False) -> Tensor:
-        """Return indices of ``k`` points, or of all if there are fewer.
-
-        They are different points, equally likely, if all weights (but zeros) are equal or if ``distinct``; otherwise
-        they are drawn by weight, with replacement.
-        """
+        """Return indices of ``k`` points, or of all if there are fewer. They are different points, equally likely, if
+        all weights (but zeros) are equal or if ``distinct``; otherwise they are drawn by weight, with replacement."""
         weights, positive = self.weights.cpu(), self.weights.cpu().nonzero().flatten()
         if distinct or bool((weights[positive] == weights.max()).all()):
             return positive[torch.randperm(len(positive), generator=generator)[:k]]
@@ -119,10 +116,8 @@ class Empirical:
 
     def merged(self) -> tuple[Empirical, Tensor]:
         """Return the set with exact duplicates merged into weights, and the map from each index to its merged index.
-
         The first of equal points is kept, in order; -0.0 equals 0.0. Points are found by a 64-bit hash of their values
-        and then compared; should two different points share a hash, another hash is taken.
-        """
+        and then compared; should two different points share a hash, another hash is taken."""
         for salt in count():
             keys = rng.keys((self.d,), rng.stream(salt, "merge equal points"), self.device)
             hashes = torch.cat([_row_hashes(self.rows(*block), keys).cpu() for block in self._blocks()])

@@ -95,20 +95,16 @@ def copies(
     reference: int = 1024,
     seed: int = 0,
 ) -> Copies:
-    """Compare ``samples (n, *shape)`` with the training set ``data``, in its units.
-
-    ``test`` are images of the same law that were not trained on. Distances are taken between ``features``
-    (:func:`~vkernel.metrics.features.extractor`). At most ``reference`` reference images are used.
-    """
+    """Compare ``samples (n, *shape)`` with the training set ``data``, in its units. ``test`` are images of the same law
+    that were not trained on. Distances are taken between ``features`` (:func:`~vkernel.metrics.features.extractor`). At
+    most ``reference`` reference images are used."""
     return Reference(data, test, features, reference, seed).copies(samples, threshold)
 
 
 class Reference:
     """The training set and at most ``images`` reference images, compared once; :meth:`copies` then compares samples.
-
     ``points`` are the features of the distinct training images that have weight, ``first`` the first index of each,
-    ``own`` the neighbours of the reference images, which depend on each other in groups of ``group``.
-    """
+    ``own`` the neighbours of the reference images, which depend on each other in groups of ``group``."""
 
     def __init__(self, data: Empirical, test: Empirical | None, features: Features, images: int, seed: int) -> None:
         self.data, self.group = check_type(data, "data", Empirical), 2 if test is None else 1
@@ -172,9 +168,7 @@ class Reference:
 
     def _neighbours(self, rows: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return two distances and indices ``(q, 2)`` for queries ``(q, F)``, and whether each is authentic.
-
-        ``out (q,)`` are points to leave out, or -1. Diverged queries have infinite distances.
-        """
+        ``out (q,)`` are points to leave out, or -1. Diverged queries have infinite distances."""
         n, points = len(rows), self.points
         distance, index = torch.full((n, 2), math.inf, dtype=torch.float64), torch.full((n, 2), -1)
         authentic, good = torch.ones(n, dtype=torch.bool), rows.isfinite().all(1).nonzero()[:, 0]

@@ -119,10 +119,8 @@ def wasserstein(
 
 def _along_lines(x: Tensor, y: Tensor, p: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return W_p^p on K lines, x ``(K, n)``, y ``(K, m)``, and the potentials summed over lines, ``(n,)``, ``(m,)``.
-
     The monotone coupling goes through pairs (i, j) of sorted points. A step changes i or j or both, and the potentials
-    by as much as the cost; where both change, by the mean of the two orders in which they can.
-    """
+    by as much as the cost; where both change, by the mean of the two orders in which they can."""
     (x, to_x), (y, to_y) = x.sort(1), y.sort(1)
     n, m = x.shape[1], y.shape[1]
     ticks = torch.cat([torch.arange(n, device=x.device) * m, torch.arange(m, device=x.device) * n]).unique()
@@ -139,10 +137,8 @@ def _along_lines(x: Tensor, y: Tensor, p: float) -> tuple[Tensor, Tensor, Tensor
 
 
 def _matching(x: Tensor, y: Tensor, p: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return W_p^p, ``(1,)``, of as many x as y by an optimal matching, and the potentials of both.
-
-    With x_i matched to y_i, potentials are shortest paths: φ_i ≤ φ_k + c(i, k) - c(k, k), which has no negative cycle.
-    """
+    """Return W_p^p, ``(1,)``, of as many x as y by an optimal matching, and the potentials of both. With x_i matched to
+    y_i, potentials are shortest paths: φ_i ≤ φ_k + c(i, k) - c(k, k), which has no negative cycle."""
     from scipy.optimize import linear_sum_assignment
 
     n, m = len(x), len(y)
@@ -164,11 +160,9 @@ def _matching(x: Tensor, y: Tensor, p: float) -> tuple[Tensor, Tensor, Tensor]:
 
 @takes(read_pair)
 def frechet_distance(a: Array, b: Array, *, allow_singular: bool = False, **reading: Unpack[Reading]) -> Estimate:
-    """Estimate Fréchet's distance (squared, as is the custom) of the Gaussians with the moments of a and b.
-
-    Covariances of k features need more than k samples of each; ``allow_singular=True`` accepts fewer. The value then
-    holds for the sample covariances but is far above that of the laws, and the error does not contain this.
-    """
+    """Estimate Fréchet's distance (squared, as is the custom) of the Gaussians with the moments of a and b. Covariances
+    of k features need more than k samples of each; ``allow_singular=True`` accepts fewer. The value then holds for the
+    sample covariances but is far above that of the laws, and the error does not contain this."""
     pair = read_pair(a, b, **reading)
     for name, sample in zip("ab", pair, strict=True):
         n, k = sample.points.shape

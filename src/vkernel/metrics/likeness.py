@@ -171,11 +171,9 @@ def _second_order(pool: Tensor, train: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Drift:
-    """z of the per-image means and variances, and the shares outside the data's range.
-
-    ``data_mean`` and ``sample_mean`` hold the average and the spread over images of the per-image means; ``chances``
-    those of z and of the share outside, for ``mean`` and ``variance``.
-    """
+    """z of the per-image means and variances, and the shares outside the data's range. ``data_mean`` and
+    ``sample_mean`` hold the average and the spread over images of the per-image means; ``chances`` those of z and of
+    the share outside, for ``mean`` and ``variance``."""
 
     mean: Estimate
     variance: Estimate

@@ -51,9 +51,8 @@ def total_variation(
     a: Array, b: Array, bins: int = 120, range: Range = None, *, generator: Generator = 0, **reading: Unpack[Reading]
 ) -> Estimate:
     """Estimate half the sum of absolute differences on a grid as in :func:`histogram`, with one more cell for the rest.
-
-    The error is the jackknife's over members, or that of 200 resamples of a sample's counts drawn from ``generator``.
-    """
+    The error is the jackknife's over members, or that of 200 resamples of a sample's counts drawn from
+    ``generator``."""
     pair = read_pair(a, b, **reading)
     edges, source = _edges(pair, bins, range), rng.as_generator(generator)
     counts = [_cell_counts(sample, edges) for sample in pair]

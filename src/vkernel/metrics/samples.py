@@ -119,10 +119,8 @@ def distinct(data: Empirical | Array) -> Empirical:
 
 def nearest(x: Tensor, data: Empirical, k: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return distances of ``x (q, d)`` to the k nearest points and their indices, ``(q, k)``, or fewer if n < k.
-
     ``exclude (q,)`` holds for each query the index of a point to leave out, or -1: for queries that are training points
-    it is the point itself. Where no other point is left the distance is infinite.
-    """
+    it is the point itself. Where no other point is left the distance is infinite."""
     queries = x.to(data.device, torch.float64)
     excluded = queries.new_full((len(x),), -1, dtype=torch.long) if exclude is None else exclude.to(data.device)
     quick = torch.float32 if torch.get_float32_matmul_precision() == "highest" else torch.float64

@@ -207,10 +207,8 @@ def value_curves(
     x: Factor, curves: Values, *, names: Names, labels: Names = ("",), title: str = "", log: bool = False
 ) -> Figure:
     """Draw ``curves (3, line, x)``, value, low end and high end, against a factor; ``labels`` are those of the lines.
-
     ``names`` are the labels of the axes and the title of the legend. Values of the factor that are not finite numbers
-    are equally spaced; strings, which have no order, are not joined by lines.
-    """
+    are equally spaced; strings, which have no order, are not joined by lines."""
     curves = array(curves).reshape(3, -1, len(x)).swapaxes(0, 1)
     numeric = all(isinstance(v, int | float) and np.isfinite(v) for v in x)
     at = np.asarray([float(v) for v in x]) if numeric else np.arange(len(x), dtype=float)
