@@ -2,12 +2,9 @@ r"""Data larger than a device: every process holds a part, and their moments mer
 
 Process :math:`r` holds the contiguous part :math:`A_r` of the training set and computes its moments for the same
 queries, which merge rank after rank by (2.10) and (2.11): ranks exchange no points, only :math:`O(d)` numbers for a
-query. What is not a moment follows:
-
-* sums over points with the weights of the whole, :math:`\sum_i \sqrt{r_i}\, z_i (y_i - m)` and third moments, add;
-* a draw by inversion, :math:`u`, belongs to the rank with :math:`\sum_{s<r} p_s \le u < \sum_{s \le r} p_s`;
-* the :math:`k` heaviest points are among the :math:`k` heaviest of every rank;
-* the centre and spread of the data are moments too, with weights :math:`w_i` in place of :math:`r_i`.
+query. Sums over points with the weights of the whole add. A draw by inversion, :math:`u`, belongs to the rank with
+:math:`\sum_{s<r} p_s \le u < \sum_{s \le r} p_s`. The :math:`k` heaviest points are among the :math:`k` heaviest of
+every rank. The centre and spread of the data are moments with weights :math:`w_i` in place of :math:`r_i`.
 
 Every rank runs the same program with the same queries and receives the same results, bit for bit: tables are joined in
 the order of the ranks, and rank 0 sends its result to all.
@@ -50,10 +47,9 @@ def shard(
     All processes call this together, and then everything that uses the result, with the same arguments. ``data`` is a
     ``vk.Empirical``, or a tensor, array or memory map ``(n, *shape)`` with ``weights`` and ``scale`` as there. With
     ``whole=True`` every process describes the whole set and keeps its own rows; of a memory map it reads those alone
-    (and three more, to check that all have the same file). With ``whole=False`` every process brings its own part, at
-    least one point, in the order of the ranks; ``weights`` are then on one common scale. ``mesh`` is a one-dimensional
-    ``DeviceMesh``, whose device the data move to, a ``ProcessGroup``, or ``None`` for the default group. Messages
-    travel by NCCL where that is the group's backend, else by the CPU.
+    (and three more, as a check). With ``whole=False`` every process brings its own part, at least one point, in the
+    order of the ranks, with ``weights`` on one common scale. ``mesh`` is a one-dimensional ``DeviceMesh``, whose device
+    the data move to, a ``ProcessGroup``, or ``None`` for the default group. Messages travel by NCCL or by the CPU.
     """
     ranks, device = _ranks(mesh)
     part, facts, problem = None, Facts(), ""
@@ -224,8 +220,8 @@ def _ranks(mesh: Mesh) -> tuple[Ranks, torch.device | None]:
 
     kind, group = None, mesh
     if isinstance(mesh, DeviceMesh):
-        problem = f"shard() needs a one-dimensional mesh, such as mesh['data']; got {mesh.ndim} dimensions."
-        require(mesh.ndim == 1, problem)
+        wanted = "shard() needs a one-dimensional mesh, such as mesh['data']"
+        require(mesh.ndim == 1, f"{wanted}; got {mesh.ndim} dimensions.")
         require(mesh.get_coordinate() is not None, "This process is no part of the mesh that was given to shard().")
         kind, group = mesh.device_type, mesh.get_group()
     if group is not None and not isinstance(group, dist.ProcessGroup):

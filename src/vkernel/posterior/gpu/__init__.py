@@ -4,10 +4,9 @@ One product of :mod:`~vkernel.posterior.gpu.fp16` gives all logits within a prov
 first stage that is accurate for it:
 
 1. **sparse**: few points may matter; these *candidates* are evaluated in float64 from the stored values. They are all
-   points within a window of the largest logit (for covariances: of the second largest), call it :math:`L`, and are
-   complete by a certificate: the others sum up to :math:`\sum e^{\hat l_i} \le e^{-16 - 2 \delta}\, e^{\hat L}`, so
-   that, with true logits within :math:`\delta` of the computed :math:`\hat l`, less than :math:`e^{-16}` of the weight
-   is missing. A narrow window is tried; for a wide one, :math:`\log n + 16 + 2\delta`, the certificate always holds.
+   points within a window of the largest logit :math:`L` (for covariances: of the second largest). A narrow window is
+   tried; it is certified where the others sum up to :math:`\sum e^{\hat l_i} \le e^{\hat L - 16 - 2 \delta}` by
+   computed logits: less than :math:`e^{-16}` of the weight is missing. Else it is :math:`\log n + 16 + 2\delta`.
 2. **light**: many points, none of which matters by itself. The products with the fp16 residuals are added, and the
    weights, as sums of two fp16 numbers, are multiplied by the points in slices of 8,192. With independent errors of
    logits :math:`\eta`, of shares :math:`\nu` and of points :math:`R` (relative to their spread), :math:`\epsilon^2 =

@@ -1,12 +1,10 @@
 r"""The data in fp16, the products with them, and the errors of tensor cores (docs/theory.md, §2.5).
 
-Tensor cores multiply fp16 numbers sixteen times faster than float32 ones. So the data are kept as
-
-.. math:: y_i = c + u\,(H_i + L_i) + \rho_i, \qquad H_i, L_i \text{ in fp16},
-
-scaled by :math:`u` to the middle of its range; of 8-bit images, with :math:`c` and :math:`u` on their grid, :math:`H`
-alone is exact. Queries :math:`x' = (\alpha/\sigma^2)(x - \alpha c)` are split in the same way, :math:`x' \approx x'_H +
-x'_L`. One product then gives all logits, by Cauchy and Schwarz, within
+Tensor cores multiply fp16 numbers sixteen times faster than float32 ones. So the data are kept as :math:`y_i = c +
+u\,(H_i + L_i) + \rho_i` with :math:`H_i` and :math:`L_i` in fp16, scaled by :math:`u` to the middle of its range; of
+8-bit images, with :math:`c` and :math:`u` on their grid, :math:`H` alone is exact. Queries :math:`x' = \alpha (x -
+\alpha c) / \sigma^2` are split alike, :math:`x' \approx x'_H + x'_L`. One product gives all logits, by Cauchy and
+Schwarz, within
 
 .. math:: \delta = |x' - x'_H|\, Y + |x'_H|\, R + \epsilon_d\, |x'_H| (Y + R) + 2^{-22} \big(|x'| Y +
    \tfrac{\alpha^2}{2 \sigma^2} Y^2\big), \qquad Y = \max_i |y_i - c|, \quad R = \max_i |y_i - c - u H_i| ,
