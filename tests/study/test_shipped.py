@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from vkernel import cli, plots, reproduce
 from vkernel import study as vk_study
 from vkernel.core.errors import InputError
-from vkernel.reproduce import shipped as page_of_studies
 from vkernel.reproduce.exhibit import Part
 from vkernel.study import report
 from vkernel.study import spec as specs
@@ -133,7 +132,7 @@ def test_another_seed_in_the_same_folder_is_refused_before_any_work(out: Path, m
 def test_a_run_that_is_stopped_leaves_its_page_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second study is interrupted after one block: the first is on the page, and the block is kept."""
     two = dict(list(specs.shipped().items())[:2])
-    monkeypatch.setattr(page_of_studies, "shipped", lambda: two)
+    monkeypatch.setattr(reproduce, "shipped", lambda: two)
     monkeypatch.setattr(reproduce, "exhibits", lambda: [])
     without_pictures(monkeypatch)
     from vkernel.study import runners, work
@@ -212,7 +211,7 @@ def test_the_study_that_the_how_to_explains_is_one() -> None:
 def test_tiny_changes_sizes_alone() -> None:
     for path in FILES:
         raw = tomllib.loads(path.read_text())
-        small = page_of_studies.tiny(raw)
+        small = reproduce.tiny(raw)
         assert small["grid"] == raw["grid"]
         assert vk_study.read(small).members == 2
         assert math.prod(vk_study.read(small).shape) == math.prod(vk_study.read(raw).shape)

@@ -30,11 +30,13 @@ Finite ensembles of one law differ too: the *floor* is the mean total variation 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -46,7 +48,7 @@ from vkernel.core.covariance import Factored
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate, jackknife_se, leave_one_out
 from vkernel.kernels import Kernel, Linear, Measured
-from vkernel.reports.compare_text import attributes, summary, table
+from vkernel.reports.html import read, render
 from vkernel.sample import Options, end, pf_ode
 from vkernel.sample.scores import Groups, Scores, kurtosis, skewness
 from vkernel.sample.sde import Learned
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     import xarray
 
 BULK = 1e-3  # of the greatest density
+AGREE = 0.15  # a pooled ratio this close to 1, or within three standard errors, counts as agreement
 SPLITS = 16  # random halves that the floor is a mean over
 CHUNK = 1 << 22  # scores of members at once
 
@@ -127,8 +130,11 @@ def compare(
         **({"t1": ("pair", times[:-1]), "t2": ("pair", times[1:])} if len(times) > 1 else {}),
     }
     if several:
-        by, names = _labels([V for _, V in pairs], labels, by)
-        coords["condition"] = ("condition", names, {"long_name": by})
+        linear = [V.features / V.draws for _, V in pairs if isinstance(V, Linear)]
+        known_by = "F/P" if labels is None and len(linear) == len(pairs) else "condition"
+        names = linear if known_by == "F/P" else list(np.arange(len(pairs)) if labels is None else labels)
+        require(len(names) == len(pairs), f"There are {len(names)} labels for {len(pairs)} conditions.")
+        coords["condition"] = ("condition", names, {"long_name": by or known_by})
     if laws:
         drawn = [draw_laws(s, V, samples, fields or len(s), seed, steps, method, spacing) for s, V in pairs]
         bins = (120 if d == 1 else 40) if bins is None else bins
@@ -177,17 +183,6 @@ def _places(scores: Scores, x: Tensor, t: float | Sequence[float] | Tensor) -> t
     require(0 < len(times) == len(set(times)), f"t must be a time or several different ones; got {t!r}.")
     scores.process.check(torch.tensor(times, dtype=torch.float64))
     return x, times
-
-
-def _labels(
-    theories: list[Theory], labels: Sequence[float | str] | None, by: str | None
-) -> tuple[str, Sequence[float | str]]:
-    linear = [V for V in theories if isinstance(V, Linear)]
-    if labels is None and len(linear) == len(theories):
-        return by or "F/P", [V.features / V.draws for V in linear]
-    names = range(len(theories)) if labels is None else labels
-    require(len(names) == len(theories), f"There are {len(names)} labels for {len(theories)} conditions.")
-    return by or "condition", list(names)
 
 
 def _columns(*dims: str, **values: object) -> Columns:
@@ -343,3 +338,60 @@ def _floor(own: Tensor, law: Tensor, bins: int, span: Tensor, source: torch.Gene
             one, two, scale = own, own[torch.randint(m, (n,), generator=source), torch.arange(n)][:, None], 1.0
         total += scale * float(metrics.total_variation(one, two, bins, span, members=True)) / SPLITS
     return total
+
+
+# The result in words, which stand in templates/compare.toml, compare.txt and compare_table.txt
+
+
+@functools.cache
+def attributes(name: str) -> dict[str, str]:
+    """Return the long name and the units of a variable."""
+    texts = tomllib.loads(read("compare.toml"))
+    stem, _, ending = (name, "", "") if name in texts["variables"] else name.rpartition("_")
+    long, units = texts["variables"][stem]
+    return {"long_name": f"{long}: {texts['endings'][ending]}" if ending else long, "units": units}
+
+
+def summary(ds: xarray.Dataset) -> str:
+    """Return one sentence: whether theory and Gaussian closure agree with the ensemble, and what was left out."""
+    known = [n for n in ("field", "semiclassical") if f"tv_{n}" in ds and np.isfinite(ds[f"tv_{n}"]).all()]
+    ordered = "condition" in ds.dims and ds.condition.dtype.kind == "f"
+    clauses = render("compare.txt", known=known, ordered=ordered, **_values(ds)).splitlines()
+    return "; ".join(clause for clause in clauses if clause) + "."
+
+
+def table(ds: xarray.Dataset) -> str:
+    """Return the numbers in aligned columns: a row for each condition, then one for each time."""
+    laws = [n for n in ("field", "closure", "semiclassical", "theory", "floor") if f"tv_{n}" in ds]
+    text = render("compare_table.txt", laws=laws, times=ds.t.values, **_values(ds))
+    parts = []
+    for rows in ([line.split("‖") for line in part.splitlines()] for part in text.split("\n\n")):
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        parts += ["\n".join("  ".join(map(str.rjust, row, widths)).rstrip() for row in rows)]
+    return "\n\n".join(parts)
+
+
+def _values(ds: xarray.Dataset) -> dict[str, Any]:
+    """Return the values of both templates: the quantity of the conditions, and the numbers of each."""
+    if "condition" not in ds.dims:
+        return {"by": "", "variance": "ratio" in ds, "rows": [_row("", ds)]}
+    rows = [_row(label, ds.isel(condition=k)) for k, label in enumerate(ds.condition.values)]
+    return {"by": ds.condition.attrs["long_name"], "variance": "ratio" in ds, "rows": rows}
+
+
+def _row(label: float | str, one: xarray.Dataset) -> dict[str, Any]:
+    """Return the numbers of a condition; ``shown`` is its ratio, at its worst time if only some times disagree."""
+    row = {str(name): v.item() for name, v in one.data_vars.items() if v.ndim == 0}
+    row |= {"at": label, "label": f"{label:.3g}" if isinstance(label, float) else str(label), "agrees": False}
+    value, se = (one[f"{'ratio' if 'ratio' in one else 'mean_error'}_by_time{end}"].values for end in ("", "_se"))
+    lost = {n: row.get(f"lost_{n}", 0) for n in ("ensemble", "field", "closure", "theory")}
+    row |= {"by_time": value, "by_time_se": se, "lost": {n: count for n, count in lost.items() if count}}
+    row["chance"] = "tv_closure" in row and row["tv_closure"] <= 1.25 * row["tv_floor"]
+    if "ratio" in one:
+        away, k = abs(value - 1), int(np.argmax(abs(value - 1)))
+        row |= {"agrees": bool((away <= np.maximum(AGREE, 3 * se)).all()), "worst": away[k], "worst_se": se[k]}
+        pooled, pooled_se = row["ratio_pooled"], row["ratio_pooled_se"]
+        some = abs(pooled - 1) <= max(AGREE, 3 * pooled_se)
+        shown = (value[k], se[k], float(one.t[k])) if some else (pooled, pooled_se, None)
+        row |= dict(zip(("shown", "shown_se", "when"), shown, strict=True))
+    return row

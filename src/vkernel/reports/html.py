@@ -15,22 +15,16 @@ from vkernel.version import __version__
 
 if TYPE_CHECKING:
     import jinja2
-    import xarray
     from matplotlib.figure import Figure
 
 DOTS = 110  # per inch
-
-
-def _row(ds: xarray.Dataset, name: str, k: int) -> Estimate:
-    """The estimate at position ``k`` of the variable ``name`` along the one axis of a Dataset."""
-    return Estimate(*(float(ds[name + end][k]) for end in ("", "_se", "_low", "_high")))
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2g} %" if 0 < share < 0.995 else f"{100 * share:.0f} %"
 
 
-FILTERS = {  # numbers in templates: an Estimate with its ends, the range of an array, significant digits
+FILTERS = {  # numbers in templates: an Estimate with its ends (or one of a Dataset), the range of an array, digits
     "interval": "{0.value:.2f} ({0.low:.2f} to {0.high:.2f})".format,
     "short": "{0.value:.3g} ({0.low:.3g} to {0.high:.3g})".format,
     "bracket": "{0.value:.2g} [{0.low:.2g}, {0.high:.2g}]".format,
@@ -38,7 +32,7 @@ FILTERS = {  # numbers in templates: an Estimate with its ends, the range of an 
     "range": lambda array: f"{float(array.min()):.2g} … {float(array.max()):.2g}",
     "digits": lambda value, digits=2: f"{float(value):.{digits}g}",
     "percent": _percent,
-    "row": _row,
+    "row": lambda ds, name, k: Estimate(*(float(ds[name + end][k]) for end in ("", "_se", "_low", "_high"))),
 }
 
 
@@ -72,15 +66,10 @@ def read(name: str) -> str:
 def _environment(escape: bool, trim: bool) -> jinja2.Environment:
     import jinja2
 
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(read),
-        autoescape=escape,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=trim,
-        lstrip_blocks=True,
-    )
-    environment.filters |= FILTERS
-    return environment
+    strict, loader = jinja2.StrictUndefined, jinja2.FunctionLoader(read)
+    found = jinja2.Environment(loader=loader, undefined=strict, autoescape=escape, trim_blocks=trim, lstrip_blocks=True)
+    found.filters |= FILTERS
+    return found
 
 
 def render(template: str, **values: object) -> str:

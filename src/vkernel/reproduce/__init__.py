@@ -2,29 +2,41 @@
 
 An exhibit is a function ``make(run) -> Exhibit``, a text ``texts/NAME.toml`` (:mod:`vkernel.reproduce.exhibit`) and a
 title in ``texts/page.toml``; :func:`exhibits` lists the functions. ``make`` calls ``run.step(share)`` as work is done,
-and may raise :class:`~vkernel.reproduce.exhibit.Skip` with a sentence, which the page then shows instead.
+and may raise :class:`~vkernel.reproduce.exhibit.Skip` with a sentence, which the page then shows instead. With
+``--all`` the shipped studies are exhibits too (:func:`studies`); their stores are kept, so that a run can go on.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import platform
 import shlex
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import numpy
 import torch
 
+from vkernel import study
+from vkernel.core.errors import InputError
 from vkernel.core.files import write
 from vkernel.core.progress import progress
 from vkernel.reports import html
-from vkernel.reproduce import exact, exhibit, images, learned, shipped, variances
-from vkernel.reproduce.exhibit import Part
+from vkernel.reproduce import exact, exhibit, images, learned, variances
+from vkernel.reproduce.exhibit import Exhibit, Page, Part, Run, Values
+from vkernel.study import Spec, report
+from vkernel.study.spec import shipped
+from vkernel.study.store import Store
 from vkernel.version import __version__
 
 __all__ = ["exhibits", "run"]
+
+FOLDER = "studies"
+SECONDS = 47.0  # of one study on one core, in the mean
 
 
 def exhibits() -> list[Part]:
@@ -43,13 +55,13 @@ def run(out: Path, *, seed: int = 0, quick: bool = False, everything: bool = Fal
     Progress is written to standard error; the last line, on standard output, says where the page is.
     """
     start, out = time.perf_counter(), exhibit.open_folder(Path(out).expanduser())
-    studies = shipped.parts(out, seed, quick=quick) if everything else []
-    parts = [*exhibits(), *studies]
+    more = studies(out, seed, quick=quick) if everything else []
+    parts = [*exhibits(), *more]
     command = shlex.join(("vkernel", "reproduce", "--out", str(out), "--seed", str(seed), *["--all"] * everything))
     versions = f"torch {torch.__version__}, numpy {numpy.__version__}, Python {platform.python_version()}"
     about = {"command": command + " (quick)" * quick, "seed": seed, "versions": f"vkernel {__version__}, {versions}"}
     about["machine"] = f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads, no GPU used"
-    made: list[exhibit.Exhibit] = []
+    made: list[Exhibit] = []
     skipped: list[dict[str, str]] = []
 
     def write_page(complete: bool) -> Path:
@@ -57,25 +69,68 @@ def run(out: Path, *, seed: int = 0, quick: bool = False, everything: bool = Fal
         text = html.page("index.html", exhibits=made, skipped=skipped, hint=hint, seconds=seconds, **about)
         return write(out / "index.html", text).resolve()
 
-    with progress(sum(part.seconds for part in parts)) as report:
+    with progress(sum(part.seconds for part in parts)) as show:
         for part in parts:
             began = time.perf_counter()
 
             def step(share: float, part: Part = part) -> None:
-                report(part.title, share * part.seconds)
+                show(part.title, share * part.seconds)
 
             step(0.0)
             try:
-                found = part.make(exhibit.Run(out, seed, quick, step))
+                found = part.make(Run(out, seed, quick, step))
             except exhibit.Skip as reason:
                 skipped.append({"title": part.title, "reason": str(reason)})
                 step(1.0)
                 continue
             made.append(dataclasses.replace(found, title=part.title, seconds=time.perf_counter() - began))
-            if part in studies:  # a run that is stopped leaves the page with what it has
+            if part in more:  # a run that is stopped leaves the page with what it has
                 write_page(False)
     index = write_page(True)
     for item in skipped:
         print(f"{item['title']} was not made. {item['reason']}", file=sys.stderr)
     print(f"{len(made)} figures, made in {time.perf_counter() - start:.0f} s: {index}")
     return index
+
+
+def studies(out: Path, seed: int, *, quick: bool) -> list[Part]:
+    """Return every shipped study, with the seed of the page; refuse it if a store is in use or another study's."""
+    found = []
+    for name, path in shipped().items():
+        raw = tomllib.loads(path.read_text()) | {"seed": seed}
+        spec, store = study.read(tiny(raw) if quick else raw), out / FOLDER / f"{name}.zarr"
+        try:
+            with Store.open(store, spec):
+                pass
+        except InputError as error:
+            raise InputError(str(error).replace("--store", "--out")) from None
+        found.append(Part(f"Study: {spec.title}", SECONDS, functools.partial(_exhibit, name, spec, store)))
+    return found
+
+
+def tiny(raw: Values) -> Values:
+    """Return the study at a size for tests, too small for conclusions."""
+    model, training = raw.get("model", {}), raw.get("training", {})
+    small = raw | {"members": 2, "block": 2, "model": model, "training": training}
+    small["sampler"] = raw.get("sampler", {}) | {"samples": 8, "steps": 6, "sets": 8}
+    if model.get("kind", "linear") == "linear":
+        small["model"] = model | {"per_axis": 4}
+    if "draws" in training:
+        small["training"] = training | {"draws": 24}
+    return small
+
+
+def _exhibit(name: str, spec: Spec, store: Path, run: Run) -> Exhibit:
+    """Compute what is missing of a study, and draw it."""
+    before = float(study.load(store)["done"].mean())
+    found = study.run(spec, store, progress=run.progress(1.0)).load()
+    drawn, means = spec.figure, report.means(found)
+    assert drawn is not None
+    values: Values = {"spec": spec, "conditions": math.prod(spec.shape), "store": f"{FOLDER}/{store.name}"}
+    values |= {"before": before, "value": report.finding(found), "verdict": report.sentence(found).rpartition("; ")[2]}
+    values |= {"short": report.text, "means": means[drawn.value], "se": means[f"{drawn.value}_se"]}
+    values |= {"axes": {f.dim: f.axis for f in spec.grid}, "what": found[drawn.value].attrs["long_name"]}
+    page = Page(run, f"study-{name}", {}, text="study", across=drawn.y or drawn.lines, **values)
+    page.picture(f"study-{name}", report.figure, found)
+    data = report.export(store, run.out / FOLDER / f"{name}.csv")
+    return page.exhibit(data=f"{FOLDER}/{data.name}")

@@ -76,7 +76,7 @@ def figure1(run: Run) -> Exhibit:
     return page.exhibit(0.5)
 
 
-def _limits(score: EmpiricalScore) -> tuple[Tensor, Tensor, Tensor]:
+def _limits(score: EmpiricalScore) -> tuple[Tensor, ...]:
     """At the SMALL times: σ² tr C / d at each point, its maximum over midpoints, and the least distance in σ/α."""
     y = score.data[:]
     i, j = torch.triu_indices(len(y), len(y), 1)
@@ -85,8 +85,7 @@ def _limits(score: EmpiricalScore) -> tuple[Tensor, Tensor, Tensor]:
         alpha, unit = score.process.alpha(torch.tensor(t, dtype=torch.float64)), t / score.data.d
         at, between = (unit * noise_and_score(score, alpha * x, t)[0] for x in (y, (y[i] + y[j]) / 2))
         found.append((at, between.max(), (y[i] - y[j]).norm(dim=-1).min() * alpha / t**0.5))
-    at_points, at_boundary, gaps = (torch.stack(v) for v in zip(*found, strict=True))
-    return at_points, at_boundary, gaps
+    return tuple(torch.stack(v) for v in zip(*found, strict=True))
 
 
 @one_thread()
@@ -159,7 +158,12 @@ def memorise(run: Run) -> Exhibit:
     shares = [metrics.gap_mass(x, GAP) for x in samples.values()]
     run.step(0.25)
     points, weights = toy("random")[:], torch.tensor(WEIGHTS, dtype=torch.float64)
-    counts = _counts(run, Empirical(points, weights=weights), s.adaptive)
+    process = VP(eps=1e-3)
+    weighted = EmpiricalScore(Empirical(points, weights=weights), process)
+    x_T = process.prior((s.adaptive, 2), generator=run.stream("memorise/weights"), dtype=torch.float64)
+    x = sample.end(sample.pf_ode(weighted, x_T, method="dopri5", tolerance=1e-5))
+    x = x / process.alpha(torch.tensor(process.eps, dtype=torch.float64))
+    counts = (metrics.mode_weights(x, weighted.data).share.value * s.adaptive).round().long()  # of each point
     statistic, p = chisquare(counts, weights * counts.sum())
     run.step(0.2)
     found: Values = {f"sample_{name.split()[0]}": x for name, x in samples.items()}
@@ -189,15 +193,6 @@ def _samples(run: Run, score: EmpiricalScore, s: SimpleNamespace) -> dict[str, T
         found[f"{count} Euler steps"] = sample.end(x)[:, 0]
     x_T = start(s.adaptive, None).double()
     return found | {"dopri5": sample.end(sample.pf_ode(score, x_T, method="dopri5", tolerance=1e-5))[:, 0]}
-
-
-def _counts(run: Run, data: Empirical, n: int) -> Tensor:
-    """Return how often the PF-ODE returns each training point."""
-    process = VP(eps=1e-3)
-    x_T = process.prior((n, data.d), generator=run.stream("memorise/weights"), dtype=torch.float64)
-    x = sample.end(sample.pf_ode(EmpiricalScore(data, process), x_T, method="dopri5", tolerance=1e-5))
-    share = metrics.mode_weights(x / process.alpha(torch.tensor(process.eps, dtype=torch.float64)), data).share.value
-    return (share * n).round().long()
 
 
 # Laws of the effective SDE
@@ -272,7 +267,7 @@ def _coarse(run: Run, grid: list[int]) -> tuple[Tensor, Tensor, float]:
     return masses, torch.stack(distances, 1), sum(floors) / len(floors)
 
 
-def _search(run: Run, steps: int) -> tuple[Tensor, Tensor]:
+def _search(run: Run, steps: int) -> tuple[Tensor, ...]:
     """Return the mass in the gap of every candidate and at its last point, ``(candidate, κ, 3)`` each."""
     gaps, last = [], []
     for i, c in enumerate(run.each(CANDIDATES, 0.1)):
@@ -283,5 +278,4 @@ def _search(run: Run, steps: int) -> tuple[Tensor, Tensor]:
             x = _law(run, f"candidate {i}/{kappa:g}", score, kappa, steps=steps) / VP().alpha(eps)
             gaps.append(Estimate.of_share(int(((x - centre).norm(dim=1) < c.radius).sum()), len(x)).stack())
             last.append(metrics.mode_weights(x, data).share[-1].stack())
-    inside, at_last = (torch.stack(v).unflatten(0, (len(CANDIDATES), 2)) for v in (gaps, last))
-    return inside, at_last
+    return tuple(torch.stack(v).unflatten(0, (len(CANDIDATES), 2)) for v in (gaps, last))

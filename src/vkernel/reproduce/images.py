@@ -137,7 +137,7 @@ def closest_pair(data: Empirical, labels: Tensor) -> tuple[int, int, float]:
     """Return the indices of the nearest two images of different class, and their distance."""
     best = (0, 0, math.inf)
     for label in labels.unique():
-        own, others = ((labels == label).nonzero().flatten(), (labels != label).nonzero().flatten())
+        own, others = (which.nonzero().flatten() for which in (labels == label, labels != label))
         distance, index = nearest(data.take(own), data.subset(others), 1)
         i = int(distance[:, 0].argmin())
         if float(distance[i, 0]) < best[2]:
@@ -151,18 +151,16 @@ def _noise(score: EmpiricalScore, x: Tensor, t: Tensor) -> Tensor:
     return score.covariance(x, t).trace() * (score.process.S(t) / score.data.d)
 
 
-def _log_ratios(
-    run: Run, name: str, score: EmpiricalScore, times: Tensor, pairs: Tensor, draws: int
-) -> dict[str, Tensor]:
+def _log_ratios(run: Run, key: str, score: EmpiricalScore, t: Tensor, pairs: Tensor, draws: int) -> dict[str, Tensor]:
     """Return the log ratios ``(t, pair)`` of midpoints to ends, with noise and on the line itself."""
     a, b = (score.data[pairs[:, side]].double() for side in (0, 1))
     places = torch.stack([a, (a + b) / 2, b])
-    z = torch.randn((draws, 1, *a.shape), generator=run.stream(f"{name}/pair noise"), dtype=torch.float64)
+    z = torch.randn((draws, 1, *a.shape), generator=run.stream(f"{key}/pair noise"), dtype=torch.float64)
     logs: dict[str, list[Tensor]] = {NOISY: [], BARE: []}
-    for t in run.each(times, 0.35):
-        x = score.process.alpha(t) * places
-        for label, queries in ((NOISY, x + score.process.sigma(t) * z), (BARE, x[None])):
-            logs[label].append(log_ratio(_noise(score, queries, t)))
+    for time in run.each(t, 0.35):
+        x = score.process.alpha(time) * places
+        for label, queries in ((NOISY, x + score.process.sigma(time) * z), (BARE, x[None])):
+            logs[label].append(log_ratio(_noise(score, queries, time)))
     return {label: torch.stack(values) for label, values in logs.items()}
 
 
@@ -184,10 +182,9 @@ def log_ratio(noise: Tensor) -> Tensor:
 def ends(run: Run, name: str, sizes: SimpleNamespace) -> SimpleNamespace:
     """Sample the PF-ODE and, ``sizes.runs`` times at each of ``sizes.kappas``, the effective SDE from equal starts.
 
-    Of the ends of the PF-ODE, ``flow (start, …)``, and of the runs, ``x (κ, run, start, …)``, both divided by alpha:
-    the index ``at`` of the nearest training image, the ``distance`` to it and to the ``second`` nearest with their
-    ``quartiles (3, κ)``, whether a run ends ``elsewhere`` than the PF-ODE, and the ``shares`` of those at each κ, with
-    an interval over starts.
+    Of the ends ``flow (start, …)`` and ``x (κ, run, start, …)``, divided by alpha: the nearest training image ``at``,
+    the ``distance`` to it and to the ``second`` nearest, their ``quartiles (3, κ)``, and whether a run ends
+    ``elsewhere`` than the PF-ODE, with the ``shares`` of those at each κ and an interval over starts.
     """
     process, data = VP(eps=EPS), sizes.data
     score = EmpiricalScore(data, process, memory=MEMORY)
@@ -209,10 +206,9 @@ def ends(run: Run, name: str, sizes: SimpleNamespace) -> SimpleNamespace:
     elsewhere, q = at != flow_at, torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
     share: Estimate[Tensor] = Estimate.of_mean(elsewhere.double().mean(1), dim=1)
     found: Values = {"flow": flow, "flow_at": flow_at, "flow_distance": flow_distance, "elsewhere": elsewhere}
-    found |= {"x": x, "at": at, "distance": distance, "second": second}
     found["quartiles"] = [torch.quantile(v.double().flatten(1), q, dim=1) for v in (distance, second)]
-    shares = Estimate(share.value, share.se, share.low.clamp_min(0), share.high.clamp_max(1))
-    return SimpleNamespace(**found, shares=shares)
+    found["shares"] = Estimate(share.value, share.se, share.low.clamp_min(0), share.high.clamp_max(1))
+    return SimpleNamespace(x=x, at=at, distance=distance, second=second, **found)
 
 
 @one_thread()

@@ -181,12 +181,9 @@ def mlp_plane(run: Run) -> Exhibit:
     by_length = {steps // 3: length[0, :, 0], steps: mass[:, 1, 0], 2 * steps: length[1, :, 0]}
     linear = _linear(run)
     columns = {"networks": regions(mass), **{f"linear, {kind}": regions(m) for kind, m in linear.items()}}
-    unlike = [
-        f"{region} ({kind.removeprefix('linear, ')})"
-        for kind, found in columns.items()
-        for region in found
-        if apart([found[region], columns["networks"][region]])
-    ]
+    own_ratios, every = columns["networks"], [(k, region) for k in columns for region in REGIONS.values()]
+    different = [(k, region) for k, region in every if apart([columns[k][region], own_ratios[region]])]
+    unlike = [f"{region} ({kind.removeprefix('linear, ')})" for kind, region in different]
     values: Values = {"ratio": ratio, "whole": mass.mean(1)[:, 0], "regions": columns["networks"], "columns": columns}
     values |= {"by_length": by_length, "apart": apart([ratio(m) for m in by_length.values()])}
     page = Page(run, "mlp_plane", arrays, **_about(spec), **values, linear=linear, unlike=unlike)

@@ -45,10 +45,7 @@ def scalars(ds: xarray.Dataset) -> list[str]:
 
 
 def means(ds: xarray.Dataset) -> xarray.Dataset:
-    """Return the mean over members of every quantity, its standard error and 95 % interval, and the members counted.
-
-    A member that is NaN where others are not is left out.
-    """
+    """Return means over members (those NaN where others are not left out), with errors, intervals and counts."""
     import xarray
 
     out: dict[str, xarray.DataArray] = {}
@@ -71,10 +68,7 @@ def means(ds: xarray.Dataset) -> xarray.Dataset:
 
 
 def finding(ds: xarray.Dataset) -> Estimate | None:
-    """Return the number the study ends in, or ``None`` where it names none or members are missing.
-
-    Factors that a condition does not name are averaged over; a member that is missing in one cell does not count.
-    """
+    """Return the number the study ends in, averaged over unnamed factors; ``None`` without one, or without members."""
     found = spec_of(ds).finding
     if found is None:
         return None
@@ -107,10 +101,8 @@ def table(ds: xarray.Dataset) -> Table:
 
     spec, found, names = spec_of(ds), means(ds), scalars(ds)
     out = Table(title=spec.title, caption=sentence(ds) or None, title_justify="left", caption_justify="left")
-    for factor in spec.grid:
-        out.add_column(factor.dim)
-    for name in names:
-        out.add_column(name, justify="right")
+    for head in (*(factor.dim for factor in spec.grid), *names):
+        out.add_column(head, justify="right" if head in names else "left")
     for c in spec.conditions():
         pairs = [[float(found[n].values[c.index]) for n in (name, f"{name}_se")] for name in names]
         cells = ("–" if math.isnan(value) else f"{value:.3g} ± {se:.1g}" for value, se in pairs)

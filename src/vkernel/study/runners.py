@@ -45,10 +45,7 @@ def inline(spec: Spec, missing: Work, address: str | None = None) -> Results:
 
 
 def threads(spec: Spec, missing: Work, address: str | None = None) -> Results:
-    """Compute blocks in as many threads of this process as there are processors; one thread has those of equal models.
-
-    torch releases Python's lock, so that threads gain where its operations are large.
-    """
+    """Compute blocks in as many threads of this process as there are processors; blocks of equal models share one."""
     groups = [list(group) for _, group in itertools.groupby(missing, lambda work: (work[0].trained, work[1]))]
     workers = max(1, min(len(groups), (os.cpu_count() or 1) // spec.threads))
     with warnings.catch_warnings(), ThreadPoolExecutor(workers) as pool:  # each block changes the filters of warnings
@@ -94,23 +91,18 @@ def ray(spec: Spec, missing: Work, address: str | None = None) -> Results:
                 flying[task.remote(whole, *work)] = work
             ready, _ = cluster.wait(list(flying), num_returns=1)
             for reference in ready:
-                yield *flying.pop(reference), _get(cluster, reference)
+                yield *flying.pop(reference), cluster.get(reference)
+    except cluster.exceptions.RayTaskError as error:
+        raise error.cause if isinstance(error.cause, InputError) else error from None
+    except cluster.exceptions.RayError as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"The Ray cluster failed: {first} Finished blocks are safe; run again to go on.") from None
     finally:
         if ours:
             cluster.shutdown()
         else:  # the cluster stays: cancel what an early stop left on it
             for reference in flying:
                 cluster.cancel(reference, force=True)
-
-
-def _get(cluster: Any, reference: Any) -> dict[str, np.ndarray]:
-    try:
-        return cluster.get(reference)
-    except cluster.exceptions.RayTaskError as error:
-        raise error.cause if isinstance(error.cause, InputError) else error from None
-    except cluster.exceptions.RayError as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"The Ray cluster failed: {first} Finished blocks are safe; run again to go on.") from None
 
 
 Runner = Callable[[Spec, Work, str | None], Results]

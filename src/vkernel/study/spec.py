@@ -267,10 +267,7 @@ class Spec(Tables):
 
 
 def read(source: str | Path | Mapping[str, object] | Spec, *, large: bool = False) -> Spec:
-    """Read a study from a TOML file, the name of a shipped one, or a dictionary.
-
-    ``large`` takes the values of its ``[large]`` table, which is checked in any case.
-    """
+    """Read a study from a TOML file, the name of a shipped one, or a dictionary; ``[large]`` is checked in any case."""
     if isinstance(source, Spec):
         return source
     raw: dict[str, Any] = copy.deepcopy({**source}) if isinstance(source, Mapping) else _toml(source)

@@ -37,15 +37,11 @@ if TYPE_CHECKING:
 
 RESULTS = 2
 DONE = "done"
-COORDINATES = {
-    "x": ("first coordinate of a sample", "unit of the data"),
-    "y": ("second coordinate of a sample", "unit of the data"),
-    "place": ("place of a score", "unit of the data"),
-    "time": ("time of a score", "unit of t"),
-}
 INDICES = {"member": "trained model", "block": "block of members", "point": "training point", "index": "sample"}
-COORDINATES |= {name: (f"index of the {what}", "1") for name, what in INDICES.items()}
-COORDINATES |= {"component": ("component of the sample", "1")}
+PLACES = {"x": "first coordinate of a sample", "y": "second coordinate of a sample", "place": "place of a score"}
+COORDINATES = {name: (f"index of the {what}", "1") for name, what in INDICES.items()}
+COORDINATES |= {name: (what, "unit of the data") for name, what in PLACES.items()}
+COORDINATES |= {"time": ("time of a score", "unit of t"), "component": ("component of the sample", "1")}
 
 
 class Store:
@@ -83,9 +79,7 @@ class Store:
             if not path.exists():
                 _create(path, spec)
             _check_same(path, spec)
-            with _readable_errors(
-                path
-            ):  # remove what a killed run left half-written; no finished chunk has such a name
+            with _readable_errors(path):  # a killed run left half-written files; no finished chunk has such a name
                 for partial in path.rglob("*.partial"):
                     partial.unlink(missing_ok=True)
                 for half in path.parent.glob(f".{path.name}.new-*"):
@@ -182,14 +176,14 @@ def _check_same(path: Path, spec: Spec) -> None:
     """Refuse a store of another version of the results, of another study, or of other data."""
     attrs = load(path).attrs
     version, refusal = attrs.get("results", 1), "nothing was changed. Give another --store"
-    require(
-        version == RESULTS,
-        f"{path} holds results of version {version}, made by vkernel {attrs.get('vkernel')}; vkernel {__version__} "
-        f"computes version {RESULTS}, whose numbers may differ, and never mixes both in one store. It can be shown, "
-        f"plotted and exported, but not continued; {refusal} to compute it anew.",
+    stated = f"{path} holds results of version {version}, made by vkernel {attrs.get('vkernel')}"
+    ours = (
+        f"vkernel {__version__} computes version {RESULTS}, whose numbers may differ, and never mixes both in one store"
     )
-    there, ours = json.loads(attrs["vkernel_study"]), json.loads(spec.to_json())
-    differ = [k for k in ours if there.get(k) != ours[k] and json.dumps(there.get(k)) != json.dumps(ours[k])]
+    advice = f"It can be shown, plotted and exported, but not continued; {refusal} to compute it anew."
+    require(version == RESULTS, f"{stated}; {ours}. {advice}")
+    there, here = json.loads(attrs["vkernel_study"]), json.loads(spec.to_json())
+    differ = [k for k in here if there.get(k) != here[k] and json.dumps(there.get(k)) != json.dumps(here[k])]
     require(not differ, f"{path} holds another study (it differs in {', '.join(differ)}); {refusal}.")
     same = attrs.get("data_sha256") == fingerprint(datasets(spec))
     require(same, f"{path} was made from other training data; {refusal}.")

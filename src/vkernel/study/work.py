@@ -280,10 +280,7 @@ def _law(problem: Problem, members: range) -> tuple[Scores | Score, Callable[[Te
 
 
 def _flow(problem: Problem, scores: Scores | Score, x_T: Tensor, start: int = 0) -> Tensor:
-    """The probability-flow ODE of each score from ``x_T (n, *shape)``: ``(M, n, *shape)``, M = 1 for one score.
-
-    Members that diverged, and those beyond ``sampler.first`` if the first of them is ``start``, are NaN.
-    """
+    """The PF-ODE ``(M, n, *shape)`` of each score; members that diverged, or beyond ``sampler.first``, are NaN."""
     s = problem.condition.sampler
     how: dict[str, Any] = {"steps": s.steps, "method": s.method, "spacing": s.spacing}
     if isinstance(scores, Score):

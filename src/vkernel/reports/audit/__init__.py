@@ -14,30 +14,6 @@ from vkernel.reports.audit.conventions import Convention, Conventions, Skill, ch
 from vkernel.reports.audit.levels import Membership, levels, membership
 from vkernel.reports.audit.report import Advice, Verdict, describe
 
-__all__ = [
-    "Advice",
-    "Agreement",
-    "Audit",
-    "Blind",
-    "Convention",
-    "Conventions",
-    "DataStatistics",
-    "Membership",
-    "NetworkAudit",
-    "SameNoise",
-    "SampleAudit",
-    "Sizes",
-    "Skill",
-    "Verdict",
-    "agreement",
-    "audit",
-    "blind",
-    "check",
-    "describe",
-    "draw",
-    "levels",
-    "membership",
-    "same_noise",
-    "skill",
-    "start",
-]
+__all__ = ["Advice", "Agreement", "Audit", "Blind", "Convention", "Conventions", "DataStatistics", "Membership"]
+__all__ += ["NetworkAudit", "SameNoise", "SampleAudit", "Sizes", "Skill", "Verdict", "agreement", "audit", "blind"]
+__all__ += ["check", "describe", "draw", "levels", "membership", "same_noise", "skill", "start"]

@@ -37,10 +37,9 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import xarray
 from torch import Tensor
 
 from vkernel.adapters.checkpoints import Checkpoints
@@ -56,6 +55,9 @@ from vkernel.sample import Scores, pf_ode
 from vkernel.sample.scores import kurtosis, skewness
 from vkernel.score.empirical import EmpiricalScore
 
+if TYPE_CHECKING:
+    import xarray
+
 PLACES = ("data", "between", "path")
 RESOLVED = torch.finfo(torch.float32).eps  # of the target: networks in float32 cannot respond to less noise
 FEWEST = 10  # places of a rank correlation
@@ -66,11 +68,7 @@ Level = dict[str, Tensor]  # the quantities at one level: (draws, places), …
 
 @dataclass(frozen=True)
 class Agreement:
-    """The result of :func:`agreement`.
-
-    ``dataset`` runs along ``place`` and ``t``; ``follows[place, t]`` tells whether V follows C there beyond doubt, for
-    the levels where C can be resolved; ``same`` compares samples from the same noise, if there were any.
-    """
+    """Curves along ``place`` and ``t``, whether V follows C there beyond doubt (where C is resolved), and samples."""
 
     dataset: xarray.Dataset
     follows: dict[tuple[str, float], bool]
@@ -96,6 +94,8 @@ def agreement(
     number of places of each kind; ``draws`` those of noise for each image (a path has one), averaged over first;
     ``samples (M, n, *shape)`` are of each member from the same n starts, for :func:`same_noise`.
     """
+    import xarray
+
     kind = type(scores).__name__
     require(isinstance(scores, Scores), f"Agreement needs Scores, such as Checkpoints([…]), not {kind}.")
     process, data, _ = check_inputs(scores, data, least=FEWEST, images=images, draws=draws, batch=batch)
@@ -122,12 +122,12 @@ def agreement(
     columns = variables(tables, "place", "t") | variables({"contrast": stacked(contrast)}, "t") | _without_one(found)
     attrs = {"members": len(scores), "trainings": scores.groups.units, "names": ", ".join(_names(scores)), "seed": seed}
     attrs |= {"images": len(found["data"][0]["variance"]), "draws": draws, "n": data.n, "d": data.d}
-    dataset = xarray.Dataset(columns, {**coordinates(process, t), "place": list(PLACES)}, attrs)
+    curves = xarray.Dataset(columns, {**coordinates(process, t), "place": list(PLACES)}, attrs)
     label = {"long_name": "V follows C (1), opposes it (-1), or neither is beyond doubt (0)", "units": "1"}
-    verdicts = _verdicts(dataset)
-    dataset["verdict"] = (("place", "t"), verdicts, label)
+    verdicts = _verdicts(curves)
+    curves["verdict"] = (("place", "t"), verdicts, label)
     cells = zip(itertools.product(PLACES, t.tolist()), itertools.chain(*verdicts), strict=True)
-    return Agreement(dataset, {at: verdict > 0 for at, verdict in cells if not math.isnan(verdict)}, same)
+    return Agreement(curves, {at: verdict > 0 for at, verdict in cells if not math.isnan(verdict)}, same)
 
 
 def _names(scores: Scores) -> list[str]:
@@ -157,14 +157,13 @@ def _places(
 def mean_path(scores: Scores, x_T: Tensor, times: Tensor) -> list[Tensor]:
     """Return states of the PF-ODE of the mean score at the ascending ``times``, each like ``x_T``."""
     process = scores.process
-    ends = torch.cat([torch.tensor([process.T], dtype=torch.float64), times.flip(0)])
-    ends = scores.at(ends) if isinstance(scores, Checkpoints) else ends
+    on_grid = scores.at if isinstance(scores, Checkpoints) else lambda t: t
+    ends = on_grid(torch.cat([torch.tensor([process.T], dtype=torch.float64), times.flip(0)]))
     between = [torch.empty(0, dtype=torch.float64)]
     for first, last in itertools.pairwise(process.sigma(ends) / process.alpha(ends)):
         count = max(1, math.ceil(float((first / last).log()) / STRIDE))
         between.append(torch.linspace(float(first.log()), float(last.log()), count + 1, dtype=torch.float64)[1:-1])
-    inner = process.time(torch.cat(between).exp())
-    inner = scores.at(inner) if isinstance(scores, Checkpoints) else inner
+    inner = on_grid(process.time(torch.cat(between).exp()))
     steps, wanted = torch.cat([ends, inner]).unique().flip(0), set(times.tolist())
     kept: dict[float, Tensor] = {float(ends[0]): x_T}
 
@@ -237,14 +236,11 @@ def _verdicts(ds: xarray.Dataset) -> list[list[float]]:
 
 @dataclass(frozen=True)
 class SameNoise:
-    """The result of :func:`same_noise`: ``ratio`` and ``correlation`` over all pairs of members, ratios ``by_pair``.
-
-    ``nearest`` is the share of the ``n`` starts for which all members' samples have the same nearest training image.
-    """
+    """The result of :func:`same_noise`: ``ratio`` and ``correlation`` over all pairs of members, ratios ``by_pair``."""
 
     ratio: Estimate
     correlation: Estimate
-    nearest: Estimate
+    nearest: Estimate  # the share of starts for which all members' samples have the same nearest training image
     by_pair: dict[tuple[int, int], Estimate]
     members: int
     n: int

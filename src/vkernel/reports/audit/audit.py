@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import json
 import math
 import time
@@ -26,7 +25,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import xarray
 from torch import Tensor
 
 from vkernel.adapters.checkpoints import Checkpoint, Checkpoints
@@ -49,12 +47,14 @@ from vkernel.reports.audit.blind import Blind, blind
 from vkernel.reports.audit.conventions import Conventions, Skill, as_network, check, skill
 from vkernel.reports.audit.levels import Membership, audit_times, check_inputs, levels, membership, same_process
 from vkernel.reports.audit.report import Advice, Verdict, advice, as_dict, page, sentences, verdicts
-from vkernel.sample import Scores, Solution, ancestral, pf_ode
+from vkernel.sample import Scores, ancestral, end, pf_ode
 from vkernel.score.base import Score, check_score
 from vkernel.score.empirical import EmpiricalScore
 from vkernel.score.wrapped import Wrapped, as_score
 
 if TYPE_CHECKING:
+    import xarray
+
     from vkernel.reports.profile import Profile
 
 FEWEST = 16  # training images
@@ -70,10 +70,7 @@ Data = Empirical | Tensor | str | Path
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of an audit: images for each question, samples, steps of a sampler (``None``: all that it has), …
-
-    ``every`` n-th of the eight noise levels is used; ``queries`` are the images on which the collapse is measured.
-    """
+    """Images for each question, samples, steps of a sampler (``None``: all), and every n-th of eight noise levels."""
 
     check: int = 64
     images: int = 192
@@ -86,7 +83,7 @@ class Sizes:
     steps: int | None = 50
     reference: int = 1024
     places: int = 96
-    queries: int = 24
+    queries: int = 24  # for the collapse
 
     @classmethod
     def quick(cls) -> Sizes:
@@ -96,10 +93,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class SampleAudit:
-    """Samples ``(n, *shape)`` of one sampler in the network's pixel units, compared with the data.
-
-    ``standardised`` compares them without brightness and contrast, where these have drifted.
-    """
+    """Samples ``(n, *shape)`` of one sampler in the network's pixel units, compared with the data."""
 
     kind: str
     steps: int
@@ -258,13 +252,13 @@ def audit(
     began = time.monotonic()
     data, held = _load(data, "training"), None if test is None else _load(test, "test")
     nets = _networks(models, process, data)
-    for net, points in itertools.product(nets, [data] if held is None else [data, held]):
-        kind, fits = "training" if points is data else "test", net.shape in (None, points.shape)
-        require(fits, f"The {kind} data have shape {points.shape}, but {net.name} takes {net.shape}.")
     for net in nets:
+        for kind, points in {"training": data, "test": held or data}.items():
+            fits = net.shape in (None, points.shape)
+            require(fits, f"The {kind} data have shape {points.shape}, but {net.name} takes {net.shape}.")
         check_inputs(net, data, held)
-    counts = f"There are {len(nets)} networks and {len(groups or ())} groups."
-    require(groups is None or len(groups) == len(nets), counts)
+    same = groups is None or len(groups) == len(nets)
+    require(same, f"There are {len(nets)} networks and {len(groups or ())} groups.")
     require(0 < threshold <= 1, f"threshold must be a ratio in (0, 1], not {threshold!r}.")
     require((data.weights > 0).sum() >= FEWEST, f"An audit needs {FEWEST} training images or more; got {data.n}.")
     if data.n * data.d <= IN_MEMORY:  # the ideal score reads the data many times
@@ -371,33 +365,36 @@ class _Problem:
             found[net.name] = NetworkAudit(net, read)
             self.step(f"{net.name}: conventions", CHECK)
         good = [net for net in self.nets if found[net.name].conventions.fits]
-        try:
-            curves = self._levels(good)
-        except InputError:  # one of them fails: each is evaluated alone
-            curves = {}
-        for net in good:
+        for name, curve in self._levels(good).items():
             try:
-                curve = curves[net.name] if curves else self._levels([net])[net.name]
-                found[net.name] = self._network(net, found[net.name].conventions, curve)
+                found[name] = self._network(found[name], curve)
             except InputError as error:
-                found[net.name] = replace(found[net.name], failure=str(error))
+                found[name] = replace(found[name], failure=str(error))
         return found
 
-    def _levels(self, nets: list[Wrapped]) -> dict[str, xarray.Dataset]:
+    def _levels(self, nets: list[Wrapped]) -> dict[str, xarray.Dataset | InputError]:
+        """The errors by noise level of each network by name, or why they could not be measured."""
         sizes: dict[str, Any] = {"images": self.sizes.images, "draws": self.sizes.draws, "seed": self.seed}
         done = part(self.step, "errors by noise level", LEVELS * len(nets))
-        found = levels(nets, self.data, self.test, times=self.times, exact=self.exact, progress=done, **sizes)
+        try:
+            found = levels(nets, self.data, self.test, times=self.times, exact=self.exact, progress=done, **sizes)
+        except InputError as error:  # where one of several fails, each is evaluated alone
+            alone = (self._levels([net]) for net in nets)
+            return {nets[0].name: error} if len(nets) == 1 else {k: v for one in alone for k, v in one.items()}
         return {net.name: found.isel(model=m) for m, net in enumerate(nets)}
 
-    def _network(self, net: Wrapped, read: Conventions, curve: xarray.Dataset) -> NetworkAudit:
-        sizes, seed, member = self.sizes, self.seed, None
+    def _network(self, begun: NetworkAudit, curve: xarray.Dataset | InputError) -> NetworkAudit:
+        if isinstance(curve, InputError):
+            raise curve
+        net, sizes, seed, member = begun.net, self.sizes, self.seed, None
         skilled = skill(net, self.data, images=sizes.check, seed=seed)
         if self.test is not None:
             member = membership(net, self.data, self.test, times=self.times, images=sizes.members, draws=1, seed=seed)
             self.step(f"{net.name}: membership", MEMBERSHIP)
         seen = blind(net, self.data, images=sizes.blind, seed=seed, budget=sizes.budget)
         self.step(f"{net.name}: blind directions", BLIND)
-        return NetworkAudit(net, read, skilled, curve, member, seen, {kind: self._samples(net, kind) for kind in KINDS})
+        samples = {kind: self._samples(net, kind) for kind in KINDS}
+        return replace(begun, skill=skilled, levels=curve, membership=member, blind=seen, samples=samples)
 
     def _samples(self, net: Wrapped, kind: str) -> SampleAudit:
         sizes, data = self.sizes, self.data
@@ -460,12 +457,11 @@ def draw(
 
     try:
         with torch.no_grad():
-            x: Tensor | Solution = x_T
+            x, how = x_T, dict[str, Any](steps=times, allow_nan=True, progress=progress)
             if len(times) > 1 and kind == "ode":
-                x = pf_ode(score, x_T, steps=times, method="multistep", allow_nan=True, progress=progress)
+                x = end(pf_ode(score, x_T, method="multistep", **how))
             elif len(times) > 1:
-                x = ancestral(score, x_T, steps=times, noise=noise, allow_nan=True, progress=progress)
-            assert isinstance(x, Tensor)
+                x = end(ancestral(score, x_T, noise=noise, **how))
             return score.denoise(x, times[-1])
     except InputError:
         raise

@@ -26,10 +26,9 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import xarray
 from torch import Tensor
 
 from vkernel.core import rng
@@ -38,9 +37,12 @@ from vkernel.core.errors import require
 from vkernel.core.estimate import Estimate
 from vkernel.data.empirical import Empirical
 from vkernel.reports.audit.conventions import LinearDenoiser, NoisyBatch, as_network
-from vkernel.reports.audit.levels import Times, variables
+from vkernel.reports.audit.levels import Times, dataset, variables
 from vkernel.score.base import Score
 from vkernel.score.wrapped import Wrapped
+
+if TYPE_CHECKING:
+    import xarray
 
 THRESHOLD = 0.05  # of R
 STEP = 0.25  # c in units of the noisy image's spread per coordinate, and k - 1
@@ -52,21 +54,16 @@ PROBES = 4  # random directions for each image
 
 @dataclass(frozen=True)
 class Blind:
-    """The result of :func:`blind`; lists and tensors run along the noise levels, in ascending order by default.
-
-    ``response`` is R by change, ``blind`` the levels at which it is below the threshold; ``gain`` along ``constant``,
-    ``image`` and ``random`` directions; ``least`` the smallest gain found, with ``cosine`` to the constant image (NaN
-    where it was not sought); ``derivative`` how J was applied.
-    """
+    """The result of :func:`blind`; lists and tensors run along the noise levels, in ascending order by default."""
 
     t: list[float]
     r: list[float]
-    response: dict[str, Estimate[Tensor]]
-    blind: dict[str, list[bool]]
-    gain: dict[str, Estimate[Tensor]]
-    least: list[float]
-    cosine: list[float]
-    derivative: str
+    response: dict[str, Estimate[Tensor]]  # R by change
+    blind: dict[str, list[bool]]  # whether it is below the threshold
+    gain: dict[str, Estimate[Tensor]]  # along constant, image and random directions
+    least: list[float]  # the smallest gain found, NaN where it was not sought
+    cosine: list[float]  # of its direction with the constant image
+    derivative: str  # how J was applied
 
     @property
     def changes(self) -> list[str]:
@@ -92,7 +89,7 @@ class Blind:
             curves |= variables({name: Estimate(*(torch.stack(f) for f in fields))}, axis, "t")
         curves["blind"] = (("change", "t"), list(self.blind.values()))
         coords = {"t": self.t, "change": list(self.response), "direction": list(self.gain)}
-        return xarray.Dataset(curves, coords, {"alarm": int(self.alarm)})
+        return dataset(curves, coords, {"alarm": int(self.alarm)})
 
 
 def blind(
@@ -100,10 +97,8 @@ def blind(
 ) -> Blind:
     """Measure which changes of an image the network does not respond to, and its smallest gain.
 
-    Args:
-        model: a score; ``times`` are in the time of its process, by default four noise levels.
-        budget: the largest number of applications of J, and of its transpose, at each level in search of the smallest
-            gain; with 0 it is not sought, nor beyond 4,096 coordinates.
+    ``times`` are by default four noise levels. ``budget`` is the largest number of applications of J, and of its
+    transpose, at each level in search of the smallest gain; with 0 it is not sought, nor beyond 4,096 coordinates.
     """
     require(budget >= 0, f"budget must be 0 or more applications of the Jacobian; got {budget}.")
     require(images >= 4, f"Intervals over images need 4 images or more; got {images}.")

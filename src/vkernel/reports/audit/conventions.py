@@ -36,9 +36,9 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
-import xarray
 from torch import Tensor
 
 from vkernel.adapters.weights import reason
@@ -47,11 +47,14 @@ from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate
 from vkernel.data.empirical import Empirical
 from vkernel.process import DDPM, Process
-from vkernel.reports.audit.levels import mean_square, variables
+from vkernel.reports.audit.levels import dataset, mean_square, variables
 from vkernel.score.base import Score, check_score
 from vkernel.score.conversions import convert
 from vkernel.score.empirical import EmpiricalScore
 from vkernel.score.wrapped import TimeInput, Wrapped
+
+if TYPE_CHECKING:
+    import xarray
 
 READINGS = ("noise", "x0", "v", "flow", "score")  # of one output; an edm network scales its input, and is its own
 RANGES = ((-1.0, 1.0), (0.0, 1.0), (-0.5, 0.5), (0.0, 255.0))
@@ -77,6 +80,9 @@ class Convention:
         return f"predicts {self.predicts}, time {time}, range {self.range[0]:g},{self.range[1]:g}"
 
 
+Trials = dict[Convention, tuple[Estimate, Tensor]]  # the loss of each, and its contrast on each image
+
+
 def as_network(model: Score, data: Empirical) -> Wrapped:
     """Return a score with its conventions; without a pixel range it takes that of the data."""
     score = check_score(model, "An audit")
@@ -89,11 +95,7 @@ def as_network(model: Score, data: Empirical) -> Wrapped:
 
 @dataclass(frozen=True)
 class Conventions:
-    """The result of :func:`check`; lists run along the noise levels, in ascending order.
-
-    ``error`` (with ``se``), ``trivial`` and ``ideal`` are errors; the last level serves to compare conventions only.
-    ``better`` is a convention that fits better, if any; ``alike`` do about as well as the stated one.
-    """
+    """The result of :func:`check`; lists run along the noise levels, ascending; the last is for contrasts only."""
 
     stated: Convention
     t: list[float]
@@ -107,7 +109,7 @@ class Conventions:
     untrained: bool
     better: Convention | None
     better_loss: Estimate | None
-    alike: tuple[Convention, ...]
+    alike: tuple[Convention, ...]  # those that do about as well as the stated one
     data_range: tuple[float, float]
 
     @property
@@ -120,16 +122,13 @@ class Conventions:
     def to_dataset(self) -> xarray.Dataset:
         """Return the curves as a Dataset along ``t``."""
         columns = {"r": self.r, "error": self.error, "se": self.se, "trivial": self.trivial, "ideal": self.ideal}
-        return xarray.Dataset({k: ("t", v) for k, v in columns.items()}, {"t": self.t}, {"fits": int(self.fits)})
+        return dataset({k: ("t", v) for k, v in columns.items()}, {"t": self.t}, {"fits": int(self.fits)})
 
 
 def check(
     model: Score, data: Empirical, *, levels: int = 6, images: int = 64, seed: int = 0, exact: Score | None = None
 ) -> Conventions:
-    """Measure whether the network denoises ``data`` under its stated conventions, and which would fit better.
-
-    ``exact`` is the score of the data in the network's pixel units, if it exists already.
-    """
+    """Measure whether the network denoises ``data``, with the score ``exact``, as stated, and what would fit better."""
     require(levels >= 2 and images >= 4, f"A check needs 2 levels and 4 images or more; got {levels} and {images}.")
     net = as_network(model, data)
     batch = NoisyBatch.of(net, data, levels, images, rng.stream(seed, "check of conventions"))
@@ -152,23 +151,26 @@ def check(
     some, error = data.rows(0, min(data.n, 256)), Estimate[Tensor].of_mean(errors, 1)
     middle = float(tried[stated][1].mean())  # conventions with the same contrast are equivalent
     means = {c: float(contrast.mean()) for c, (rival, contrast) in tried.items() if _beats(rival)}
+    alike = tuple(c for c, m in means.items() if m < ALIKE * middle and abs(m - middle) > 1e-6 * middle)
     curves = {"t": batch.times, "r": batch.r, "trivial": trivial.mean(1), "ideal": ideal.mean(1)}
-    curves |= {"error": error.value, "se": error.se}
+    lists = {name: c.tolist() for name, c in (curves | {"error": error.value, "se": error.se}).items()}
+    fits, untrained = better is None and good, better is None and not good
+    rival, span = None if better is None else tried[better][0], (float(some.min()), float(some.max()))
     return Conventions(
         stated,
-        **{name: curve.tolist() for name, curve in curves.items()},
+        **lists,
         loss=loss,
-        fits=good and better is None,
-        untrained=not good and better is None,
+        fits=fits,
+        untrained=untrained,
         better=better,
-        better_loss=None if better is None else tried[better][0],
-        alike=tuple(c for c, m in means.items() if m < ALIKE * middle and abs(m - middle) > 1e-6 * middle),
-        data_range=(float(some.min()), float(some.max())),
+        better_loss=rival,
+        alike=alike,
+        data_range=span,
     )
 
 
 def _trial(errors: Tensor, trivial: Tensor) -> tuple[Estimate, Tensor]:
-    """The loss of one convention, and its contrast on each image, from errors ``(levels + 1, images)``."""
+    """The loss and the contrasts of one convention, from errors ``(levels + 1, images)``."""
     errors, trivial = errors.nan_to_num(math.inf, math.inf), trivial.mean(1, keepdim=True)
     return Estimate.of_mean((errors / trivial)[:-1].mean(0)), (errors / trivial.clamp_min(FLOOR)).mean(0)
 
@@ -177,9 +179,7 @@ def _beats(loss: Estimate) -> bool:
     return loss.value + 2 * loss.se < BEATS
 
 
-def _search(
-    net: Wrapped, stated: Convention, batch: NoisyBatch, good: bool
-) -> dict[Convention, tuple[Estimate, Tensor]]:
+def _search(net: Wrapped, stated: Convention, batch: NoisyBatch, good: bool) -> Trials:
     """Every prediction under other times and other ranges, and under both at once if none of these fits."""
     continuous = ["fraction", "index:1000", "sigma", *(["reversed"] if net.process.T <= 1 else [])]
     others = ["index", "fraction", "sigma", "reversed"] if isinstance(net.process, DDPM) else continuous
@@ -187,7 +187,7 @@ def _search(
     ranges = list(dict.fromkeys([stated.range, *RANGES]))
     pairs = sorted(itertools.product(times, ranges), key=lambda p: (p[0] != stated.time) + (p[1] != stated.range))
     first = len(times) + len(ranges) - 1  # the stated pair, and one change
-    tried: dict[Convention, tuple[Estimate, Tensor]] = {}
+    tried: Trials = {}
     for i, (time, pixels) in enumerate(pairs):
         if i == first and (good or _best(tried, stated) is not None):
             break
@@ -202,7 +202,7 @@ def _search(
     return tried
 
 
-def _best(tried: dict[Convention, tuple[Estimate, Tensor]], stated: Convention) -> Convention | None:
+def _best(tried: Trials, stated: Convention) -> Convention | None:
     """The convention of lowest contrast, if it beats the trivial predictor and is clearly better than the stated."""
     _, own = tried[stated]
 
@@ -231,7 +231,7 @@ class Skill:
     def to_dataset(self) -> xarray.Dataset:
         """Return the curves as a Dataset along ``t``."""
         curves = variables({"error": self.error, "linear": self.linear, "ratio": self.ratio}, "t")
-        return xarray.Dataset({"r": ("t", self.r)} | curves, {"t": self.t}, {"under": int(self.under)})
+        return dataset({"r": ("t", self.r)} | curves, {"t": self.t}, {"under": int(self.under)})
 
 
 def skill(model: Score, data: Empirical, *, levels: int = 6, images: int = 64, seed: int = 0) -> Skill:

@@ -36,10 +36,9 @@ import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import xarray
 from torch import Tensor
 
 from vkernel.adapters.checkpoints import Checkpoints
@@ -57,6 +56,9 @@ from vkernel.sample.scores import Scores
 from vkernel.score.base import Score, check_score
 from vkernel.score.empirical import EmpiricalScore
 from vkernel.score.wrapped import Wrapped
+
+if TYPE_CHECKING:
+    import xarray
 
 Points = Empirical | Tensor
 Times = Sequence[float] | Tensor | None
@@ -113,8 +115,8 @@ def levels(
     coords = {**coordinates(process, t), "model": ("model", names, {"long_name": "model", "units": "1"})}
     attrs = {"draws": draws, "seed": seed, "n": data.n, "d": data.d}
     attrs |= {f"{key}_images": len(noisy.x0) for key, noisy in sets.items()}
-    dataset = xarray.Dataset(variables(curves, "model", "t") | count, coords, attrs)
-    return dataset if isinstance(model, Sequence) else dataset.isel(model=0, drop=True)
+    found_curves = dataset(variables(curves, "model", "t") | count, coords, attrs)
+    return found_curves if isinstance(model, Sequence) else found_curves.isel(model=0, drop=True)
 
 
 def _errors(
@@ -171,7 +173,7 @@ class Membership:
         """Return the AUC of each level along ``t`` (``auc_level``) and that of all levels as a scalar (``auc``)."""
         columns = variables({"auc_level": self.by_level}, "t") | variables({"auc": self.auc})
         attrs = {"train_images": self.train.shape[1], "test_images": self.test.shape[1]}
-        return xarray.Dataset(columns, coordinates(self.process, self.t), attrs)
+        return dataset(columns, coordinates(self.process, self.t), attrs)
 
 
 def membership(
@@ -295,6 +297,13 @@ def _over_rows(statistic: Any, *samples: Tensor) -> Estimate[Tensor]:
     """Return a statistic of the last axis, for each element of the first two."""
     rows = zip(*(s.flatten(0, 1) for s in samples), strict=True)
     return stacked([statistic(*row) for row in rows], tuple(samples[0].shape[:2]))
+
+
+def dataset(columns: dict[str, Any], coords: dict[str, Any], attrs: dict[str, Any]) -> xarray.Dataset:
+    """Return labelled arrays; xarray is imported when the first result is made."""
+    import xarray
+
+    return xarray.Dataset(columns, coords, attrs)
 
 
 def variables(estimates: Mapping[str, Estimate[Any]], *dims: str) -> dict[str, Any]:

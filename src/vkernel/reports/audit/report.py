@@ -19,11 +19,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import xarray
-from matplotlib.figure import Figure
 from torch import Tensor
 
-from vkernel import plots
 from vkernel.data.empirical import Empirical
 from vkernel.metrics.copies import CHANCE
 from vkernel.metrics.likeness import LEAST, Drift, Likeness, image_moments
@@ -34,6 +31,7 @@ from vkernel.reports.audit.conventions import Convention, Conventions, Skill
 from vkernel.reports.audit.levels import TEXTS, Membership
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import Group
 
     from vkernel.reports.audit.audit import Audit, NetworkAudit
@@ -217,15 +215,23 @@ def _figure(key: str, draw: Callable[..., Figure], *given: Any, **context: Any) 
 def _figures(audit: Audit, n: NetworkAudit) -> list[dict[str, Any]]:
     if n.levels is None or n.skill is None or n.blind is None:
         return []
+    from vkernel import plots
+
     process, data = n.net.process, n.net.scaled(audit.data)
     t = torch.tensor(n.skill.t, dtype=torch.float64)
     linear = (process.sigma(t) / process.alpha(t)).tolist(), n.skill.linear.value.tolist()
-    out = [
-        _figure("errors", plots.denoising_errors, n.levels, linear),
-        _figure("deviation", plots.score_deviation, n.levels),
-        *_copies(n),
-        *(_pictures(n, data) if _is_image(data.shape) else []),
-    ]
+    out = [_figure("errors", plots.denoising_errors, n.levels, linear)]
+    out.append(_figure("deviation", plots.score_deviation, n.levels))
+    held = {SAMPLERS[kind]: s.comparison for kind, s in n.samples.items()}
+    first = next(iter(held.values()))
+    shares = {name: c.curve for name, c in held.items()} | {first.reference_kind: first.reference_curve}
+    curves = {name: (e.value, e.low, e.high) for name, e in shares.items()}
+    ratios = {name: c.ratio for name, c in held.items() if c.ratio.isfinite().any()}
+    ratios[first.reference_kind] = first.reference_ratio
+    drifted, stated = any(s.standardised for s in n.samples.values()), (first.threshold, first.reference_kind)
+    out.append(_figure("ratios", plots.neighbour_ratios, ratios, *stated, drifted=drifted))
+    out.append(_figure("copies", plots.copy_curve, first.thresholds, curves, *stated))
+    out += _pictures(n, data) if _is_image(data.shape) else []
     if (found := n.membership) is not None:
         ratio = (process.sigma(found.t) / process.alpha(found.t)).tolist()
         losses = found.train.mean(0), found.test.mean(0), found.t, found.by_level.stack(), ratio
@@ -240,20 +246,6 @@ def _moments(images: Tensor) -> tuple[Tensor, ...]:
     return image_moments(images[images.flatten(1).isfinite().all(1)]).unbind(1)
 
 
-def _copies(n: NetworkAudit) -> list[dict[str, Any]]:
-    held = {SAMPLERS[kind]: s.comparison for kind, s in n.samples.items()}
-    first = next(iter(held.values()))
-    shares = {name: c.curve for name, c in held.items()} | {first.reference_kind: first.reference_curve}
-    curves = {name: (e.value, e.low, e.high) for name, e in shares.items()}
-    ratios = {name: c.ratio for name, c in held.items() if c.ratio.isfinite().any()}
-    ratios[first.reference_kind] = first.reference_ratio
-    drifted, stated = any(s.standardised for s in n.samples.values()), (first.threshold, first.reference_kind)
-    return [
-        _figure("ratios", plots.neighbour_ratios, ratios, *stated, drifted=drifted),
-        _figure("copies", plots.copy_curve, first.thresholds, curves, *stated),
-    ]
-
-
 def _is_image(shape: tuple[int, ...]) -> bool:
     """Whether points of this shape can be shown as pictures."""
     return len(shape) == 2 or (len(shape) == 3 and shape[0] in (1, 3))
@@ -261,6 +253,8 @@ def _is_image(shape: tuple[int, ...]) -> bool:
 
 def _pictures(n: NetworkAudit, data: Empirical) -> list[dict[str, Any]]:
     """Samples beside the training images that they resemble most, and the first samples of each sampler."""
+    from vkernel import plots
+
     out, limits, typical = [], n.net.range, data[:POINTS].float().cpu()
     rows = {SAMPLERS[kind]: _shown(s.images[:SHOWN]) for kind, s in n.samples.items()}
     for kind, s in n.samples.items():
@@ -293,6 +287,8 @@ def _shown(images: Tensor) -> Tensor:
 
 
 def _together(audit: Audit) -> list[dict[str, Any]]:
+    from vkernel import plots
+
     if audit.agreement is None:
         return []
     out = [_figure("agreement", plots.agreement_curves, audit.agreement.dataset)]
@@ -323,6 +319,8 @@ def _network(n: NetworkAudit) -> dict[str, Any]:
 
 def _plain(value: Any, name: str = "network") -> Any:
     """Numbers, texts, lists and dictionaries from results; those of the network ``name`` come with their sentences."""
+    import xarray
+
     if value is None or isinstance(value, bool | str | int):
         return value
     if isinstance(value, float):
@@ -330,8 +328,8 @@ def _plain(value: Any, name: str = "network") -> Any:
     if isinstance(value, Tensor):
         return _plain(value.tolist())
     if isinstance(value, Empirical):
-        held = {"name": value.name, "n": value.n, "shape": value.shape, "stored": value.stored, "scale": value.scale}
-        return _plain(held)
+        facts = {"name": value.name, "n": value.n, "shape": value.shape}
+        return _plain(facts | {"stored": value.stored, "scale": value.scale})
     if isinstance(value, xarray.Dataset):
         columns = {str(k): _plain(v.values.tolist()) for k, v in {**value.coords, **value.data_vars}.items()}
         return columns | {"attributes": _plain(dict(value.attrs))}

@@ -86,13 +86,9 @@ class Profile:
         return {
             **{name: known[name] for name in ("n", "distinct", "d", "queries", "seed", "collapse_time", "duplicates")},
             **self.curves,
-            "shape": list(self.data.shape),
-            "name": self.data.name,
-            "process": repr(self.process),
-            "scale": self.scale and list(self.scale),
-            "window": self.window and list(self.window),
-            "intrinsic_dimension": _finite(dimension.value),
-            "intrinsic_dimension_se": _finite(dimension.se),
+            **{name: known[name] and list(known[name]) for name in ("scale", "window")},
+            **{"shape": list(self.data.shape), "name": self.data.name, "process": repr(self.process)},
+            **{"intrinsic_dimension": _finite(dimension.value), "intrinsic_dimension_se": _finite(dimension.se)},
             "neighbour_distance": self.neighbour_distance,
             "near_duplicates": [asdict(group) for group in self.near_duplicates],
             "isolated": [asdict(point) for point in self.isolated],
@@ -151,8 +147,8 @@ def profile(
     check_whole(top, "top")
     given = data if isinstance(data, Empirical) else Empirical(data)
     merged, inverse = given.merged()
-    order, sizes = inverse.cpu().argsort(stable=True), torch.bincount(inverse.cpu(), minlength=merged.n)
-    groups = [group.tolist() for group in order.split(sizes.tolist())]
+    order, counts = inverse.cpu().argsort(stable=True), torch.bincount(inverse.cpu(), minlength=merged.n)
+    groups = [group.tolist() for group in order.split(counts.tolist())]
     first = [group[0] for group in groups]
     score = EmpiricalScore(merged, process, memory)
     if queries is None:
@@ -163,25 +159,13 @@ def profile(
         geometry = measure.Geometry.measure(merged, seed, step)
         isolated = measure.isolated_points(score, geometry, top, seed, step)
         pairs = measure.boundary_pairs(score, levels, top, seed, step)
-    return Profile(
-        data=given,
-        process=process,
-        n=given.n,
-        distinct=merged.n,
-        d=given.d,
-        scale=given.scale,
-        queries=queries,
-        seed=seed,
-        levels=levels.ordered,
-        collapse_time=levels.collapse_time,
-        window=levels.window,
-        intrinsic_dimension=geometry.intrinsic_dimension,
-        neighbour_distances=geometry.distance,
-        duplicates=[group for group in groups if len(group) > 1],
-        near_duplicates=[replace(group, indices=[first[i] for i in group.indices]) for group in geometry.near],
-        isolated=[replace(point, index=first[point.index]) for point in isolated],
-        boundary_pairs=[replace(pair, i=first[pair.i], j=first[pair.j]) for pair in pairs],
-    )
+    duplicates = [group for group in groups if len(group) > 1]
+    near = [replace(group, indices=[first[i] for i in group.indices]) for group in geometry.near]
+    isolated = [replace(point, index=first[point.index]) for point in isolated]
+    pairs = [replace(pair, i=first[pair.i], j=first[pair.j]) for pair in pairs]
+    sizes = given.n, merged.n, given.d, given.scale, queries, seed
+    found = levels.ordered, levels.collapse_time, levels.window, geometry.intrinsic_dimension, geometry.distance
+    return Profile(given, process, *sizes, *found, duplicates, near, isolated, pairs)
 
 
 def table(p: Profile) -> Group:
@@ -194,13 +178,11 @@ def table(p: Profile) -> Group:
     points = [(str(one.index), f"{one.t:.3g}") for one in p.isolated]
     pairs = [(f"{q.i} – {q.j}", f"{100 * q.share:.2g} ± {100 * q.share_se:.1g} %") for q in p.boundary_pairs]
     risks = [[*left, *right] for left, right in zip_longest(points, pairs, fillvalue=("", ""))]
-    heads = (
-        (title, ("t", "noise fraction", "points", "mmse", "entropy", "own weight"), _rows(p)),
-        ("points and pairs at risk", ("isolated point", "from t", "boundary pair", "share of noise"), risks),
-    )
+    heads = ["t", "noise fraction", "points", "mmse", "entropy", "own weight"]
+    risky = ["isolated point", "from t", "boundary pair", "share of noise"]
     tables = []
-    for name, columns, rows in heads:
-        right = [Column(column, justify="right", no_wrap=True) for column in columns]
+    for name, (head, *rows) in ((title, [heads, *_rows(p)]), ("points and pairs at risk", [risky, *risks])):
+        right = [Column(column, justify="right", no_wrap=True) for column in head]
         tables.append(Table(*right, title=name, title_justify="left"))
         for row in rows:
             tables[-1].add_row(*row)
@@ -235,19 +217,17 @@ def _figures(p: Profile) -> dict[str, Callable[[], Figure]]:
         pairs = [[place[q.i], place[q.j]] for q in p.boundary_pairs]
         return plots.scatter_pairs(p.data.take(keep), [place[one.index] for one in p.isolated], pairs)
 
-    def isolated() -> Figure:
-        return plots.image_row(images([o.index for o in p.isolated]), [f"{o.index}\nt = {o.t:.3g}" for o in p.isolated])
-
     def pairs(rows: list[tuple[int, int, str]]) -> Figure:
         return plots.pairs(images([r[0] for r in rows]), images([r[1] for r in rows]), [r[2] for r in rows])
 
+    alone = {o.index: f"{o.index}\nt = {o.t:.3g}" for o in p.isolated}
     shares = [(q.i, q.j, f"{q.i} · {q.j}\n{100 * q.share:.2g} %") for q in p.boundary_pairs]
     every: dict[str, tuple[object, Callable[[], Figure]]] = {
         "curves": (True, lambda: plots.noise_profile(p.curves, p.collapse_time, p.window, p.distinct)),
         "neighbours": (len(p.neighbour_distances), lambda: plots.distances(p.neighbour_distances)),
         "plane": (p.data.shape == (2,), plane),
         "duplicates": (image and groups, lambda: pairs([(g[0], g[1], f"{g[0]} · {g[1]}") for g in groups])),
-        "isolated": (image and p.isolated, isolated),
+        "isolated": (image and alone, lambda: plots.image_row(images([*alone]), [*alone.values()])),
         "pairs": (image and shares, lambda: pairs(shares)),
     }
     return {name: draw for name, (wanted, draw) in every.items() if wanted}

@@ -36,6 +36,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -93,12 +94,7 @@ class Levels:
         grid = [low + (reach - low) * k / (LEVELS - 2) for k in range(LEVELS - 1)]
         grid.append(high if high > grid[-1] + 1e-6 else grid[-1] + 1e-6)
 
-        def rho(level: Level) -> float:
-            return level.noise_fraction.value
-
-        def own(level: Level) -> float:
-            return level.own_weight.value
-
+        rho, own = attrgetter("noise_fraction.value"), attrgetter("own_weight.value")
         noisy = [k for k, u in enumerate(grid) if rho(self.at(u)) > FLOOR]
         chosen = [k for k, u in enumerate(grid) if own(self.at(u)) >= 0.5]
         self.window: tuple[float, float] | None = None
@@ -263,15 +259,12 @@ def _draws(score: EmpiricalScore, items: int) -> int:
     return max(8, 2 * int(queries / items / 2))
 
 
-def isolated_points(
-    score: EmpiricalScore, geometry: Geometry, top: int, seed: int, step: Reporter
-) -> list[IsolatedPoint]:
+def isolated_points(score: EmpiricalScore, near: Geometry, top: int, seed: int, step: Reporter) -> list[IsolatedPoint]:
     """Return the points with the largest own collapse times, descending."""
     data, process = score.data, score.process
     if data.n == 1:
         return [IsolatedPoint(0, process.T)]
-    order = geometry.distance.argsort(descending=True)[:SHORTLIST]
-    index = geometry.index[order].to(data.device)
+    index = near.index[near.distance.argsort(descending=True)[:SHORTLIST]].to(data.device)
     count = _draws(score, len(index))  # of noise that all points share: quantiles in one dimension, or pairs ±z
     if data.d == 1:
         noise = rng.quasi_normals(count, 1, seed).reshape(count, 1, *data.shape).to(data.device, data.dtype)
@@ -279,11 +272,8 @@ def isolated_points(
         half = rng.randn((count // 2, 1, *data.shape), rng.stream(seed, "profile/isolated"), data.device, data.dtype)
         noise = torch.cat([half, -half])
     ratios = collapse_ratio(score, index, noise, bisections=BISECTIONS, step=lambda: step("isolated points"))
-    found = [
-        IsolatedPoint(i, process.T if ratio >= process.ratios[1] else float(process.time(ratio)))
-        for i, ratio in zip(index.tolist(), ratios, strict=True)
-        if not ratio.isnan()
-    ]
+    known = [(i, ratio) for i, ratio in zip(index.tolist(), ratios, strict=True) if not ratio.isnan()]
+    found = [IsolatedPoint(i, process.T if r >= process.ratios[1] else float(process.time(r))) for i, r in known]
     return sorted(found, key=lambda p: -p.t)[:top]
 
 
@@ -308,9 +298,7 @@ def boundary_pairs(score: EmpiricalScore, levels: Levels, top: int, seed: int, s
     return found[:top]
 
 
-def _candidates(
-    score: EmpiricalScore, index: Tensor, ratios: list[float], seed: int, step: Reporter
-) -> tuple[Tensor, Tensor]:
+def _candidates(score: EmpiricalScore, index: Tensor, ratios: list[float], seed: int, step: Reporter) -> list[Tensor]:
     """Return pairs that share the posterior of queries, those with the largest r_i r_j |y_i - y_j|² first."""
     data, process, source = score.data, score.process, rng.stream(seed, "profile/candidates")
     codes, masses = [], []  # a pair is the number i n + j
@@ -328,7 +316,7 @@ def _candidates(
     code, inverse = torch.cat(codes).unique(return_inverse=True)
     mass = torch.zeros(len(code), dtype=torch.float64, device=data.device).index_add_(0, inverse, torch.cat(masses))
     best = code[mass.argsort(descending=True)[:CANDIDATES]]
-    return best // data.n, best % data.n
+    return [best // data.n, best % data.n]
 
 
 def pair_noise(score: EmpiricalScore, i: Tensor, j: Tensor, ratios: list[float], seed: int, step: Reporter) -> Tensor:
