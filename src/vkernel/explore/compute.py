@@ -192,10 +192,10 @@ class _Run:
 
     def alone(self) -> Result:
         if self.state.sampler == "exact":
-            return self.result(self.x, self.path)
+            return self.result(self.x, self.path, None)
         part, kappa = self.part("the naive estimator", 0.1, 0.95), self.state.kappa
         found = self.solve(part, vk.sample.naive, self.score, self.x_T, kappa=kappa, generator=self.seed)
-        return self.result(*found, twin=self.x)
+        return self.result(*found, self.x)
 
     def effective(self) -> Result:
         learner, P = model(self.state), draws(self.state) or 0
@@ -208,7 +208,7 @@ class _Run:
             part = self.part("the same without noise of the target", 0.85, 0.95)
             twin, _ = self.solve(part, vk.sample.effective_sde, V.only("misfit"), self.x_T, generator=self.seed)
         note = "" if V.valid else f"The prediction of V warns: {V.why}."
-        return self.result(x, path, twin=twin, note=note, learned=V)
+        return self.result(x, path, twin, note=note, learned=V)
 
     def ensemble(self) -> Result:
         half = 0.95 if self.state.K == 0 else 0.5
@@ -225,7 +225,7 @@ class _Run:
         if self.state.K != 0:
             _, twin = self.train("J0", "twins with noiseless targets", half, 0.95)
             twin = twin[twin.isfinite().flatten(1).all(1)]
-        return self.result(x[good], path, single, twin=twin, note=note, learned=found)
+        return self.result(x[good], path, twin, single, note=note, learned=found)
 
     def train(self, objective: str | vk.JK, name: str, start: float, stop: float) -> tuple[vk.Ensemble, Tensor]:
         """Train the members and sample them."""
@@ -251,9 +251,9 @@ class _Run:
             return x_T.expand(self.state.steps + 1, -1, -1), "The particles of some models diverged."
 
     def result(
-        self, x: Tensor, path: Tensor, single: Iterable[Tensor] = (), *, twin: Tensor | None = None, **rest: Any
+        self, x: Tensor, path: Tensor, twin: Tensor | None, single: Iterable[Tensor] = (), **rest: Any
     ) -> Result:
-        """Measure samples ``(n, d)`` or ``(M, n, d)``, those of single members and those of the twin."""
+        """Measure samples ``(n, d)`` or ``(M, n, d)``, those of the twin and those of single members."""
         self.report("laws", 0.97)
         gap, twin_gap, exact_gap = (None if a is None else self.gap(a) for a in (x, twin, self.x))
         times = self.process.times(self.state.steps, "log").numpy()

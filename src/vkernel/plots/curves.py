@@ -213,7 +213,7 @@ def value_curves(
     numeric = all(isinstance(v, int | float) and np.isfinite(v) for v in x)
     at = np.asarray([float(v) for v in x]) if numeric else np.arange(len(x), dtype=float)
     order = np.argsort(at)
-    wide = numeric and len(at) > 2 and bool((at > 0).all()) and at.max() >= 8 * at.min()
+    wide = numeric and len(at) > 2 and bool((at > 0).all() and at.max() >= 8 * at.min())
     keyed = {label: curve[:, order] for label, curve in zip(labels, curves, strict=True)}
     (figure, ax), style = base.axes((6.6, 4.6)), "" if any(isinstance(v, str) for v in x) else "-"
     Panel(at[order], keyed, names[0], names[1], title, "x" * wide + "y" * log, styles=[style]).draw(ax)

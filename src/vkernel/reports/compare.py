@@ -95,8 +95,7 @@ def compare(
         scores: an Ensemble or Checkpoints of three members or more (cumulants need five); a list, with one theory
             each, adds the dimension "condition".
         theory: a V-kernel, which predicts the covariance over members, or a score, which predicts their mean.
-        x: places ``(N, *shape)``, the dimension "x".
-        t: a time or several, the dimension "t".
+        x, t: places ``(N, *shape)``, and a time or several: the dimensions "x" and "t".
         score: the exact score of the training set, whose density defines the bulk; without it all places count.
         samples, fields: starts for each member, and Gaussian fields (default: as many as members), for the laws.
         steps, method, spacing: as for samplers; the semiclassical chain is Euler's.
@@ -340,12 +339,9 @@ def _floor(own: Tensor, law: Tensor, bins: int, span: Tensor, source: torch.Gene
     return total
 
 
-# The result in words, which stand in templates/compare.toml, compare.txt and compare_table.txt
-
-
 @functools.cache
 def attributes(name: str) -> dict[str, str]:
-    """Return the long name and the units of a variable."""
+    """Return the long name and the units of a variable; all words of a comparison stand in ``templates/compare*``."""
     texts = tomllib.loads(read("compare.toml"))
     stem, _, ending = (name, "", "") if name in texts["variables"] else name.rpartition("_")
     long, units = texts["variables"][stem]

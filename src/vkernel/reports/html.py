@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING
 
@@ -36,25 +35,16 @@ FILTERS = {  # numbers in templates: an Estimate with its ends (or one of a Data
 }
 
 
-@dataclass(frozen=True)
-class Picture:
-    """Hold a figure as two ``data:`` addresses, for light and dark screens, and its largest width in pixels."""
-
-    light: str
-    dark: str
-    width: int
-
-
-def picture(draw: Callable[[], Figure]) -> Picture:
-    """Draw a figure twice, for light and for dark screens."""
+def picture(draw: Callable[[], Figure]) -> dict[str, str | int]:
+    """Draw a figure as two ``data:`` addresses, ``light`` and ``dark``; ``width`` is its largest one in pixels."""
     from vkernel import plots
 
-    looks, width = {}, 0
+    found: dict[str, str | int] = {}
     for look in ("light", "dark"):
         with plots.style(dark=look == "dark"):
             drawn = draw()
-            looks[look], width = plots.to_data_uri(drawn, dpi=DOTS), round(DOTS * drawn.get_figwidth())
-    return Picture(**looks, width=width)
+            found |= {look: plots.to_data_uri(drawn, dpi=DOTS), "width": round(DOTS * drawn.get_figwidth())}
+    return found
 
 
 def read(name: str) -> str:

@@ -35,6 +35,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
+import jinja2
 import numpy as np
 import torch
 from matplotlib.figure import Figure
@@ -208,19 +209,10 @@ def _fill(part: Any, values: Mapping[str, Any]) -> Any:
         return {key: _fill(value, values) for key, value in part.items()}
     if not isinstance(part, str):
         return tuple(text for text in (_fill(value, values) for value in part) if text)
-    text = _templates().from_string(part).render(values)
+    text = _TEMPLATES.from_string(part).render(values)
     for pattern in (" = ", " · ", " %", " / ", " → ", " ± ", "tr C", "σ² tr"):  # no line ends in a formula
         text = text.replace(pattern, pattern.replace(" ", "\u00a0"))
     return text.strip()
-
-
-@functools.cache
-def _templates() -> Any:
-    import jinja2
-
-    found = jinja2.Environment(undefined=jinja2.StrictUndefined)
-    found.filters |= {"number": number, "percent": percent, "interval": interval, "estimate": estimate, "mean": mean}
-    return found
 
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -269,6 +261,9 @@ def mean(values: Tensor) -> str:
     found = Estimate.of_mean(values)
     return f"{found.value:.3f} ± {found.high - found.value:.3f}"
 
+
+_TEMPLATES = jinja2.Environment(undefined=jinja2.StrictUndefined)
+_TEMPLATES.filters |= {"number": number, "percent": percent, "interval": interval, "estimate": estimate, "mean": mean}
 
 one_thread = functools.partial(torch_threads, 1)  # in many steps on small arrays, threads wait longer than they work
 

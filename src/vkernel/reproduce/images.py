@@ -165,17 +165,14 @@ def _log_ratios(run: Run, key: str, score: EmpiricalScore, t: Tensor, pairs: Ten
 
 
 def log_ratio(noise: Tensor) -> Tensor:
-    """Return the log of the middle over the mean of the ends, ``(draws, 3, pairs)`` to ``(pairs,)``; NaN if that is 0.
-
-    The logarithm of a mean over K draws has a bias of O(1/K); Quenouille's jackknife leaves O(1/K²).
-    """
+    """Return the log of middle over mean of the ends, ``(draws, 3, pairs)`` to ``(pairs,)``; NaN if that is 0."""
 
     def plain(part: Tensor) -> Tensor:
         first, middle, last = part.sum(0)
         ends = (first + last) / 2
         return torch.where(ends > 0, (middle / ends.clamp_min(1e-300)).log(), torch.nan)
 
-    k = len(noise)
+    k = len(noise)  # the logarithm of a mean over k draws has a bias of O(1/k); Quenouille's jackknife leaves O(1/k²)
     return plain(noise) if k == 1 else k * plain(noise) - (k - 1) * leave_one_out(plain, noise).mean(0)
 
 

@@ -134,9 +134,6 @@ def _leading(run: Run, model: Linear, P: int, count: int) -> kernels.Linear:
         return kernels.Linear(model, DATA, PROCESS, seed=run.key("v_linear/leading"), **how)
 
 
-# Sources
-
-
 def share_of(found: Tensor) -> Estimate[Tensor]:
     """Return shares ``(source, where)`` of variances ``(repetition, source, where)``, by leaving one repetition out."""
 

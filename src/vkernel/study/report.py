@@ -33,8 +33,7 @@ def spec_of(ds: xarray.Dataset) -> Spec:
     try:
         return Spec(**json.loads(ds.attrs["vkernel_study"]))
     except ValueError as error:  # ValidationError is one
-        version = ds.attrs.get("vkernel")
-        first = str(error).splitlines()[0]
+        first, version = str(error).splitlines()[0], ds.attrs.get("vkernel")
         raise InputError(f"The store holds a study that cannot be read ({first}); vkernel {version} made it.") from None
 
 

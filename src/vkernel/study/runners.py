@@ -105,8 +105,7 @@ def ray(spec: Spec, missing: Work, address: str | None = None) -> Results:
                 cluster.cancel(reference, force=True)
 
 
-Runner = Callable[[Spec, Work, str | None], Results]
-RUNNERS: dict[str, Runner] = {"inline": inline, "threads": threads, "ray": ray}
+RUNNERS: dict[str, Callable[[Spec, Work, str | None], Results]] = {"inline": inline, "threads": threads, "ray": ray}
 
 
 def run(

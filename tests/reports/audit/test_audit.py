@@ -6,6 +6,8 @@ import dataclasses
 import json
 import math
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -307,6 +309,24 @@ def test_a_network_that_breaks_at_little_noise() -> None:
     assert not second.failure
     assert set(second.samples) == {"ode", "ancestral"}  # the other one is audited as if it were alone
     assert "cannot be audited" in page(found)
+
+
+def test_a_lone_network_that_breaks_is_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    law, calls = marks(), []
+
+    def fail(*args: object, **kwargs: object) -> None:
+        calls.append(args)
+        raise InputError("It broke.")
+
+    monkeypatch.setattr(sys.modules[Audit.__module__], "levels", fail)
+    found = vk.audit(law.score(PROCESS), law.sample(60, 1), PROCESS, sizes=TINY)
+    assert [n.failure for n in found.networks] == ["It broke."]
+    assert len(calls) == 1
+
+
+def test_audit_is_imported_without_xarray_and_matplotlib() -> None:
+    code = "import sys, vkernel; vkernel.audit; assert not {'xarray', 'matplotlib'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
 
 @pytest.mark.usefixtures("coarse")

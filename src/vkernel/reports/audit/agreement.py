@@ -90,9 +90,8 @@ def agreement(
 ) -> Agreement:
     """Measure how much the members disagree at each noise level, and whether they do where C is large.
 
-    ``data`` is the training set, in their pixel units, and ``exact`` its score, if it exists already; ``images`` the
-    number of places of each kind; ``draws`` those of noise for each image (a path has one), averaged over first;
-    ``samples (M, n, *shape)`` are of each member from the same n starts, for :func:`same_noise`.
+    ``data`` is the training set, in their pixel units, and ``exact`` its score; ``images`` the places of each kind;
+    ``draws`` those of noise for each image, averaged over first; ``samples`` those for :func:`same_noise`.
     """
     import xarray
 

@@ -6,10 +6,9 @@ share one ideal score, start from the same noise, and are compared with one anot
 
 **Samples.** :func:`draw` integrates the probability flow by the second-order multistep method, at times even in
 :math:`(\sigma/\alpha)^{1/7}` (``ode``), or takes ancestral steps (``ancestral``), and ends with the denoised image at
-the last time. On the networks that were tried Heun's method with as many evaluations, order 1 with twice as many, and
-times even in t end farther from the flow; times even in :math:`\log \sigma/\alpha` do as well, but an index input has
-few of them at low noise. The noise of a sample belongs to (seed, its index) and (seed, its index, step): networks of
-one process start from the same noise, and the number of samples and the batch change a sample by rounding only.
+the last time; Heun's method, order 1, and times even in t end farther from the flow. The noise of a sample belongs to
+(seed, its index) and (seed, its index, step): networks of one process start from the same noise, and the number of
+samples and the batch change a sample by rounding only.
 """
 
 from __future__ import annotations
@@ -131,14 +130,12 @@ class NetworkAudit:
 class DataStatistics:
     r"""Facts about the training set that the advice uses.
 
-    ``cutoff`` is σ/α at the end of sampling; ``collapse`` the σ/α below which the ideal score has chosen one training
-    image, :math:`E\,r_i(\alpha y_i + \sigma z) \ge \tfrac12` for its posterior weight :math:`r_i`, or ``None``;
-    ``repeated`` are the training images that have an exact copy, or near copies if a profile gives them (``near``).
+    At the σ/α of ``collapse`` the ideal score has chosen one image, :math:`E\,r_i(\alpha y_i + \sigma z) \ge \tfrac12`.
     """
 
-    cutoff: float
+    cutoff: float  # σ/α at the end of sampling
     collapse: float | None
-    repeated: frozenset[int]
+    repeated: frozenset[int]  # training images that have an exact copy, or near copies if a profile gives them
     near: bool
 
     @classmethod

@@ -136,8 +136,8 @@ def check(
     assert net.range is not None
     stated = Convention(net.predicts, net.time, net.range)
     errors, trivial = batch.errors(net)[net.predicts], batch.trivial_errors()
-    broken = f"{net.name} returned NaN or infinite values on noisy images; no convention can make a score of that."
-    require(bool(errors.isfinite().all()), broken)
+    finite = bool(errors.isfinite().all())
+    require(finite, f"{net.name} returned NaN or infinite values on noisy images; no convention makes a score of that.")
     score = exact or EmpiricalScore(data, net.process)
     ideal = batch.errors_of(-sigma * score(x, t) for x, t, _, sigma in batch.queries())
     loss, _ = _trial(errors, trivial)

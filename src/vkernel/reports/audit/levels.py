@@ -83,8 +83,7 @@ def levels(
 
     ``train``, ``ideal_train``, ``distance``, ``rayleigh`` and, with ``test``, ``test``, ``ideal_test`` and ``gap`` have
     their ``…_se``, ``…_low`` and ``…_high``. Several models of one process see the same noisy images and share one
-    ideal score, which is most of the work (``exact``, if it exists already); the result has a first axis ``model``.
-    At most ``images`` of ``data``, the training set in the pixel range of the model, and of ``test`` are used.
+    ideal score (``exact``); the result has a first axis ``model``. At most ``images`` of each set are used.
     """
     models = list(model) if isinstance(model, Sequence) else [model]
     require(models, "There is no model to audit.")
@@ -189,8 +188,7 @@ def membership(
 ) -> Membership:
     """Measure how well a lower loss separates training images (``data``) from ``test`` images.
 
-    At most ``images`` of each set are drawn, without replacement and equally likely, whatever their weights (if not
-    zero). Both sets are in the pixel range of the model.
+    At most ``images`` of each set are drawn without replacement, equally likely whatever their weights (if not zero).
     """
     process, data, held = check_inputs(model, data, test, images=images, draws=draws, batch=batch)
     assert held is not None
@@ -237,10 +235,9 @@ def check_inputs(
     require(not isinstance(process, Anisotropic), "Errors of predicted noise are defined for isotropic noise alone.")
     data = data if isinstance(data, Empirical) else Empirical(data)
     held = test if isinstance(test, Empirical | None) else Empirical(test)
-    for name, points in {"training": data, **({} if held is None else {"test": held})}.items():
-        shapes = f"Training images have shape {data.shape} and test images {points.shape}; they must be alike."
-        require(points.shape == data.shape, shapes)
-        several = (points.weights > 0).sum() >= 2
+    for name, points in {"training": data, "test": held or data}.items():
+        same, several = points.shape == data.shape, (points.weights > 0).sum() >= 2
+        require(same, f"Training images have shape {data.shape} and test images {points.shape}; they must be alike.")
         require(several, f"There is one {name} image; errors over images need two or more.")
     for name, size in sizes.items():
         check_whole(size, name, least if name == "images" else 1)

@@ -133,14 +133,10 @@ def profile(
     memory: int | None = None,
     progress: Progress = False,
 ) -> Profile:
-    """Profile a training set under a forward process.
+    """Profile a training set, or points ``(n, *shape)``, under an isotropic process (default: the paper's VP).
 
-    Args:
-        data: the training set, or its points ``(n, *shape)``.
-        process: an isotropic process (default: the paper's VP).
-        queries: noisy points drawn at each noise level (default: 256 to 2048, fewer where the data are large).
-        top: how many isolated points and boundary pairs are listed.
-        memory: the working memory of the exact engine, in bytes.
+    ``queries`` noisy points are drawn at each noise level (default: 256 to 2048, fewer where the data are large), and
+    ``top`` isolated points and boundary pairs are listed. ``memory`` is that of the exact engine, in bytes.
     """
     process = VP() if process is None else process
     require(not isinstance(process, Anisotropic), "Profiles are for isotropic processes; whiten the data first.")

@@ -5,30 +5,21 @@ that curves are smooth in t and crossings can be found by bisection. Levels are 
 up to ten times the spread of the data, where :math:`\rho < 1/(100 d)` (since mmse ≤ spread²/d), and one more is at T;
 around the two ends of the noisy window and around the collapse time they are refined.
 
-*Intrinsic dimension* (§3.2) by maximum likelihood (Levina and Bickel 2004), with the average over points taken of the
-inverse (MacKay and Ghahramani 2005). With :math:`T_j` the distance to the j-th neighbour and :math:`H` the harmonic
-numbers, :math:`E \log(T_K/T_j) = (H_{K-1} - H_{j-1})/k`, so that
+*Intrinsic dimension* (§3.2) by maximum likelihood, from the distances :math:`T_j` to the j-th neighbours and the
+harmonic numbers H; :math:`J = \lceil K/2 \rceil` leaves out near copies of a point, which are not a dimension:
 
-.. math:: \hat k^{-1} = \frac{\sum_{j=J}^{K-1} \overline{\log(T_K / T_j)}}{\sum_{j=J}^{K-1} (H_{K-1} - H_{j-1})},
+.. math:: \hat k^{-1} = \frac{\sum_{j=J}^{K-1} \overline{\log(T_K / T_j)}}{\sum_{j=J}^{K-1} (H_{K-1} - H_{j-1})} .
 
-where :math:`J = \lceil K/2 \rceil` leaves out near copies of a point, which are not a dimension.
+*Near duplicates* (§3.2) are pairs closer than chance explains: within r, with :math:`n K (r/T_K)^k` = 5 % for the
+median of :math:`T_K`, and at most a fifth of the median neighbour distance which that implies.
 
-*Near duplicates* (§3.2) are pairs closer than chance explains: were the points locally uniform in k dimensions, one of
-n would have a neighbour within r with probability about :math:`n K (r/T_K)^k`. The threshold makes that 5 %, with the
-median of :math:`T_K`, and is at most a fifth of the median neighbour distance which that implies.
+*Isolated points* (§3.3) have the largest own collapse times :math:`t_i = \max\{t : E[r_i | x_0 = y_i] \ge \tfrac12\}`.
 
-*Isolated points* (§3.3). Point i is recognised at noise level t if its mean posterior weight at :math:`x = \alpha y_i +
-\sigma z` is at least one half. Samplers commit earliest to the points with the largest own collapse time
-:math:`t_i = \max\{t : E[r_i | x_0 = y_i] \ge \tfrac12\}`.
-
-*Boundary pairs* (§3.3). The noise of the target is a sum over pairs, and each term is an expectation around the
-midpoint of the pair, since :math:`\sqrt{N_i N_j}` is a Gaussian around it:
+*Boundary pairs* (§3.3). The noise of the target is a sum over pairs; each term is an expectation around the midpoint:
 
 .. math:: E\,\mathrm{tr}\,C = \frac{\alpha^2}{2\sigma^4} \sum_{ij} E[r_i r_j]\, |y_i - y_j|^2 , \qquad
           E[r_i r_j] = \sqrt{w_i w_j}\; e^{-\alpha^2 |y_i - y_j|^2 / 8\sigma^2}\;
-          E_{x \sim N(\alpha (y_i + y_j)/2,\; \sigma^2)} \sqrt{r_i(x)\, r_j(x)} ,
-
-whose integrand is bounded: pairs whose boundary is reached once in a million draws are measured as well as others.
+          E_{x \sim N(\alpha (y_i + y_j)/2,\; \sigma^2)} \sqrt{r_i(x)\, r_j(x)} .
 """
 
 from __future__ import annotations
