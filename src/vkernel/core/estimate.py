@@ -29,6 +29,7 @@ INF = math.inf
 Z95 = 1.959963984540054  # the .975 quantile of the normal law
 TINY = 1e-280  # numbers below have lost digits to underflow
 Number = Tensor | float
+Statistic = Callable[[Tensor], Number]
 N = TypeVar("N", bound="float | Tensor", default=float)
 
 
@@ -148,9 +149,7 @@ def _tensor(value: Number) -> Tensor:
     return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
 
 
-def leave_one_out(
-    statistic: Callable[[Tensor], Number], samples: Tensor, groups: int | None = None, dim: int = 0
-) -> Tensor:
+def leave_one_out(statistic: Statistic, samples: Tensor, groups: int | None = None, dim: int = 0) -> Tensor:
     """Return ``statistic`` without each unit of axis ``dim`` (or without each of ``groups`` runs of units), stacked."""
     parts = samples.chunk(groups or samples.shape[dim], dim)
     rest = (torch.cat(parts[:k] + parts[k + 1 :], dim) for k in range(len(parts)))

@@ -105,7 +105,7 @@ def _read_folder(path: Path, layout: str | None, key: str | None) -> Points:
     if any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
         require(layout is None, f"layout={layout!r} describes PNG files, and {path} holds a Hugging Face data set.")
         with _reading(path, "a saved Hugging Face data set"):
-            return _read_hugging_face(path, key)
+            return _read_table(path, key)
     require(key is None, f"{path} is a folder of images, so key={key!r} picks nothing; leave it out.")
     files = [f for f in path.rglob("*") if f.suffix.lower() in _IMAGES and f.is_file() and not f.name.startswith(".")]
     files.sort(key=lambda file: file.relative_to(path).as_posix())
@@ -238,12 +238,11 @@ def _read_idx(path: Path, key: str | None) -> Points:
     return np.memmap(path, kind, mode="r", offset=offset, shape=images)
 
 
-def _read_parquet(path: Path, key: str | None) -> Points:
-    parquet = _library("pyarrow.parquet", "'vkernel[data]'", ".parquet")
-    return _table_points(path, parquet.read_table(path), key)
-
-
-def _read_hugging_face(path: Path, key: str | None) -> Points:
+def _read_table(path: Path, key: str | None) -> Points:
+    """Read a .parquet file or the folder of a Hugging Face data set."""
+    if path.is_file():
+        parquet = _library("pyarrow.parquet", "'vkernel[data]'", ".parquet")
+        return _table_points(path, parquet.read_table(path), key)
     datasets = _library("datasets", "'vkernel[data]'", "a Hugging Face data set")
     held = datasets.load_from_disk(str(path))
     if isinstance(held, datasets.DatasetDict):
@@ -362,7 +361,7 @@ _READERS: dict[str, tuple[str, bool, Reader]] = {
     ".csv": ("a table of numbers (.csv)", False, _read_text),
     ".tsv": ("a table of numbers (.tsv)", False, _read_text),
     ".npz": ("a .npz archive", True, _read_npz),
-    ".parquet": ("a .parquet table", True, _read_parquet),
+    ".parquet": ("a .parquet table", True, _read_table),
     ".safetensors": ("safetensors", True, _read_safetensors),
     ".pt": ("plain tensors", True, _read_torch),
     ".pth": ("plain tensors", True, _read_torch),

@@ -134,10 +134,8 @@ def _ratio(x: Tensor, y: Tensor) -> Estimate | None:
 def _chance(features: Sequence[Tensor], rest: Sequence[Tensor], g: torch.Generator) -> float:
     """Return the chance of distances as large as these, from features and remainders of samples, real and training."""
     n, m = (len(f[:PAIRS]) for f in features[:2])
-    (pool, train), *others = (
-        (torch.cat([x[:PAIRS], y[:PAIRS]]).double().cpu(), z.double().cpu())
-        for x, y, z in ([features, rest] if rest else [features])
-    )
+    sets = ([part.double().cpu() for part in parts] for parts in (features, rest) if parts)
+    (pool, train), *others = ((torch.cat([x[:PAIRS], y[:PAIRS]]), z) for x, y, z in sets)
     standard = [(r - own.mean()) / own.std().clamp_min(ROUNDING) for r, own in others]
     orders = torch.rand(PERMUTATIONS, n + m, generator=g, dtype=torch.float64).argsort(1)
     places = torch.cat([torch.arange(n + m)[None], orders]).lt(n).double()

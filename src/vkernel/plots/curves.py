@@ -294,12 +294,10 @@ def share_curves(ratios: Sequence[float], names: Names, shares: Values, predicte
     return curve_panels(panel("target_noise", ratios, {names[0]: first}), by_time)
 
 
-def part_curves(
-    taus: Values, predicted: Curves, places: Values, measured: Curves, gaps: Curves, crossing: float
-) -> Figure:
-    """Draw parts of a variance, ``predicted`` at ``taus`` and ``measured`` at ``places``, and the mass in the gaps
-    against the training time τ; a finite ``crossing`` is marked."""
-    expected = {name: (taus, line) for name, line in predicted.items()}
+def part_curves(taus: Values, theory: Curves, at: Values, measured: Curves, gaps: Curves, crossing: float) -> Figure:
+    """Draw parts of a variance, those of the ``theory`` along ``taus`` and ``measured`` ones, and the mass in the gaps
+    ``at`` a few training times τ; a finite ``crossing`` is marked."""
+    expected = {name: (taus, line) for name, line in theory.items()}
     marks = {f"crossing, τ = {crossing:.2g}": crossing} if math.isfinite(crossing) else {}
-    parts = panel("variance_parts", places, measured, expected=expected, marks=marks)
-    return curve_panels(parts, panel("gap_by_training", places, gaps))
+    parts = panel("variance_parts", at, measured, expected=expected, marks=marks)
+    return curve_panels(parts, panel("gap_by_training", at, gaps))
