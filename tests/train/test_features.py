@@ -18,7 +18,8 @@ from torch import Tensor
 import vkernel as vk
 from vkernel.core.errors import InputError
 from vkernel.train import features as module
-from vkernel.train.features import KINDS, Axis, Grid, from_spec, grid, random_fourier
+from vkernel.train.features import KINDS, Axis, Grid, grid, random_fourier
+from vkernel.train.models import from_spec
 
 PROCESS = vk.VP(eps=0.01)
 
@@ -230,7 +231,7 @@ def test_derivatives_are_those_of_finite_differences(name):
         (lambda: random_fourier(4, 1, None), "process"),
         (lambda: module.RandomFourier(torch.zeros(4, 1), torch.zeros(4), 0.0, 1.0), "dim \\+ 1"),
         (lambda: module.RandomFourier(torch.zeros(4, 2), torch.zeros(3), 0.0, 1.0), "phases"),
-        (lambda: from_spec({"kind": "wavelet"}), "no features of kind"),
+        (lambda: from_spec({"kind": "wavelet"}), "no .*features of kind"),
         (lambda: from_spec({"kind": "grid", "axes": []}), "an axis for each"),
     ],
 )

@@ -141,9 +141,7 @@ class Measured(Kernel):
 
 class FiniteRank(Kernel):
     r"""A kernel linear in random weights: :math:`\delta\hat s = \sum_f w_f\, \phi_f(x,t)`, :math:`w \sim N(0, W)`.
-
-    ``basis(x, t)`` takes ``x (*batch, d)`` and returns ``(F, *batch, d)``; ``weights`` is the covariance ``(F, F)``.
-    """
+    ``basis(x, t)`` takes ``x (*batch, d)`` and returns ``(F, *batch, d)``; ``weights`` is the covariance ``(F, F)``."""
 
     def __init__(self, basis: Field, weights: Tensor, process: Process, mean: Score | None = None) -> None:
         w = torch.as_tensor(weights, dtype=torch.float64)
@@ -176,10 +174,8 @@ class FiniteRank(Kernel):
 
 class Function(Kernel):
     r"""A quenched kernel that is known as a function, :math:`\mathrm{Cov}[\hat s_a(x,t), \hat s_b(x',t')]`.
-
     ``function(x, t, x2, t2)`` takes broadcast batches of vectors ``(*batch, d)`` and times ``(*batch,)`` and returns
-    either ``(*batch,)``, a scalar kernel times the identity, or ``(*batch, d, d)``.
-    """
+    either ``(*batch,)``, a scalar kernel times the identity, or ``(*batch, d, d)``."""
 
     def __init__(self, function: Pairwise, process: Process, mean: Score | None = None) -> None:
         self.function, self.process, self._mean = function, process, mean
@@ -206,10 +202,8 @@ class Function(Kernel):
 
     def draw(self, members: int, generator: Generator = None) -> Field:
         r"""Draw a Gaussian field where it is evaluated, conditioned on all earlier values.
-
         With :math:`L L^T` the covariance of all values so far and :math:`z` their normals, the next values are
-        :math:`B z + R z_{new}` with :math:`B = K_{new,old} L^{-T}` and :math:`R R^T = K_{new,new} - B B^T`.
-        """
+        :math:`B z + R z_{new}` with :math:`B = K_{new,old} L^{-T}` and :math:`R R^T = K_{new,new} - B B^T`."""
         check_whole(members, "the number of members of a field")
         source, scale = rng.as_generator(generator), 0.0
         past: tuple[Tensor, ...] = ()  # points, times, the normals z, the factor L

@@ -77,9 +77,7 @@ def target_noise(model: models.Model, training: Training, batch: Batch) -> Tenso
 
 class LinearField(FiniteRank):
     """A kernel whose basis is a linear model's: ``weights`` is Cov[W], (F o, F o), ``mean_weights`` is E[W], (F, o).
-
-    ``groups (G, F, F)`` are independent estimates of Cov[W], traced over outputs, from which ``error`` follows.
-    """
+    ``groups (G, F, F)`` are independent estimates of Cov[W], traced over outputs, from which ``error`` follows."""
 
     def __init__(
         self, model: models.Linear, process: Process, weights: Tensor, mean: Tensor, groups: Tensor | None = None
@@ -118,11 +116,9 @@ class LinearField(FiniteRank):
 
 class Linear(LinearField):
     """The covariance that training gives a linear ``model`` fitted to ``draws`` noised points.
-
     ``form`` is "given-inputs" (averaged over ``sets`` sets of inputs) or "leading" (expectations over ``quadrature``
     draws); the other arguments are those of ``vk.train_ensemble``. With the seed of an ensemble the kernel uses that
-    ensemble's inputs; give another one for an independent prediction. ``target_noise`` and ``misfit`` are its terms.
-    """
+    ensemble's inputs; give another one for an independent prediction. ``target_noise`` and ``misfit`` are its terms."""
 
     def __init__(
         self,
@@ -183,8 +179,7 @@ class Linear(LinearField):
                 self.effective += float(torch.einsum("mfp,mpf->", H, A)) / sets
                 N = target_noise(model, training, batch)
                 if N is not None:
-                    scale = model.omega(batch.t, training.process) / P
-                    noise += _outer(H, scale[..., None, None] * N)
+                    noise += _outer(H, (model.omega(batch.t, training.process) / P)[..., None, None] * N)
                 report("sets of inputs", len(block))
             by_group.append(noise)
         W = torch.cat(found)
@@ -215,10 +210,8 @@ class Linear(LinearField):
 
 class SGD(LinearField):
     """The covariance that ``steps`` of SGD with rate ``lr`` and batches of ``batch`` give a linear ``model``.
-
     Expectations are over ``quadrature`` draws; M is evaluated at ``nodes`` times, or, if ``stationary``, at the end
-    alone, which is accurate once the residual no longer changes.
-    """
+    alone, which is accurate once the residual no longer changes."""
 
     def __init__(
         self,
@@ -352,10 +345,8 @@ class _Points(NamedTuple):
 
 class Lazy(Function):
     """The covariance that training gives a lazy ``model`` fitted to ``draws`` noised points.
-
     The mean is over ``sets`` sets of inputs, those of the first members of an ensemble of this ``seed``; the other
-    arguments are those of ``vk.train_ensemble``. ``effective`` is F_eff, the mean number of learned directions.
-    """
+    arguments are those of ``vk.train_ensemble``. ``effective`` is F_eff, the mean number of learned directions."""
 
     def __init__(
         self,

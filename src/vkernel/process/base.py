@@ -36,10 +36,8 @@ def formula(f: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Time], Tensor]
 
 class Process(ABC):
     """A forward process on ``[eps, T]``; the final kinds are in the table at the head of :mod:`vkernel.process`.
-
     ``spacing`` is the default of :meth:`times`; ``regular`` says whether beta and D are finite at t = 1 (if not, T < 1
-    is required); ``gamma`` is Γ, ``None`` for isotropic noise, and ``half_log_det`` is ½ log det Γ.
-    """
+    is required); ``gamma`` is Γ, ``None`` for isotropic noise, and ``half_log_det`` is ½ log det Γ."""
 
     eps: float
     T: float
@@ -152,10 +150,8 @@ class Process(ABC):
 
     def times(self, steps: int, spacing: str | None = None) -> Tensor:
         """Return ``steps + 1`` descending times in float64, the first exactly T and the last exactly eps.
-
         ``spacing`` is "uniform" in t; "log": uniform in log(sigma/alpha); or "edm": uniform in (sigma/alpha)^(1/7)
-        (Karras et al. 2022). The default is "uniform", and "edm" for :class:`EDM`.
-        """
+        (Karras et al. 2022). The default is "uniform", and "edm" for :class:`EDM`."""
         spacing = check_choice(self.spacing if spacing is None else spacing, "spacing", ("uniform", "log", "edm"))
         u = torch.linspace(0, 1, check_whole(steps, "steps") + 1, dtype=torch.float64)
         t, (low, high), root = self.T + u * (self.eps - self.T), self.ratios, 1 / 7

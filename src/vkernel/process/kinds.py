@@ -64,10 +64,8 @@ class VPSong(VP):
 @dataclass(frozen=True, repr=False)
 class DDPM(_Preserving):
     """Ho et al.'s and diffusers': alpha² = prod_{j<=t} (1 - betas[j]) at whole t, log alpha linear in between.
-
     t is the network's index as a real number in [0, N-1]; at t = 0, S = betas[0]. beta = D is constant between whole t
-    and jumps there, to the value on the right (at N-1, on the left).
-    """
+    and jumps there, to the value on the right (at N-1, on the left)."""
 
     betas: Sequence[float] | Tensor
     eps: float = 0.0

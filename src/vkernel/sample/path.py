@@ -82,19 +82,15 @@ def cumulants(
 
 def action(path: Tensor, V: VKernel, mean: Mean = None, times: Times = None) -> Tensor:
     r"""Return the quadratic (Freidlin–Wentzell) action :math:`\tfrac12 R^T V^+ R` of each path, ``(*batch,)``.
-
     White: :math:`\sum_k \tfrac12 \Delta_k R_k^T (D\,\mathrm{Cov}\,D)^+ R_k`. Quenched, with factors: the least
-    :math:`\tfrac12 |w|^2` of unit normal weights w that make the path. +inf, and a warning, where no noise makes it.
-    """
+    :math:`\tfrac12 |w|^2` of unit normal weights w that make the path. +inf, and a warning, where no noise makes it."""
     return _weigh(_chain(path, mean, V, times), V)[0].to(path.dtype)
 
 
 def log_prob(path: Tensor, V: VKernel, mean: Mean = None, times: Times = None) -> Tensor:
     r"""Return the log-density of each path given its first point, in :math:`x_1 \dots x_N`; ``(*batch,)``.
-
     :math:`-\tfrac12 R^T V^+ R - \tfrac12 \log\det(2\pi V) - d \sum_k \log \Delta_k`, V on the path; -inf, and a
-    warning, off the support. A path that is certain (V = 0, R = 0) has 0.
-    """
+    warning, off the support. A path that is certain (V = 0, R = 0) has 0."""
     square, norm = _weigh(_chain(path, mean, V, times), V)
     return (norm - square).to(path.dtype)
 
@@ -107,10 +103,8 @@ def zero_action(score: Score, x_T: Tensor, steps: Grid, spacing: str | None = "l
 
 def probability(event: Callable[[Tensor], Tensor], paths: Tensor) -> Estimate:
     """Estimate the probability of an event from sampled paths, with Wilson's interval.
-
     ``event`` takes ``paths (steps + 1, samples, *batch, d)``, those of ``effective_sde(V, x_T, members=samples,
-    method="euler", save="path")``, and returns booleans ``(samples, *batch)``.
-    """
+    method="euler", save="path")``, and returns booleans ``(samples, *batch)``."""
     hit = event(paths)
     good = isinstance(hit, Tensor) and hit.dtype == torch.bool and hit.shape == paths.shape[1:-1]
     require(good, f"The event must return booleans of shape {tuple(paths.shape[1:-1])}.")
@@ -152,8 +146,7 @@ def most_probable(
                 return dt * here.D * (z.movedim(-1, 0)[..., None] * factors).sum(0)
             values, vectors = _spectrum(dt * here.D**2 * covariance(V, x, here.t).dense())
             cost = cost + 0.5 * torch.where(values > 0, 2 * math.pi * values, 1.0).log().sum(-1)
-            inside = vectors.mT @ z[..., k * d : (k + 1) * d, None]
-            return (vectors @ (values.sqrt()[..., None] * inside)).squeeze(-1)
+            return (vectors @ (values.sqrt()[..., None] * (vectors.mT @ z[..., k * d : (k + 1) * d, None]))).squeeze(-1)
 
         return _walk(problem, start.expand(*z.shape[:-1], d), noise), cost
 

@@ -42,8 +42,7 @@ from vkernel.core.estimate import Estimate, jackknife, leave_one_out
 from vkernel.core.progress import Progress
 from vkernel.core.progress import progress as show_progress
 from vkernel.process import Process
-from vkernel.sample.loop import end, grid
-from vkernel.sample.ode import pf_ode
+from vkernel.sample.loop import end, grid, pf_ode
 from vkernel.score.base import Score, Time
 
 CHUNK = 1 << 22  # numbers of a sample taken at once
@@ -51,10 +50,8 @@ CHUNK = 1 << 22  # numbers of a sample taken at once
 
 class Scores(ABC):
     """M scores of one process and one event shape that differ in the randomness of training alone.
-
     ``scores[m]`` is the :class:`~vkernel.score.base.Score` of one member, ``scores[a:b]`` several. A member that
-    diverged in training stays in its place, is listed in ``diverged``, and takes part in no moment.
-    """
+    diverged in training stays in its place, is listed in ``diverged``, and takes part in no moment."""
 
     process: Process
     shape: tuple[int, ...] | None
@@ -110,8 +107,6 @@ class Scores(ABC):
         require(len(self.diverged) < len(self), self.report)
         return [m for m in range(len(self)) if m not in set(self.diverged)]
 
-    # Moments over members
-
     def mean(self, x: Tensor, t: Time) -> Tensor:
         """Return s_avg, the mean score of the finite members, like x."""
         return self.finite(x, t).mean(0)
@@ -134,8 +129,7 @@ class Scores(ABC):
         if x2 is None:
             require(t2 is None, "Give x2 with t2: the covariance is between two points and times.")
             return Factored(left, shape)
-        right = self.deviations(x2, t if t2 is None else t2)
-        one, two = (flat(a, shape).movedim(0, -1) for a in (left, right))
+        one, two = (flat(a, shape).movedim(0, -1) for a in (left, self.deviations(x2, t if t2 is None else t2)))
         return Cross(one @ two.mT, shape)
 
     def split(self, x: Tensor, t: Time) -> tuple[Tensor, Tensor]:
@@ -156,8 +150,6 @@ class Scores(ABC):
             return (weights.mT.to(s).reshape(*weights.mT.shape, *(1,) * (x.ndim - 1)) * s).sum(0)
 
         return field
-
-    # Samples
 
     def start(self, n: int, seed: int = 0, *, shared: bool = True) -> Tensor:
         """Draw x_T from the prior: ``(n, *shape)``, the same for all members, or ``(M, n, *shape)``."""
@@ -186,9 +178,7 @@ class Scores(ABC):
         progress: Progress = False,
     ) -> Tensor:
         """Sample every member by the PF-ODE, from ``x_T`` or from :meth:`start`; ``(M, n, *shape)``.
-
-        Members that diverged, in training or while sampling, are NaN, with a warning that counts them.
-        """
+        Members that diverged, in training or while sampling, are NaN, with a warning that counts them."""
         require((n is None) != (x_T is None), "Give either n, the number of samples of each member, or x_T.")
         alive, times = self._alive, grid(self.process, steps, spacing)
         if x_T is None:
@@ -322,10 +312,8 @@ class Groups:
 @dataclass(frozen=True)
 class Cumulants:
     """Standardised third and fourth cumulants over members, with jackknife errors; zero for a Gaussian.
-
     ``skewness`` and ``kurtosis`` (excess) are like x; the joint ones are of the leading principal components, over
-    members, of the scores at *all* queries together, whose ``shares`` of the total variance are ``(components,)``.
-    """
+    members, of the scores at *all* queries together, whose ``shares`` of the total variance are ``(components,)``."""
 
     skewness: Estimate[Tensor]
     kurtosis: Estimate[Tensor]
@@ -338,8 +326,7 @@ def cumulants(s: Tensor, components: int = 3) -> Cumulants:
     """Third and fourth cumulants over the first axis of ``s (M, …)``, one score for each member, with errors."""
     s = s.double()
     require(len(s) >= 5, f"Fourth cumulants with their errors need five finite members; there are {len(s)}.")
-    centred = (s - s.mean(0)).reshape(len(s), -1)
-    left, values, _ = torch.linalg.svd(centred, full_matrices=False)
+    left, values, _ = torch.linalg.svd((s - s.mean(0)).reshape(len(s), -1), full_matrices=False)
     joint, shares = left[:, :components], values.square() / values.square().sum().clamp_min(1e-300)
 
     def law(f: Callable[[Tensor], Tensor], a: Tensor) -> Estimate[Tensor]:

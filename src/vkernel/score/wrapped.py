@@ -3,7 +3,7 @@ r"""Anyone's network as a score (docs/theory.md, §1.5).
 Four conventions turn a network, a function of an image and of a number that encodes the noise level, into a score:
 
 * its **process**: the :math:`\alpha_t, \sigma_t` of :math:`x = \alpha x_0 + \sigma\epsilon` in training;
-* **predicts**: ``score``, ``noise``, ``x0``, ``v``, ``flow`` or ``edm`` (table in :mod:`vkernel.score.conversions`);
+* **predicts**: ``score``, ``noise``, ``x0``, ``v``, ``flow`` or ``edm`` (table in :mod:`vkernel.score.base`);
 * **time**: the second argument of the network,
 
   ============  =======================================================================================
@@ -40,8 +40,7 @@ from vkernel.core.covariance import over_event
 from vkernel.core.errors import InputError, require
 from vkernel.data import Empirical
 from vkernel.process import DDPM, Anisotropic, Process
-from vkernel.score.base import Score, Time, as_time, differentiated
-from vkernel.score.conversions import PREDICTIONS, convert
+from vkernel.score.base import PREDICTIONS, Score, Time, as_time, convert, differentiated
 
 # the second argument of a network in continuous time, by the process, t, and the number N of index:N or fraction:N
 TIMES: dict[str, Callable[[Process, Tensor, float], Tensor]] = {
@@ -93,10 +92,8 @@ def as_score(
 @dataclass(eq=False, repr=False)
 class Wrapped(Score):
     """A network with its conventions as a score; made by :func:`as_score`.
-
     ``x`` is in the network's pixel units (:meth:`scaled` maps data there). The network runs in its own precision and on
-    its own device. ``notes`` are sentences about what was assumed when the network was read.
-    """
+    its own device. ``notes`` are sentences about what was assumed when the network was read."""
 
     net: Network
     process: Process

@@ -135,9 +135,7 @@ class Ensemble(Scores):
 
     def evaluate(self, state: State, x: Tensor, t: Time, *, paired: bool = False, affine: bool = True) -> Tensor:
         """Return the scores of a state, ``(members of state, *batch, *shape)``; with ``paired`` x has this shape too.
-
-        Without ``affine``, only the part of the score that is linear in the model's output is returned.
-        """
+        Without ``affine``, only the part of the score that is linear in the model's output is returned."""
         x = check_shape(check_type(x, "x", Tensor), "x", self.shape)
         x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
         batch, rows = tuple(x.shape[: x.ndim - len(self.shape)]), len(x) if paired else 1
@@ -228,8 +226,8 @@ def load_ensemble(path: Path | str, device: torch.device | str = "cpu") -> Ensem
         raise
     except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise InputError(f"{description} does not describe an ensemble: {error!r}.") from None
-    good = isinstance(found.info, dict) and all(isinstance(k, int) for k in found.shape)
-    require(good, f"{description} does not describe an ensemble: its info or its shape is invalid.")
+    good = isinstance(model, Model) and isinstance(found.info, dict) and all(isinstance(k, int) for k in found.shape)
+    require(good, f"{description} does not describe an ensemble: its model, info or shape is invalid.")
     good = about.get("sha256") in (None, hashlib.sha256(raw).hexdigest())
     require(good, f"The two files in {path} do not belong together: was saving interrupted? Save the ensemble again.")
     return found
@@ -238,10 +236,8 @@ def load_ensemble(path: Path | str, device: torch.device | str = "cpu") -> Ensem
 @dataclass(frozen=True)
 class VarianceSplit:
     """Variances of the score, summed over coordinates, by source: ``names``, outermost first.
-
     ``variance`` and ``share`` are estimates of shape ``(names, *batch)``; ``pooled`` shares, ``(names,)``, are of the
-    variance summed over all queries. A variance can come out negative by chance where it is near zero.
-    """
+    variance summed over all queries. A variance can come out negative by chance where it is near zero."""
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -270,9 +266,7 @@ def variance_split(
     progress: Progress = False,
 ) -> VarianceSplit:
     """Split the variance of the score at ``x (*batch, *shape)``, ``t`` into its sources.
-
-    ``members`` are the sizes of the nested design, outermost factor of ``model.randomness`` first; the others get 2.
-    """
+    ``members`` are the sizes of the nested design, outermost factor of ``model.randomness`` first; the others get 2."""
     require(isinstance(model, Model), f"variance_split needs a model such as vk.models.Linear(…), not {model!r}.")
     require(isinstance(members, Sequence), f"members gives one size for each source; got {members!r}.")
     names = tuple(n for n in model.randomness if not (n == "order" and draws is None))
@@ -304,8 +298,7 @@ def _components(values: Tensor, levels: int) -> Tensor:
     """Return variance components ``(L, *batch)``, summed over coordinates, of ``values (n_1, …, n_L, *batch, d)``."""
     spread = []
     for level in range(levels):
-        means = values.mean(tuple(range(level + 1, levels))) if level + 1 < levels else values
-        u = means.var(level)
+        u = (values.mean(tuple(range(level + 1, levels))) if level + 1 < levels else values).var(level)
         spread.append((u.mean(tuple(range(level))) if level else u).sum(-1))
     outer = [u - v / n for u, v, n in zip(spread[:-1], spread[1:], values.shape[1:levels], strict=True)]
     return torch.stack([*outer, spread[-1]])

@@ -55,7 +55,7 @@ class Features(ABC):
     @property
     @abstractmethod
     def spec(self) -> dict[str, Any]:
-        """The features in JSON, read by :func:`from_spec`."""
+        """The features in JSON, read by :func:`vkernel.train.models.from_spec`."""
 
     def _time(self, x: Tensor, t: float | Tensor) -> Tensor:
         """Return t like x; refuse vectors of another length."""
@@ -108,8 +108,7 @@ class Grid(Features):
 
     def parts(self, x: Tensor, t: float | Tensor) -> list[Tensor]:
         """Return the functions of every axis, those of t last."""
-        when = self._time(x, t)
-        return [*(axis(x[..., j]) for j, axis in enumerate(self.axes)), self.time(when)]
+        return [*(axis(x[..., j]) for j, axis in enumerate(self.axes)), self.time(self._time(x, t))]
 
     def __call__(self, x: Tensor, t: float | Tensor) -> Tensor:
         parts = self.parts(x, t)
@@ -149,6 +148,12 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return (a[..., :, None] * b[..., None, :]).flatten(-2)  # the functions of b fastest
 
 
+def grid_of(axes: list[tuple[str, int, float, float]]) -> Grid:
+    """Return the grid with the axes of a ``spec``."""
+    require(len(axes) >= 2, f"A grid has an axis for each coordinate of x and one for t; got {len(axes)}.")
+    return Grid(tuple(Axis(*row) for row in axes[:-1]), Axis(*axes[-1]))
+
+
 def grid(
     kind: str = "gaussian",
     per_axis: int = 16,
@@ -171,6 +176,7 @@ class RandomFourier(Features):
     """Cosines in random directions; ``frequencies (F, dim + 1)``, the last for t, and ``phases (F,)``."""
 
     def __init__(self, frequencies: Tensor, phases: Tensor, eps: float, T: float) -> None:
+        frequencies, phases = (torch.as_tensor(a, dtype=torch.float64) for a in (frequencies, phases))
         good = frequencies.ndim == 2 and len(frequencies) >= 1 and frequencies.shape[1] >= 2
         require(good, f"frequencies must be (F, dim + 1) with F ≥ 1; got {tuple(frequencies.shape)}.")
         require(phases.shape == frequencies.shape[:1], f"phases must be (F,); got {tuple(phases.shape)}.")
@@ -201,18 +207,6 @@ def random_fourier(
     omega = torch.randn(shape, generator=source, dtype=torch.float64, device=source.device) / length
     phase = torch.rand(size, generator=source, dtype=torch.float64, device=source.device) * 2 * math.pi
     return RandomFourier(omega, phase, process.eps, process.T)
-
-
-def from_spec(spec: dict[str, Any]) -> Features:
-    """Return the features of a ``spec``."""
-    if spec.get("kind") == "grid":
-        axes = tuple(Axis(*row) for row in spec["axes"])
-        require(len(axes) >= 2, f"A grid has an axis for each coordinate of x and one for t; got {len(axes)}.")
-        return Grid(axes[:-1], axes[-1])
-    if spec.get("kind") == "random_fourier":
-        omega, phase = (torch.tensor(spec[k], dtype=torch.float64) for k in ("frequencies", "phases"))
-        return RandomFourier(omega, phase, spec["eps"], spec["T"])
-    raise InputError(f"There are no features of kind {spec.get('kind')!r}.")
 
 
 def _blocks(x: Tensor, t: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:

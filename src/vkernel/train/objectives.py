@@ -164,11 +164,9 @@ class Batch(NamedTuple):
 
 class Training:
     """The random draws on which the members of an ensemble are trained; arguments as for ``vk.train_ensemble``.
-
     Where inputs (t and x) and targets vary together, or neither does, the target has the origin of x; otherwise the
     origin is drawn from the posterior, so that each can be held fixed while the other varies. ``design`` holds, for
-    names of ``vary``, the stream that each member uses: members with the same stream share that randomness.
-    """
+    names of ``vary``, the stream that each member uses: members with the same stream share that randomness."""
 
     def __init__(
         self,

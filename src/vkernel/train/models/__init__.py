@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
-from vkernel.core.errors import InputError
-from vkernel.train import features
+from vkernel.core.checks import check_type
+from vkernel.core.errors import InputError, require
+from vkernel.train.features import RandomFourier, grid_of
 from vkernel.train.models.base import Linear, Model
-from vkernel.train.models.lazy import NNGP, NTK, RBF, Lazy, kernel_from_spec
+from vkernel.train.models.lazy import NNGP, NTK, RBF, Lazy
 from vkernel.train.models.network import MLP, UNet
 
 __all__ = ["MLP", "NNGP", "NTK", "RBF", "Lazy", "Linear", "Model", "UNet", "from_spec"]
 
+KINDS: dict[str, Callable[..., Any]] = {c.__name__.lower(): c for c in (Linear, Lazy, MLP, UNet, NTK, NNGP, RBF)}
+KINDS |= {"grid": grid_of, "random_fourier": RandomFourier}
 
-def from_spec(spec: dict[str, Any]) -> Model:
-    """Return the model of a ``spec``; a weighting function is not kept, and σ² replaces it."""
-    given = dict(spec, weight="sigma2") if spec.get("weight") == "function" else dict(spec)
-    match given.pop("kind", None):
-        case "linear":
-            return Linear(features.from_spec(given.pop("features")), **given)
-        case "lazy":
-            return Lazy(kernel_from_spec(given.pop("kernel")), float(given.pop("tau")), **given)
-        case "mlp":
-            return MLP(**given)
-        case "unet":
-            return UNet(**given)
-    raise InputError(f"There is no model of kind {spec.get('kind')!r}.")
+
+def from_spec(spec: dict[str, Any]) -> Any:
+    """Return the model, kernel or features of a ``spec``; a weighting function is not kept, and σ² replaces it."""
+    given = {k: from_spec(v) if isinstance(v, dict) else v for k, v in check_type(spec, "A spec", dict).items()}
+    kind = str(given.pop("kind", None))
+    require(kind in KINDS, f"There are no models, kernels or features of kind {kind!r}; known: {', '.join(KINDS)}.")
+    kept = {"function": "sigma2", "inf": math.inf}
+    given |= {name: kept.get(given[name], given[name]) for name in ("weight", "tau") if name in given}
+    try:
+        return KINDS[kind](**given)
+    except TypeError as error:
+        raise InputError(f"No {kind} can be made from {given!r:.200}: {error}.") from None

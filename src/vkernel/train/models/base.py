@@ -2,7 +2,7 @@ r"""The base class of models, the quantities that a model may predict, and linea
 
 A model holds settings and no weights. :meth:`Model.fit` returns the weights of many members at once as a *state*:
 named tensors whose first axis is the member. :meth:`Model.output` evaluates :math:`f(x, t)` for a state, and the score
-is :math:`\hat s = a_t(x) + B_t f(x,t)`, by the table of :mod:`vkernel.score.conversions`. The training target of f is
+is :math:`\hat s = a_t(x) + B_t f(x,t)`, by the table of :mod:`vkernel.score.base`. The training target of f is
 the inverse of this map, applied to the proxy score of :math:`\tilde m` (:mod:`vkernel.train.objectives`). Its weight is
 :math:`\omega_t = \lambda_t B_t^2`, so that models with equal :math:`\lambda_t` minimise the same loss.
 
@@ -31,7 +31,7 @@ from vkernel.core.checks import check_number
 from vkernel.core.covariance import fits
 from vkernel.core.errors import require
 from vkernel.process import Process
-from vkernel.score.conversions import convert
+from vkernel.score.base import convert
 from vkernel.train.features import Features
 from vkernel.train.objectives import Batch, Training
 
@@ -46,9 +46,7 @@ WEIGHTS = ("sigma2", "one")
 
 class Model(ABC):
     """An architecture and the method that fits it; final kinds are dataclasses, whose fields are the settings.
-
-    ``target`` is what f predicts; ``weight`` is the weighting λ: "sigma2" for σ², "one" for 1, or a function of t.
-    """
+    ``target`` is what f predicts; ``weight`` is the weighting λ: "sigma2" for σ², "one" for 1, or a function of t."""
 
     linear: ClassVar[bool] = False  # whether the output is linear in the state
     state_dtype = torch.float64  # in which the model is trained by default

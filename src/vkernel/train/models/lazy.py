@@ -33,7 +33,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,7 @@ from torch import Tensor
 
 from vkernel.core import rng
 from vkernel.core.checks import check_choice, check_number, check_positive, check_whole
-from vkernel.core.errors import InputError, require
+from vkernel.core.errors import require
 from vkernel.process import Process
 from vkernel.train.models.base import Model, Report, State, Weight, time_input
 from vkernel.train.objectives import Batch, Training
@@ -82,7 +82,7 @@ class NetworkKernel(ABC):
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The kernel in JSON, read by :func:`kernel_from_spec`."""
+        """The kernel in JSON, read by :func:`vkernel.train.models.from_spec`."""
         settings = {name.removeprefix("_"): value for name, value in vars(self).items()}  # all attributes are settings
         return {"kind": type(self).__name__.lower()} | settings
 
@@ -177,10 +177,8 @@ class NNGP(NTK):
 
 class RBF(NetworkKernel):
     r""":math:`K = \mathrm{variance}\, e^{-|u - v|^2/2\ell^2}`; K0 = K, or 0 without ``prior`` (training starts from 0).
-
     A draw :math:`\sqrt{\mathrm{variance}/n} \sum_j a_j \cos(\omega_j \cdot u/\ell) + b_j \sin(\omega_j \cdot u/\ell)`
-    has n = ``init_width`` random features, all a, b, ω standard normal. Its covariance is K exactly.
-    """
+    has n = ``init_width`` random features, all a, b, ω standard normal. Its covariance is K exactly."""
 
     def __init__(self, length: float = 0.5, variance: float = 1.0, prior: bool = True, init_width: int = 512) -> None:
         require(isinstance(prior, bool), f"prior must be True (K0 = K) or False (K0 = 0); got {prior!r}.")
@@ -205,16 +203,6 @@ class RBF(NetworkKernel):
 
     def __repr__(self) -> str:
         return f"RBF(length={self.length}, variance={self.variance}, prior={self._prior})"
-
-
-def kernel_from_spec(spec: dict[str, Any]) -> NetworkKernel:
-    """Return the kernel that a ``spec`` describes."""
-    kinds: dict[str, Callable[..., NetworkKernel]] = {"ntk": NTK, "nngp": NNGP, "rbf": RBF}
-    try:
-        return kinds[spec["kind"]](**{name: value for name, value in spec.items() if name != "kind"})
-    except (KeyError, TypeError):
-        wanted = f"a dict whose kind is one of {', '.join(kinds)}, without unknown entries"
-        raise InputError(f"A kernel's spec is {wanted}; got {spec!r:.200}.") from None
 
 
 def _square_distance(u: Tensor, v: Tensor) -> Tensor:

@@ -64,10 +64,8 @@ ACTIVATIONS |= {"tanh": torch.tanh, "erf": torch.erf}
 @dataclass(eq=False, kw_only=True)
 class Network(Model):
     """An ``nn.Module`` of (z, e) trained for all members at once; final kinds are MLP and UNet.
-
     ``decay="cosine"`` lowers ``lr`` to 0; ``chunk`` is the number of members trained at once, ``None`` all of them.
-    ``bf16=True`` evaluates the module in bfloat16; parameters, gradients and the loss keep ``dtype``.
-    """
+    ``bf16=True`` evaluates the module in bfloat16; parameters, gradients and the loss keep ``dtype``."""
 
     target: str = "noise"
     weight: Weight = "sigma2"
@@ -215,8 +213,7 @@ class Network(Model):
         every, reported = max(1, self.steps // 100), 0
         for k, draws in enumerate(self.minibatches(training, members), 1):
             if step is None:  # the shapes of the first draws are those of all
-                captured = self._captured(training)
-                step = _Graph(self.loss, state, draws, self.lr) if captured else self._plain_step(state)
+                step = _Graph(self.loss, state, draws, self.lr) if self._captured(training) else self._plain_step(state)
             step(draws, self.lr * ((1 + math.cos(math.pi * (k - 1) / self.steps)) / 2 if self.decay else 1.0))
             if self.ema:
                 torch._foreach_lerp_(average, list(state.values()), (1 - self.ema) / (1 - self.ema**k))
@@ -246,10 +243,8 @@ def _blocks(members: Sequence[int], size: int | None) -> list[Sequence[int]]:
 
 class _Graph:
     """One step of Adam for all members as a CUDA graph; ``graph(draws, lr)`` changes ``state`` in place.
-
     The graph reads what changes between steps, draws and learning rate, from fixed memory, into which each call copies
-    them. Capturing needs a few steps that really run; parameters and the optimiser's memory are restored after them.
-    """
+    them. Capturing needs a few steps that really run; parameters and the optimiser's memory are restored after them."""
 
     def __init__(self, loss: Callable[..., Tensor], state: State, draws: Draws, lr: float) -> None:
         self.loss, self.state, self.draws = loss, state, [torch.empty_like(a).copy_(a) for a in draws]
@@ -359,8 +354,7 @@ class UNet(Network):
         require(good, f"A U-Net takes images, (H, W) or (1 to 4, H, W); an event of the data has shape {shape}.")
         good = all(side >= 4 and side % 4 == 0 for side in shape[-2:])
         require(good, f"A U-Net halves the image twice, so H and W must be divisible by 4; got {shape[-2:]}.")
-        colours = shape[0] if len(shape) == 3 else 1
-        return _Levels(colours, self.channels, self.blocks, 1 + 2 * self.time_features)
+        return _Levels(shape[0] if len(shape) == 3 else 1, self.channels, self.blocks, 1 + 2 * self.time_features)
 
     def largest(self, shape: Shape) -> int:
         return (self.channels[0] + self.channels[1]) * shape[-2] * shape[-1]
