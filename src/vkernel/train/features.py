@@ -108,7 +108,8 @@ class Grid(Features):
 
     def parts(self, x: Tensor, t: float | Tensor) -> list[Tensor]:
         """Return the functions of every axis, those of t last."""
-        return [*(axis(x[..., j]) for j, axis in enumerate(self.axes)), self.time(self._time(x, t))]
+        when = self._time(x, t)
+        return [*(axis(x[..., j]) for j, axis in enumerate(self.axes)), self.time(when)]
 
     def __call__(self, x: Tensor, t: float | Tensor) -> Tensor:
         parts = self.parts(x, t)
