@@ -45,11 +45,11 @@ nitpick_ignore_regex = [
     # Type variables, aliases and internal types that signatures show.
     (
         r"py:class",
-        r"vkernel\.[\w.]+\.(Kind|N|T|Chunk|Weights|GPUPath|Dense|Pruned|ScoreUNet|NetworkKernel|LinearField)",
+        r"vkernel\.[\w.]+\.(Kind|N|T|Taking|Chunk|Weights|Alone|Ranks|SparseWeights|DenseWeights|GPUPath|Dense|Pruned|ScoreUNet|NetworkKernel|LinearField)",
     ),
     (
         r"py:class",
-        r"Array|Data|Indices|Times|Weight|Theory|Progress|Reporter|DeviceMesh|MatplotlibFigure|annotated_types\..+",
+        r"Array|Callback|Data|Indices|Members|Mesh|Scale|Times|Values|Weight|Theory|Progress|Reporter|DeviceMesh|MatplotlibFigure|annotated_types\..+",
     ),
     (r"py:class", r"vkernel\.study\.spec\.\w+|spec\.\w+|Spec|Condition|Group|dict\[str"),
     # Annotations are strings (PEP 563); inside unions autodoc may leave these as they are written.
@@ -59,7 +59,7 @@ nitpick_ignore_regex = [
     (r"py:func", r"vkernel\.metrics\.features\.extractor"),
     (
         r"py:(class|func|data)",
-        r"InputError|PREDICTIONS|kernel_from_spec|load|Level|Problem|walk|Recordings|accumulation",
+        r"InputError|PREDICTIONS|load|Level|Problem|walk|Recordings|accumulation",
     ),
     (r"py:class", r"_Graph"),
     # Napoleon reads the words before a colon in the docstring of a property as its type.

@@ -65,12 +65,11 @@ class Checkpoint(Wrapped):
     ) -> Checkpoint:
         """Build a module with ``factory`` and load the weights in ``path`` (.safetensors, or a state dict by torch).
 
-        Args, besides the conventions of :mod:`vkernel.score.wrapped`:
-            factory: a function, or text: ``"package.file:factory"`` or ``"path/to/file.py:factory"``. It is *your*
-                code, and importing it runs it.
-            betas: ``"linear:1e-4:.02:1000"``, ``"scaled_linear:…"``, ``"cosine:1000"``, ``"key:NAME"`` (a buffer in the
-                file), numbers, a process, or its name (``"edm"``, ``"flow"``, ``"vpsong:beta_max=10"``).
-            strip: the prefix of the network's keys in the file; other keys are ignored.
+        ``factory`` is a function, or text: ``"package.file:factory"`` or ``"path/to/file.py:factory"``. It is *your*
+        code, and importing it runs it. ``betas`` are ``"linear:1e-4:.02:1000"``, ``"scaled_linear:…"``,
+        ``"cosine:1000"``, ``"key:NAME"`` (a buffer in the file), numbers, a process, or its name (``"edm"``,
+        ``"flow"``, ``"vpsong:beta_max=10"``). ``strip`` is the prefix of the network's keys in the file; other keys
+        are ignored. The other arguments are the conventions of :mod:`vkernel.score.wrapped`.
         """
         held = weights.read_weights(path)
         process, note = weights.read_process(betas, held, str(path))
