@@ -420,7 +420,7 @@ def test_what_cannot_be_a_path_is_refused():
         with pytest.raises(InputError, match=r"steps \+ 1"):
             action(bad, V, mean=score)
     for refuse in (path.action, lambda x, V: simulate(V, x[0], steps=2, samples=2)):
-        with pytest.raises(InputError, match="V-kernel such as"):
+        with pytest.raises(InputError, match="V-kernel, such as"):
             refuse(x, 3)
     images = vk.EmpiricalScore(torch.zeros(2, 3, 3, dtype=torch.float64), SHORT)
     with pytest.raises(InputError, match="flatten"):
