@@ -141,8 +141,7 @@ def ceilings() -> float:
 
 def profile(score: vk.EmpiricalScore, x: Tensor, sigma: float) -> None:
     """Where the time of one call goes."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as record
+    from torch.profiler import ProfilerActivity, profile as record
 
     for _ in range(3):
         score(x, sigma)

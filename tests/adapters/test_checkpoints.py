@@ -11,8 +11,7 @@ import pytest
 import torch
 from draws import normal
 from function_score import FunctionScore
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from networks28 import C
 from torch import Tensor
 

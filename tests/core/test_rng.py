@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from draws import gen
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy import stats
 
 import vkernel as vk

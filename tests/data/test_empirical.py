@@ -11,12 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from vkernel.core.errors import InputError
-from vkernel.data import Empirical
-from vkernel.data import empirical as module
+from vkernel.data import Empirical, empirical as module
 
 
 def memory_map(tmp_path: Path, array: np.ndarray) -> np.memmap:

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from files import BYTES, IDX_CODES, POINTS, idx_bytes, png_bytes, scaled, values
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from vkernel.core.errors import InputError
 from vkernel.data.loaders import load, read_cifar_sheets

@@ -6,8 +6,7 @@ import math
 import string
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from vkernel.core.errors import InputError
 from vkernel.explore.state import CHOICES, LAYERS, LIMIT, SAMPLERS, State, from_csv, from_query

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from draws import normal
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.stats import binom, fisher_exact
 from torch import Tensor
 

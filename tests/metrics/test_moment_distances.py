@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 from draws import normal
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy import linalg
 from torch import Tensor
 

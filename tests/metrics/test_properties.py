@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 from draws import gen, normal
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy import integrate, stats
 
 import vkernel as vk

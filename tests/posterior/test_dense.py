@@ -8,8 +8,7 @@ import pytest
 import torch
 from draws import gen, normal
 from geometries import STAGES, near, training_set
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from reference import PROCESSES, answer, answers, levels, stack, time_between
 from torch import Tensor
 

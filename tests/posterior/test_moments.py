@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 from draws import gen, normal
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from vkernel.posterior.weights import Moments, merge

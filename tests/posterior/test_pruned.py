@@ -11,8 +11,7 @@ import pytest
 import torch
 from draws import gen, normal
 from geometries import CASES, mixed_queries, spectrum, unequal
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 import vkernel as vk

@@ -9,8 +9,7 @@ import pytest
 import torch
 from draws import normal
 from geometries import clusters, near, training_set
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from reference import answer, answers, levels, stack
 from scipy import stats
 from torch import Tensor

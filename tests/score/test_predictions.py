@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 from draws import normal
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from reference import PROCESSES, answers, levels, stack, time_between
 from torch.func import jvp
 

@@ -12,12 +12,10 @@ import pytest
 from exhibits import without_pictures
 from typer.testing import CliRunner
 
-from vkernel import cli, plots, reproduce
-from vkernel import study as vk_study
+from vkernel import cli, plots, reproduce, study as vk_study
 from vkernel.core.errors import InputError
 from vkernel.reproduce.exhibit import Part
-from vkernel.study import report
-from vkernel.study import spec as specs
+from vkernel.study import report, spec as specs
 
 SHIPPED = Path(specs.__file__).parent / "shipped"
 FILES = sorted(SHIPPED.glob("*.toml"))

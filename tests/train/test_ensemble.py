@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 from ensembles import MODELS, PLANE, POINTS, PROCESS, X, broken, grid, places, train
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import vkernel as vk
 from vkernel.core.errors import InputError

@@ -12,8 +12,7 @@ from torch import Tensor
 
 import vkernel as vk
 from vkernel.core.errors import InputError
-from vkernel.kernels import Function, ValidityWarning
-from vkernel.kernels import Lazy as Kernel
+from vkernel.kernels import Function, Lazy as Kernel, ValidityWarning
 from vkernel.train.models import NNGP, NTK, RBF, Lazy, from_spec
 from vkernel.train.objectives import VARIES, Batch, Training, parse
 

@@ -10,16 +10,14 @@ import pytest
 import reference
 import torch
 from draws import normal
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy import special
 from torch import Tensor
 
 import vkernel as vk
 from vkernel.core.errors import InputError
 from vkernel.train import features, models
-from vkernel.train.models import Linear
-from vkernel.train.models import base as module
+from vkernel.train.models import Linear, base as module
 from vkernel.train.models.base import factor
 from vkernel.train.objectives import J0, J1, JK, Batch, Training
 

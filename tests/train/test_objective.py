@@ -9,8 +9,7 @@ from collections import Counter
 import pytest
 import reference
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy import stats
 from torch import Tensor
 

@@ -4,8 +4,6 @@ They stand in ``assets``: fixed ones in ``content.toml``, the panel and the scri
 number has its error, as estimated by the library.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict
 from typing import Any

@@ -13,8 +13,6 @@ The *gap mass* is the share of samples that copy no training point, :math:`1 -`
 {-1, 0, 1} that is P(.25 < ``|x|`` < .75) plus the mass beyond 1.5.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace

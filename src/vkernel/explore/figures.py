@@ -3,8 +3,6 @@
 ``assets/figures.toml`` lists their glyphs. Colours are those of :mod:`vkernel.plots`, those of maps viridis.
 """
 
-from __future__ import annotations
-
 import tomllib
 from typing import Any
 
@@ -29,11 +27,7 @@ CROWD = 200  # points above which they are drawn small
 
 
 class Figures:
-    """The three figures of a tab, ``plots``, and their data.
-
-    "plane" and "line" show the training set in two and in one dimension, "laws" the maps of where samples end. The
-    browser moves the particles, "moving"; "frames" holds their paths, all frames in one column.
-    """
+    """The ``plots`` of a tab and their ``data``; the browser moves the particles along "frames", all in one column."""
 
     def __init__(self) -> None:
         self.data = {name: ColumnDataSource({c: [] for c in cols}, name=name) for name, cols in SPEC["sources"].items()}

@@ -4,8 +4,6 @@ The browser sends what the user did; the tab answers with what to show. A drag i
 samples follow from a job. Tabs share nothing but the bound on how many jobs run at once.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from functools import partial

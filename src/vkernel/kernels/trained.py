@@ -44,8 +44,7 @@ from torch import Tensor
 
 from vkernel.core.checks import check_choice, check_positive, check_whole
 from vkernel.core.errors import require
-from vkernel.core.progress import Progress, Reporter
-from vkernel.core.progress import progress as show_progress
+from vkernel.core.progress import Progress, Reporter, progress as show_progress
 from vkernel.core.rng import Generator
 from vkernel.data.empirical import Empirical
 from vkernel.kernels.base import FiniteRank, Function, times_of

@@ -6,8 +6,6 @@ and may raise :class:`~vkernel.reproduce.exhibit.Skip` with a sentence, which th
 ``--all`` the shipped studies are exhibits too (:func:`studies`); their stores are kept, so that a run can go on.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -52,7 +50,6 @@ def run(out: Path, *, seed: int = 0, quick: bool = False, everything: bool = Fal
 
     The same ``seed`` gives the same numbers. ``quick`` makes the figures coarser and the intervals wider, for tests.
     ``everything`` adds the shipped studies, whose results are kept in ``out/studies``: a run that was stopped goes on.
-    Progress is written to standard error; the last line, on standard output, says where the page is.
     """
     start, out = time.perf_counter(), exhibit.open_folder(Path(out).expanduser())
     more = studies(out, seed, quick=quick) if everything else []

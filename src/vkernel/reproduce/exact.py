@@ -15,8 +15,6 @@ between training points. It leaves fewer samples there, not more: noise in Itô'
 places of strong noise quickly and places of weak noise slowly.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

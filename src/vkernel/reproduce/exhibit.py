@@ -21,8 +21,6 @@ figures), ``percent``, ``interval`` ("low to high") and ``estimate`` ("value (lo
 file is written completely or not at all.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import math

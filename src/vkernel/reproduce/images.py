@@ -15,8 +15,6 @@ with a 95 % interval over pairs. Above 1, the target is noisier between images t
 effective SDE with the naive kernel leave this path where the posterior is undecided between images (§4.4).
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -17,8 +17,6 @@ farther than .25 from all of them; *arcs*, away and near the circle, :math:`.75 
 and J0 are compared in pairs of members: :func:`vkernel.core.estimate.ratio_of_means`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Sequence

@@ -27,8 +27,6 @@ measured by networks on the same inputs that differ in one thing:
 The first two differences have mean zero given the inputs, so the three are uncorrelated and add up to the whole.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import warnings

@@ -43,8 +43,7 @@ from vkernel.core import rng
 from vkernel.core.checks import check_choice, check_positive, takes
 from vkernel.core.covariance import flat
 from vkernel.core.errors import require
-from vkernel.core.progress import Progress
-from vkernel.core.progress import progress as show_progress
+from vkernel.core.progress import Progress, progress as show_progress
 from vkernel.core.rng import Generator
 from vkernel.process import Process
 from vkernel.score.base import Score, check_like, check_score, signs

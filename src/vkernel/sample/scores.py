@@ -39,8 +39,7 @@ from vkernel.core.checks import check_shape, check_whole, is_whole
 from vkernel.core.covariance import Covariance, Cross, Factored, flat
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate, jackknife, leave_one_out
-from vkernel.core.progress import Progress
-from vkernel.core.progress import progress as show_progress
+from vkernel.core.progress import Progress, progress as show_progress
 from vkernel.process import Process
 from vkernel.sample.loop import end, grid, pf_ode
 from vkernel.score.base import Score, Time

@@ -23,8 +23,7 @@ import numpy as np
 
 from vkernel.core.checks import check_choice
 from vkernel.core.errors import InputError, require
-from vkernel.core.progress import Progress
-from vkernel.core.progress import progress as show_progress
+from vkernel.core.progress import Progress, progress as show_progress
 from vkernel.study.spec import Condition, Spec, read
 from vkernel.study.store import Store, load
 from vkernel.study.work import compute, prepare

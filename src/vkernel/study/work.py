@@ -5,8 +5,6 @@ the training points at :math:`\alpha_\epsilon y`, and ``away`` counts samples fa
 least distance of two of them from all. A member that diverged is NaN in every quantity.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib
@@ -30,8 +28,7 @@ from vkernel.data.empirical import Empirical
 from vkernel.data.loaders import load
 from vkernel.data.toys import toy
 from vkernel.metrics import nearest
-from vkernel.process import Process
-from vkernel.process import from_spec as make_process
+from vkernel.process import Process, from_spec as make_process
 from vkernel.sample import effective_sde, end, naive, pf_ode, semiclassical
 from vkernel.sample.scores import Scores
 from vkernel.score.base import Score, Time

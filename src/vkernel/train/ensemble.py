@@ -33,8 +33,7 @@ from vkernel.core.checks import check_shape, check_type
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate, jackknife, leave_one_out
 from vkernel.core.files import write
-from vkernel.core.progress import Progress
-from vkernel.core.progress import progress as show_progress
+from vkernel.core.progress import Progress, progress as show_progress
 from vkernel.data.empirical import Empirical
 from vkernel.process import Process
 from vkernel.sample.scores import Groups, Scores

@@ -33,8 +33,7 @@ from vkernel.core.checks import check_choice, check_whole, is_whole
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate
 from vkernel.core.files import write
-from vkernel.core.progress import Progress, Reporter, part
-from vkernel.core.progress import progress as report_progress
+from vkernel.core.progress import Progress, Reporter, part, progress as report_progress
 from vkernel.data import Empirical, load
 from vkernel.metrics import collapse_ratio
 from vkernel.metrics.copies import Copies, Reference
@@ -243,7 +242,7 @@ def audit(
         features: those in which samples are compared with data (:func:`vkernel.metrics.features.extractor`).
         threshold: the largest ratio of the nearest to the second nearest distance of a copy.
         groups: the group of each network, equal for networks that share an initialisation, say.
-        quick: whether to take the sizes of a first look, unless ``sizes`` sets each of them.
+        quick, sizes: whether to take the sizes of a first look, or each of them.
         profile: the result of ``vk.profile`` for the data, for better advice.
     """
     began = time.monotonic()

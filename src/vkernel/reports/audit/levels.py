@@ -47,8 +47,7 @@ from vkernel.core.checks import check_whole
 from vkernel.core.covariance import Covariance
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import TINY, Estimate, auc, difference_of_means, stacked
-from vkernel.core.progress import Progress
-from vkernel.core.progress import progress as report_progress
+from vkernel.core.progress import Progress, progress as report_progress
 from vkernel.data.empirical import Empirical
 from vkernel.process import Anisotropic, Process
 from vkernel.reports.html import read

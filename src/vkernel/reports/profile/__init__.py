@@ -23,8 +23,7 @@ from vkernel.core.checks import check_whole
 from vkernel.core.errors import require
 from vkernel.core.estimate import Estimate
 from vkernel.core.files import write
-from vkernel.core.progress import Progress
-from vkernel.core.progress import progress as show_progress
+from vkernel.core.progress import Progress, progress as show_progress
 from vkernel.data.empirical import Empirical
 from vkernel.process import VP, Anisotropic, Process
 from vkernel.reports import html
