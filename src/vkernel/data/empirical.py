@@ -6,8 +6,7 @@ that all values are finite and measures
 
 .. math:: \bar y = \sum_i w_i y_i, \qquad \mathrm{spread} = \Big(\sum_i w_i |y_i - \bar y|^2\Big)^{1/2}
 
-in float64, by merging centred moments of blocks (Chan's formula), which does not cancel.
-"""
+in float64, by merging centred moments of blocks (Chan's formula), which does not cancel."""
 
 from __future__ import annotations
 

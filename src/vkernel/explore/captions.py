@@ -1,8 +1,7 @@
 """The texts of the page: captions of controls and layers, the tour, the panel of results, the script, the report.
 
 They stand in ``assets``: fixed ones in ``content.toml``, the panel and the script as templates. In the panel every
-number has its error, as estimated by the library.
-"""
+number has its error, as estimated by the library."""
 
 import math
 from dataclasses import asdict

@@ -10,8 +10,7 @@ is trained on the same inputs with noiseless targets: the ratio of their gap mas
 The twin of the naive estimator is :math:`\kappa = 0`; that of the effective SDE is V without its target-noise term.
 The *gap mass* is the share of samples that copy no training point, :math:`1 -`
 :func:`~vkernel.metrics.memorised_fraction`: the nearest point is more than a third as far as the second nearest. On
-{-1, 0, 1} that is P(.25 < ``|x|`` < .75) plus the mass beyond 1.5.
-"""
+{-1, 0, 1} that is P(.25 < ``|x|`` < .75) plus the mass beyond 1.5."""
 
 import math
 from collections.abc import Callable, Iterable

@@ -1,7 +1,6 @@
 """The figures: the plane, the line, and the laws beside the plane. They are created once and then receive new data.
 
-``assets/figures.toml`` lists their glyphs. Colours are those of :mod:`vkernel.plots`, those of maps viridis.
-"""
+``assets/figures.toml`` lists their glyphs. Colours are those of :mod:`vkernel.plots`, those of maps viridis."""
 
 import tomllib
 from typing import Any

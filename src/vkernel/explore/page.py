@@ -1,8 +1,7 @@
 """One browser tab: its state, its figures, its jobs, and the messages between them and the browser.
 
 The browser sends what the user did; the tab answers with what to show. A drag is answered at once with the exact maps;
-samples follow from a job. Tabs share nothing but the bound on how many jobs run at once.
-"""
+samples follow from a job. Tabs share nothing but the bound on how many jobs run at once."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -2,8 +2,7 @@
 
 Long work runs beside the page: one job per desk, where a new one replaces the old, and few at once on a server. A job
 calls ``report(label, share)`` after each step of sampling or training; once it is cancelled that call raises
-``CancelledError``, and whatever the job returns is dropped.
-"""
+``CancelledError``, and whatever the job returns is dropped."""
 
 from __future__ import annotations
 

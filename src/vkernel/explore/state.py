@@ -2,8 +2,7 @@
 
 Everything on the page is a function of a :class:`State`. Coordinates are rounded to a thousandth, so that an address
 restores the same points: a coordinate in [-2, 2] is one of 4,001 numbers, two characters of the URL-safe alphabet of
-64 (:math:`64^2 = 4096`); a weight from 1 to 63 is one character. The address of a thousand points has 4 kB.
-"""
+64 (:math:`64^2 = 4096`); a weight from 1 to 63 is one character. The address of a thousand points has 4 kB."""
 
 from __future__ import annotations
 
@@ -149,11 +148,9 @@ def _decode(given: Mapping[str, str], found: dict[str, Any]) -> State:
 
 
 def from_csv(text: str) -> tuple[tuple[Point, ...], tuple[int, ...], str]:
-    """Read points and weights from CSV text; also return a sentence on what was done.
-
-    A row is a point: one or two coordinates and, in a column with the header "weight" or "w", a whole number. If a
-    point exceeds the window, all points are shifted and scaled into it by the same numbers.
-    """
+    """Read points and weights from CSV text; also return a sentence on what was done. A row is a point: one or two
+    coordinates and, in a column with the header "weight" or "w", a whole number. If a point exceeds the window, all
+    points are shifted and scaled into it by the same numbers."""
     size = len(text.encode())
     require(size <= MAX_BYTES, f"This file has {size / 1e6:.1f} MB; the page takes up to 1 MB.")
     require("\0" not in text, "This is not a text file: it contains null characters.")

@@ -11,8 +11,7 @@ average laws: members are pooled. Energy and kernel distance are unbiased. Total
 distance of finite samples are biased upwards, since noise is distance too; errors do not contain this bias (theory,
 §10). *Samples of images against their training set*: copies (:mod:`~vkernel.metrics.copies`), drift and likeness of
 laws (:mod:`~vkernel.metrics.likeness`), in features (:mod:`~vkernel.metrics.features`), with the chance of a false
-alarm.
-"""
+alarm."""
 
 from vkernel.metrics.copies import Copies, copies
 from vkernel.metrics.distances import energy_distance, frechet_distance, kernel_distance, wasserstein

@@ -36,13 +36,11 @@ KINDS = ("test images", "training images, each against the others")
 
 @dataclass(frozen=True)
 class Copies:
-    """The comparison of n samples with the training set, and of m reference images with it (``reference…``).
-
-    ``distance (n, 2)`` to the two nearest training images, their ``index`` (the first of equal ones) and the ``ratio``
-    of distances. A diverged sample has infinite distances, index -1 and ratio NaN; it is no copy, and one of n.
+    """The comparison of n samples with the training set, and of m reference images with it (``reference…``). ``distance
+    (n, 2)`` to the two nearest training images, their ``index`` (the first of equal ones) and the ``ratio`` of
+    distances. A diverged sample has infinite distances, index -1 and ratio NaN; it is no copy, and one of n.
     ``fraction``, ``curve``: the share of copies, at ``threshold`` and along ``thresholds``; ``closer``: the share of
-    samples within ``radius`` of the training set. ``distinct``: the number of different training images.
-    """
+    samples within ``radius`` of the training set. ``distinct``: the number of different training images."""
 
     index: Tensor = field(repr=False)
     thresholds: Tensor = field(repr=False)

@@ -9,8 +9,7 @@ r"""Distances of two laws (theory, §10.2): energy, kernel, Wasserstein, Fréche
 :math:`\mathcal E` and MMD² take :math:`X, X'` from different units (two points of one member share its field), are
 unbiased, and have the error of the jackknife over units; W and D have that of their derivatives in the laws. D is
 biased upwards: noise in the covariances is distance. With n no more than a few k features its error is too wide where
-the laws are close, by a factor of two at n = 4k.
-"""
+the laws are close, by a factor of two at n = 4k."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ Principal components are fitted on at most 4,096 training images with features :
 
 .. math:: z_j = e_j \cdot (f - \bar f) / s, \qquad s^2 = \frac1K \sum_j \lambda_j .
 
-One number s for all: they are not whitened, and have mean variance 1 whatever the unit of pixels.
-"""
+One number s for all: they are not whitened, and have mean variance 1 whatever the unit of pixels."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ where more than 1 % of the samples diverged: are not finite, or lie a million sp
 **Drift** compares per-image means and variances of samples with the data's: :math:`z` is the shift of their average in
 units of the data's spread over images, with Welch's test; ``outside`` is the share of samples outside the data's range
 (:func:`vkernel.core.estimate.fisher_exact`). The alarm is raised where one of these four chances is below .01 *and* the
-drift is large: \|z\| > 1, or a share > .05. (Good networks at 50 steps are often off by half a spread.)
-"""
+drift is large: \|z\| > 1, or a share > .05. (Good networks at 50 steps are often off by half a spread.)"""
 
 from __future__ import annotations
 
@@ -49,13 +48,11 @@ Pair = tuple[float, float]
 
 @dataclass(frozen=True)
 class Likeness:
-    """Distances of n samples from the training images, beside those of n ``real`` images (the floors).
-
-    Fréchet's are ``None`` where there are too few samples for the ``k`` features, for the reason ``why``. ``remainder``
-    is the mean norm of the rest beyond principal components, as a multiple of that of real images; ``None`` where there
-    is no rest. ``reduced`` tells that the ``features`` are fewer than requested. ``chance`` is that of distances as
-    large as these by accident; ``diverged`` counts the samples left out.
-    """
+    """Distances of n samples from the training images, beside those of n ``real`` images (the floors). Fréchet's are
+    ``None`` where there are too few samples for the ``k`` features, for the reason ``why``. ``remainder`` is the mean
+    norm of the rest beyond principal components, as a multiple of that of real images; ``None`` where there is no rest.
+    ``reduced`` tells that the ``features`` are fewer than requested. ``chance`` is that of distances as large as these
+    by accident; ``diverged`` counts the samples left out."""
 
     frechet: Estimate | None
     frechet_floor: Estimate | None

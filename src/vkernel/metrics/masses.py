@@ -29,11 +29,9 @@ Range = tuple[float, float] | Sequence[tuple[float, float]] | Tensor | None
 def histogram(
     x: Array, bins: int = 120, range: Range = None, *, normalise: str = "inside", **reading: Unpack[Reading]
 ) -> tuple[Estimate[Tensor], Tensor]:
-    """Estimate the average density on a grid, ``(bins,)`` or ``(bins, bins)``, and return the edges too.
-
-    ``range`` is ``(low, high)``, or a pair of these in the plane; the default covers all. Edges are ``(bins + 1,)`` or
-    ``(2, bins + 1)``. ``normalise="inside"`` divides each member's counts by those inside the range, ``"all"`` by all.
-    """
+    """Estimate the average density on a grid, ``(bins,)`` or ``(bins, bins)``, and return the edges too. ``range`` is
+    ``(low, high)``, or a pair of these in the plane; the default covers all. Edges are ``(bins + 1,)`` or ``(2, bins +
+    1)``. ``normalise="inside"`` divides each member's counts by those inside the range, ``"all"`` by all."""
     require(normalise in ("inside", "all"), f"normalise must be 'inside' or 'all', not {normalise!r}.")
     sample = read(x, **reading)
     edges = _edges([sample], bins, range)
@@ -153,11 +151,9 @@ def boundary_mass(
     x: Array, score: EmpiricalScore, threshold: float = 0.5, t: float | None = None, **reading: Unpack[Reading]
 ) -> Estimate:
     r"""Estimate the mass where the training target is mostly noise at ``t`` (default: eps) and the score pushes apart.
-
     A point counts if tr C > tr S⁻¹/d, so that the score pushes apart, and tr C > threshold (tr C + \|s\|²), which alone
     also holds at training points (theory, §10.3). Between points at distance Δ the layer is about σ²/Δ wide: thin at
-    eps, wider at a larger ``t``.
-    """
+    eps, wider at a larger ``t``."""
     check_type(score, "score", EmpiricalScore)
     check_share(threshold, "threshold")
     data, process, sample = score.data, score.process, read(x, score.data.shape, **reading)
@@ -194,11 +190,9 @@ def collapse_ratio(
     step: Callable[[], None] = lambda: None,
 ) -> Tensor:
     r"""Return the largest sigma/alpha at which the exact score has collapsed onto training points, NaN where at none.
-
     It has where the posterior at :math:`x = \alpha y_i + \sigma z` holds :math:`y_i` with mean weight ½ or more: the
     mean over draws z, ``noise (draws, k or 1, *shape)``, for each of the points ``index (k,)``, or over all if
-    ``pooled``. The ratio is found by bisection of its logarithm; ``step()`` is called after each evaluation.
-    """
+    ``pooled``. The ratio is found by bisection of its logarithm; ``step()`` is called after each evaluation."""
     data, process = score.data, score.process
     y, (low, high) = data[index], process.ratios
 

@@ -1,8 +1,7 @@
 """Figures of reports: an audit of checkpoints (errors, copies, membership, responses, agreement) and a comparison.
 
 Curves of an audit are along the noise level σ/α, the coordinate ``ratio`` of a data set in which every variable
-``name`` has the ends ``name_low`` and ``name_high`` of its 95 % interval.
-"""
+``name`` has the ends ``name_low`` and ``name_high`` of its 95 % interval."""
 
 from __future__ import annotations
 

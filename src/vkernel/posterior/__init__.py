@@ -2,8 +2,7 @@
 
 ``weights`` holds posterior weights over a part of the data and their moments, which merge. ``engine`` chooses the
 method: ``dense`` is the reference path, ``pruned`` and ``gpu`` are faster where they can be used. ``sharded`` spreads
-the data over many processes, and ``result`` is what a user sees.
-"""
+the data over many processes, and ``result`` is what a user sees."""
 
 from vkernel.posterior.engine import Choice, Engine
 from vkernel.posterior.result import Posterior, PosteriorCovariance

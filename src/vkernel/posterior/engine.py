@@ -3,8 +3,7 @@
 ``dense``, the reference path, serves every query on any device. ``pruned`` skips most points at low noise on a CPU,
 once there have been enough queries for which few points held all the weight. ``gpu`` screens the points by fp16
 products, where a GPU has room for them. These two yield the weights of the queries that they can serve and return the
-numbers of the others, which the reference path serves.
-"""
+numbers of the others, which the reference path serves."""
 
 from __future__ import annotations
 
@@ -53,11 +52,9 @@ class Alone:
 
 class Engine:
     """Compute posterior weights over ``data`` within ``memory`` bytes (default: 1/4 of what is free, of a GPU 3/4).
-
     ``data`` is all that there is, or the part of ``whole`` from its point ``first`` on, of which ``ranks`` hold the
     rest. ``weights`` are over this part; ``moments`` and ``nearest`` are of the whole set. ``method`` names the one to
-    use beside the reference path: ``"dense"`` (none), ``"pruned"`` (prepared at once), ``"gpu"`` (not tested first).
-    """
+    use beside the reference path: ``"dense"`` (none), ``"pruned"`` (prepared at once), ``"gpu"`` (not tested first)."""
 
     def __init__(
         self,
@@ -90,8 +87,7 @@ class Engine:
 
     def weights(self, queries: Queries, covariance: bool = True) -> Iterator[Weights]:
         """Yield all weights of all queries over the points that are held here; what is dropped is bounded relative to
-        all weight, enough for means, or with ``covariance`` to the weight *outside* the heaviest point.
-        """
+        all weight, enough for means, or with ``covariance`` to the weight *outside* the heaviest point."""
         rest = None
         if self.data.n == 0:
             return

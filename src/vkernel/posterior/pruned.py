@@ -20,8 +20,7 @@ of their logits is at most that of all points: call it :math:`L`. Points whose b
 hold together less than :math:`e^{-16}` of the weight (of the weight that is not at the top) and are dropped: by short
 bounds among all points, then after each step among those that are left, then by their coarse logits, of which the
 lightest are dropped as in the first stage of the reference path (:mod:`~vkernel.posterior.dense`). The few others, the
-candidates, are evaluated in float64. Queries that keep too many points go to the reference path.
-"""
+candidates, are evaluated in float64. Queries that keep too many points go to the reference path."""
 
 from __future__ import annotations
 
@@ -86,9 +85,7 @@ class Candidates:
     @classmethod
     def among(cls, bounds: Tensor, peaks: Tensor, least: Tensor, start: int, admit: Admit) -> Candidates:
         """Select those of the points from ``start`` on whose bounds exceed ``least``, and only read leaves with any.
-
-        ``bounds`` are ``(B, leaves, size)``, ``peaks (B, leaves)`` the largest of each leaf.
-        """
+        ``bounds`` are ``(B, leaves, size)``, ``peaks (B, leaves)`` the largest of each leaf."""
         queries, size = torch.arange(len(least) + 1, device=least.device), bounds.shape[2]
         q, leaf = (peaks > least[:, None]).nonzero().mT.contiguous()
         inside, least = bounds.flatten(0, 1).index_select(0, q * bounds.shape[1] + leaf), least[q]
@@ -114,10 +111,8 @@ class Candidates:
 
 class Pruned:
     """Prepare short and long bounds of the logits of ``points`` once as many queries as ``price`` have been dense.
-
     ``price`` is by default what the preparation costs, in dense queries. ``reach`` is the noise level σ/α up to which
-    queries are tried, for means (``False``) and for covariances (``True``); by default it is measured when needed.
-    """
+    queries are tried, for means (``False``) and for covariances (``True``); by default it is measured when needed."""
 
     def __init__(self, points: CentredPoints, price: float | None = None, reach: float | None = None) -> None:
         n, d = points.n, points.d
@@ -224,11 +219,9 @@ class Pruned:
         return low
 
     def factors(self, components: Tensor, square: Tensor, ends: tuple[Tensor, Tensor], sign: float) -> list[Tensor]:
-        """Return the factors of the short product and of each step, from the components and squared norms of vectors.
-
-        A short factor consists of axes, the norms of the groups, the norm of what is beyond all axes, and ``ends``, of
-        which the last is for weights; the factor of a step of the axes it opens, and ``sign`` times their norms.
-        """
+        """Return the factors of the short product and of each step, from the components and squared norms of vectors. A
+        short factor consists of axes, the norms of the groups, the norm of what is beyond all axes, and ``ends``, of
+        which the last is for weights; the factor of a step of the axes it opens, and ``sign`` times their norms."""
 
         def norms(edges: list[int]) -> list[Tensor]:
             return [components[:, i:j].norm(dim=1, keepdim=True) for i, j in pairwise(edges)]

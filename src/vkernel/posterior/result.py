@@ -1,8 +1,7 @@
 r"""The posterior over training points for a batch of queries, and its covariance operator (docs/theory.md, §2).
 
 :class:`Posterior` returns everything that follows from the weights :math:`r_i(x, t)`. The weights are kept between
-calls where they fit into an eighth of the engine's memory, and computed again where they do not.
-"""
+calls where they fit into an eighth of the engine's memory, and computed again where they do not."""
 
 from __future__ import annotations
 
@@ -24,10 +23,8 @@ Shape = tuple[int, ...]
 
 
 class Posterior:
-    r"""The posterior is the law of the training point :math:`x_0`, given that it was noised to x at time t.
-
-    ``batch`` and ``shape`` are the batch and event shapes of the queries; results take ``dtype`` and ``device``.
-    """
+    r"""The posterior is the law of the training point :math:`x_0`, given that it was noised to x at time t. ``batch``
+    and ``shape`` are the batch and event shapes of the queries; results take ``dtype`` and ``device``."""
 
     def __init__(
         self, engine: Engine, queries: Queries, batch: Shape, shape: Shape, dtype: torch.dtype, device: torch.device
@@ -187,9 +184,7 @@ class PosteriorCovariance(Covariance):
 
     def draw(self, generator: Generator = None) -> Tensor:
         r"""Draw a Gaussian exactly, as :math:`\sum_i \sqrt{r_i}\, z_i\, (y_i - m)` with :math:`z_i \sim N(0, 1)`.
-
-        :math:`z_i` belongs to the pair (query, point): chunks, shards and devices do not change it.
-        """
+        :math:`z_i` belongs to the pair (query, point): chunks, shards and devices do not change it."""
         p = self.posterior
         keys = rng.keys((len(p.queries),), rng.as_generator(generator), p.engine.data.device)
         return p._like_x(p._combine(keys=p.engine.ranks.common(keys)))

@@ -7,8 +7,7 @@ query. Sums over points with the weights of the whole add. A draw by inversion, 
 every rank. The centre and spread of the data are moments with weights :math:`w_i` in place of :math:`r_i`.
 
 Every rank runs the same program with the same queries and receives the same results, bit for bit: tables are joined in
-the order of the ranks, and rank 0 sends its result to all.
-"""
+the order of the ranks, and rank 0 sends its result to all."""
 
 from __future__ import annotations
 
@@ -42,15 +41,13 @@ TABLE, HASHED = 1 << 24, 1 << 22  # numbers of all ranks that are joined at once
 def shard(
     data: Empirical | Array, mesh: Mesh = None, *, whole: bool = True, weights: Array | None = None, scale: Scale = None
 ) -> Sharded:
-    """Return the training set spread over the processes of ``mesh``, as ``vk.EmpiricalScore`` takes it.
-
-    All processes call this together, and then everything that uses the result, with the same arguments. ``data`` is a
+    """Return the training set spread over the processes of ``mesh``, as ``vk.EmpiricalScore`` takes it. All processes
+    call this together, and then everything that uses the result, with the same arguments. ``data`` is a
     ``vk.Empirical``, or a tensor, array or memory map ``(n, *shape)`` with ``weights`` and ``scale`` as there. With
     ``whole=True`` every process describes the whole set and keeps its own rows; of a memory map it reads those alone
     (and three more, as a check). With ``whole=False`` every process brings its own part, at least one point, in the
     order of the ranks, with ``weights`` on one common scale. ``mesh`` is a one-dimensional ``DeviceMesh``, whose device
-    the data move to, a ``ProcessGroup``, or ``None`` for the default group. Messages travel by NCCL or by the CPU.
-    """
+    the data move to, a ``ProcessGroup``, or ``None`` for the default group. Messages travel by NCCL or by the CPU."""
     ranks, device = _ranks(mesh)
     part, facts, problem = None, Facts(), ""
     try:
@@ -71,10 +68,8 @@ def shard(
 
 
 class Sharded(Empirical):
-    """This process holds the part ``own`` of a training set, from the point ``first`` on.
-
-    ``n``, ``shape``, ``weights``, ``center`` and ``spread`` are of the whole set. All processes read points together.
-    """
+    """This process holds the part ``own`` of a training set, from the point ``first`` on. ``n``, ``shape``,
+    ``weights``, ``center`` and ``spread`` are of the whole set. All processes read points together."""
 
     def __init__(self, part: Empirical, ranks: Ranks) -> None:
         self.own, self.ranks = copy.copy(part), ranks

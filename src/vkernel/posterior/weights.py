@@ -21,8 +21,7 @@ covariance keeps its relative accuracy: with :math:`\Delta_i = y_i - y_*`, :math
 + \sum_{i \ne *} e_i`,
 
 .. math:: a = \frac1S \sum_{i \ne *} e_i \Delta_i, \qquad m = y_* + a, \qquad
-   c_2 = \frac1S \sum_{i \ne *} e_i \Delta_i \otimes \Delta_i - a \otimes a .
-"""
+   c_2 = \frac1S \sum_{i \ne *} e_i \Delta_i \otimes \Delta_i - a \otimes a ."""
 
 from __future__ import annotations
 
@@ -69,10 +68,8 @@ class Points(Protocol):
 
 class CentredPoints:
     """The data are read less their centre, by chunks, within ``memory`` bytes; ``weighted``: their weights differ.
-
     ``log_w`` and ``half_square`` :math:`= |y - c|^2 / 2` are ``(n,)``, float64, ``radius`` is :math:`\\max |y - c|`.
-    ``kept`` holds all columns (:meth:`fill`) if they fit.
-    """
+    ``kept`` holds all columns (:meth:`fill`) if they fit."""
 
     def __init__(self, data: Points, memory: int, weighted: bool) -> None:
         self.data, self.memory, self.weighted = data, memory, weighted
@@ -194,11 +191,9 @@ class Moments:
 
 
 def about_pivot(sums: Moments, light: Tensor, pivot: Tensor) -> Moments:
-    r"""Return the moments, given the logit of the pivot, ``sums.log_z``, and sums over all other points.
-
-    These are of :math:`e_i` (``light``), :math:`e_i \Delta_i` (mean), :math:`e_i |\Delta_i|^2` (trace), :math:`e_i
-    \Delta_i^2` (diag), :math:`e_i \Delta_i (\Delta_i \cdot v)` (product), :math:`e_i^2` and :math:`-e_i \log e_i`.
-    """
+    r"""Return the moments, given the logit of the pivot, ``sums.log_z``, and sums over all other points. These are of
+    :math:`e_i` (``light``), :math:`e_i \Delta_i` (mean), :math:`e_i |\Delta_i|^2` (trace), :math:`e_i \Delta_i^2`
+    (diag), :math:`e_i \Delta_i (\Delta_i \cdot v)` (product), :math:`e_i^2` and :math:`-e_i \log e_i`."""
     total = 1.0 + light
     wide, a = total[:, None], sums.mean / total[:, None]
     out = Moments(sums.log_z + total.log(), pivot + a, vector=sums.vector)
@@ -283,11 +278,9 @@ class SparseWeights:
         return about_pivot(sums, torch.zeros_like(self.top).index_add_(0, self.segment, e), pivot)
 
     def combine(self, about: Moments, vectors: tuple[Tensor, ...], keys: Tensor | None, start: int) -> Tensor:
-        r"""Return :math:`\sum_i k_i (y_i - m) \prod_v (y_i - m) \cdot v` for the queries ``rows``, ``(rows, d)``.
-
-        m and log z are those of ``about``; :math:`k_i` is the weight :math:`r_i`, or with ``keys (B,)`` of the queries
-        :math:`\sqrt{r_i}` times the normal of the pair (query, point), where ``start`` is the data's first point.
-        """
+        r"""Return :math:`\sum_i k_i (y_i - m) \prod_v (y_i - m) \cdot v` for the queries ``rows``, ``(rows, d)``. m and
+        log z are those of ``about``; :math:`k_i` is the weight :math:`r_i`, or with ``keys (B,)`` of the queries
+        :math:`\sqrt{r_i}` times the normal of the pair (query, point), where ``start`` is the data's first point."""
         k = (self.logit - about.log_z[self.rows][self.segment]).exp()
         if keys is not None:
             k = k.sqrt() * rng.normals(keys[self.rows][self.segment], start + self.i)
@@ -308,10 +301,8 @@ class SparseWeights:
 
 @dataclass
 class DenseWeights:
-    """The queries ``rows`` have the logits ``logit + offset (rows,)`` over the points ``part``.
-
-    ``centred (k, d)`` are these points less the centre, in the working precision, which is that of ``logit``.
-    """
+    """The queries ``rows`` have the logits ``logit + offset (rows,)`` over the points ``part``. ``centred (k, d)`` are
+    these points less the centre, in the working precision, which is that of ``logit``."""
 
     points: CentredPoints
     part: slice
@@ -402,11 +393,9 @@ def padded(value: Tensor, q: Tensor, count: int) -> Tensor:
 
 def trimmed(upper: Tensor, q: Tensor, budget: Tensor) -> Tensor:
     r"""Tell which pairs to keep, so that the others of each query together weigh at most :math:`e^{budget}`, ``(B,)``.
-
     ``upper`` bounds the logits of the pairs, ``q`` are their queries, ascending. Of the bounds :math:`u_1 \le u_2 \le
     \dots` those before the first :math:`k` with :math:`\sum_{j \le k} e^{u_j} > e^{budget}` are dropped, less any equal
-    to :math:`u_k`.
-    """
+    to :math:`u_k`."""
     if len(q) == 0:
         return torch.ones_like(q, dtype=torch.bool)
     upper = (upper - budget[q]).clamp_max(1.0)  # no exponential of a large number

@@ -18,8 +18,7 @@ first stage that is accurate for it:
 4. What has too many heavy points, or a large :math:`\delta`, takes the reference path: float32 and float64 products.
 
 Where at most half of a batch is left for a stage, those queries continue as a batch of their own. The steps are Triton
-kernels (:mod:`~vkernel.posterior.gpu.triton_steps`); for batches of one size they are recorded as CUDA graphs.
-"""
+kernels (:mod:`~vkernel.posterior.gpu.triton_steps`); for batches of one size they are recorded as CUDA graphs."""
 
 from __future__ import annotations
 

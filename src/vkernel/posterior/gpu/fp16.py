@@ -16,8 +16,7 @@ shrinks to :math:`|x' - x'_H - x'_L|\, Y`.
 Where all points carry weight the residuals matter too: :math:`x'_L H^T` is always added, and :math:`x'_H L^T` where
 ``low`` is set. There the errors are measured on the data: with exact sums :math:`s` the computed ones are :math:`(1 -
 \lambda)\, s` plus a rest, where :math:`\lambda` is divided out, and the rms :math:`\eta` of the rest is the error of a
-logit. The share of a heavy point is wrong by :math:`\nu`. What these do not explain of errors of means is a floor.
-"""
+logit. The share of a heavy point is wrong by :math:`\nu`. What these do not explain of errors of means is a floor."""
 
 from __future__ import annotations
 
@@ -54,11 +53,9 @@ class Logits:
 
 
 class FP16Points:
-    """The points are kept as ``high`` and ``low (N, D)``, fp16, with rows and columns padded by zeros.
-
-    ``low`` is None where ``high`` is exact, or where it does not fit: then ``complete`` is False. ``radius`` is Y,
-    ``residual`` R, ``last`` what both leave. ``values (n, d)`` are as stored, of 8-bit integers places in ``table``.
-    """
+    """The points are kept as ``high`` and ``low (N, D)``, fp16, with rows and columns padded by zeros. ``low`` is None
+    where ``high`` is exact, or where it does not fit: then ``complete`` is False. ``radius`` is Y, ``residual`` R,
+    ``last`` what both leave. ``values (n, d)`` are as stored, of 8-bit integers places in ``table``."""
 
     def __init__(self, points: CentredPoints) -> None:
         self.points, self.n, self.d = points, points.n, points.d
@@ -106,8 +103,7 @@ class FP16Points:
 
     def bound(self, queries: int) -> tuple[int, float, float, float, float]:
         r"""Return the number of factors (planes) of a query that the first product of a batch uses, with the sum
-        :math:`\hat x`, and a, b, c, e of its error :math:`a |x' - \hat x| + b |x'| + c \alpha^2/\sigma^2 + e`.
-        """
+        :math:`\hat x`, and a, b, c, e of its error :math:`a |x' - \hat x| + b |x'| + c \alpha^2/\sigma^2 + e`."""
         y, planes = self.radius, 2 if queries <= SMALL else 1
         seen = self.residual + self.epsilon * planes * (y + self.residual)  # in units of |x'_H| ≤ |x'| + |x' - x'_H|
         # Of two planes it is |x' - x'_H - x'_L| that is known: then |x' - x'_H| ≤ 2^-10 |x'|, by fp16 itself.
@@ -151,10 +147,8 @@ def in_place(data: Points) -> Tensor | None:
 
 def accumulation(d: int, device: torch.device) -> float:
     r"""Return :math:`\epsilon_d`: a product of length ``d`` has an error of at most :math:`\epsilon_d \sum |a_k b_k|`.
-
     A tensor core adds ``terms`` products to its sum at once, cut off ``bits`` bits below the last bit of the largest,
-    and truncates the result to float32: 16 and 2 on Hopper and later, 8 and 1 before. A CPU's sums are better.
-    """
+    and truncates the result to float32: 16 and 2 on Hopper and later, 8 and 1 before. A CPU's sums are better."""
     new = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
     terms, bits = (16, 2) if new else (8, 1)
     return (d / terms + 2) * ((terms + 1) * 2.0 ** -(23 + bits) + 2.0**-23)

@@ -4,8 +4,7 @@ A block of :class:`~vkernel.posterior.gpu.fp16.Logits` is never stored as such. 
 COLS points; a tile leaves one number for each of its queries (its largest logit, a count, a sum), and the few numbers
 of a query are then reduced by torch: no atomics, so that equal inputs give equal outputs, bit for bit. The candidates
 of queries are tables ``index (B, cap)``, ascending, of which the first ``count (B,)`` entries of a row hold; a row with
-``count > cap`` has no candidates.
-"""
+``count > cap`` has no candidates."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,import-not-found,import-untyped,untyped-decorator"
 
@@ -290,11 +289,9 @@ def peaks(logits: Logits, second: bool) -> tuple[Tensor, Tensor]:
 
 
 def survey(logits: Logits, thresholds: Tensor, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Count the points at or above each of ``thresholds (2, B)``, by parts of the data: ``(2, B, ·)``.
-
-    With ``first (B,)``, the largest logit, also sum the weights relative to it, ``(3, B)``: of the points below the
-    first threshold, of all, and the squares of all.
-    """
+    """Count the points at or above each of ``thresholds (2, B)``, by parts of the data: ``(2, B, ·)``. With ``first
+    (B,)``, the largest logit, also sum the weights relative to it, ``(3, B)``: of the points below the first threshold,
+    of all, and the squares of all."""
     size, tiles = len(logits.raw), triton.cdiv(logits.points.n, COLS.value)
     counts = torch.empty((2, size, tiles), dtype=torch.int32, device=logits.raw.device)
     sums = logits.raw.new_empty((0 if first is None else 3, size, tiles))
