@@ -25,7 +25,7 @@ from benchmarks.common import medians
 from benchmarks.limits import limits
 from benchmarks.report import table
 from benchmarks.results import HERE, QUICK, into, record
-from vkernel.train.models.base import Linear
+from vkernel.train.models.linear import Linear
 from vkernel.train.models.network import MLP
 from vkernel.train.objectives import J1, Training
 

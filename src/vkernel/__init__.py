@@ -20,7 +20,8 @@ from vkernel.version import __version__
 # Public names by the module that defines them. They are imported on first use: ``import vkernel`` imports torch and
 # numpy only.
 _DEFINED = {
-    "adapters.checkpoints": "Checkpoint Checkpoints as_unet",
+    "adapters.checkpoints": "Checkpoint Checkpoints",
+    "adapters.diffusers": "as_unet",
     "core.errors": "InputError",
     "core.estimate": "Estimate",
     "data.empirical": "Empirical",
@@ -30,8 +31,10 @@ _DEFINED = {
     "reports.compare": "compare",
     "reports.profile": "Profile profile",
     "sample.scores": "Scores",
-    "score.base": "Score proxy_score to_flow to_noise to_v to_x0",
-    "score.empirical": "EmpiricalScore GaussianMixture noise_fraction",
+    "score.base": "Score",
+    "score.conversions": "proxy_score to_flow to_noise to_v to_x0",
+    "score.empirical": "EmpiricalScore noise_fraction",
+    "score.mixture": "GaussianMixture",
     "score.wrapped": "as_score",
     "train.ensemble": "Ensemble load_ensemble train_ensemble variance_split",
     "train.objectives": "J0 J1 JC JK",
@@ -76,7 +79,8 @@ if TYPE_CHECKING:
         study,
         train,
     )
-    from vkernel.adapters.checkpoints import Checkpoint, Checkpoints, as_unet
+    from vkernel.adapters.checkpoints import Checkpoint, Checkpoints
+    from vkernel.adapters.diffusers import as_unet
     from vkernel.core.errors import InputError
     from vkernel.core.estimate import Estimate
     from vkernel.data.empirical import Empirical
@@ -87,8 +91,10 @@ if TYPE_CHECKING:
     from vkernel.reports.profile import Profile, profile
     from vkernel.sample import path
     from vkernel.sample.scores import Scores
-    from vkernel.score.base import Score, proxy_score, to_flow, to_noise, to_v, to_x0
-    from vkernel.score.empirical import EmpiricalScore, GaussianMixture, noise_fraction
+    from vkernel.score.base import Score
+    from vkernel.score.conversions import proxy_score, to_flow, to_noise, to_v, to_x0
+    from vkernel.score.empirical import EmpiricalScore, noise_fraction
+    from vkernel.score.mixture import GaussianMixture
     from vkernel.score.wrapped import as_score
     from vkernel.train import features, models
     from vkernel.train.ensemble import Ensemble, load_ensemble, train_ensemble, variance_split

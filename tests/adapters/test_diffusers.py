@@ -18,7 +18,7 @@ from torch import nn
 import vkernel as vk
 from vkernel import Checkpoint, as_unet
 from vkernel.core.errors import InputError
-from vkernel.score import base as pr
+from vkernel.score import conversions as pr
 
 
 @pytest.mark.parametrize("kind", ["epsilon", "sample", "v_prediction"])

@@ -29,7 +29,7 @@ from trained import (
 
 import vkernel as vk
 from vkernel.core.errors import InputError
-from vkernel.kernels import SGD, FiniteRank, Linear, ValidityWarning, trained as linear_module
+from vkernel.kernels import SGD, FiniteRank, Linear, ValidityWarning, linear as linear_module
 from vkernel.sample import effective_sde, pf_ode, semiclassical
 from vkernel.sample.sde import Learned
 from vkernel.train.objectives import J0, J1, VARIES, Training

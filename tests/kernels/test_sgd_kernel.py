@@ -27,7 +27,7 @@ from trained import (
 
 import vkernel as vk
 from vkernel.kernels import SGD
-from vkernel.kernels.trained import _relaxed, _tilted
+from vkernel.kernels.linear import _relaxed, _tilted
 from vkernel.train.ensemble import Ensemble
 from vkernel.train.objectives import J0, VARIES, Training
 

@@ -15,7 +15,7 @@ from vkernel import plots
 from vkernel.core.errors import InputError
 from vkernel.core.estimate import jackknife_se
 from vkernel.kernels import Function, Measured, Naive
-from vkernel.kernels.trained import LinearField
+from vkernel.kernels.linear import LinearField
 from vkernel.reports.compare import _left_out, compare, draw_laws, table
 from vkernel.sample import effective_sde, semiclassical
 from vkernel.sample.scores import Groups

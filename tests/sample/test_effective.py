@@ -15,7 +15,8 @@ from vkernel.core.errors import InputError
 from vkernel.kernels import FiniteRank, Function, Kernel, Naive
 from vkernel.sample import effective_sde, pf_ode, semiclassical
 from vkernel.sample.loop import Level, Problem
-from vkernel.sample.sde import Learned, _Chain
+from vkernel.sample.sde import Learned
+from vkernel.sample.semiclassical import _Chain
 
 PROCESS = vk.VPSong(eps=0.01)
 MIXTURE = vk.GaussianMixture(torch.tensor([[-1.0], [1.0]]), None, 0.1)

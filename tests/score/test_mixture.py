@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vkernel.core.errors import InputError
-from vkernel.score.empirical import GaussianMixture
+from vkernel.score.mixture import GaussianMixture
 
 
 class FigureOne:

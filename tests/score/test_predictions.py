@@ -13,7 +13,7 @@ from torch.func import jvp
 
 import vkernel as vk
 from vkernel.core.errors import InputError
-from vkernel.score import base as pr
+from vkernel.score import conversions as pr
 
 KINDS = {"noise": pr.to_noise, "x0": pr.to_x0, "v": pr.to_v, "flow": pr.to_flow}
 

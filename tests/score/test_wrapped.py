@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import vkernel as vk
 from vkernel.core.errors import InputError
-from vkernel.score import base as pr
+from vkernel.score import conversions as pr
 
 
 @pytest.mark.parametrize("prediction", [*TO, "score"])

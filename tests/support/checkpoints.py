@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import vkernel as vk
 from vkernel import Checkpoint
-from vkernel.score import base as pr
+from vkernel.score import conversions as pr
 
 MODELS = os.environ.get("VKERNEL_MODELS")
 FASHION = Path("/usr/share/datasets/fashion-mnist/t10k-images-idx3-ubyte.gz")

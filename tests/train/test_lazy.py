@@ -200,7 +200,7 @@ def test_the_parts_are_the_formulas(target, monkeypatch):
     times = torch.full((1, 5), 0.2, dtype=torch.float64), torch.full((1, 3), 0.6, dtype=torch.float64)
     want_pairs = Function.pairs(V, own, times[0], other, times[1])
     torch.testing.assert_close(V.pairs(own, times[0], other, times[1]), want_pairs)
-    monkeypatch.setattr("vkernel.kernels.trained.PAIRS", 100)
+    monkeypatch.setattr("vkernel.kernels.lazy.PAIRS", 100)
     torch.testing.assert_close(V.pairs(own, times[0], other, times[1]), want_pairs)
     torch.testing.assert_close(kernel(model, PLANE, sets=4).parts(x, 0.2, x2, 0.6)["init"], got["init"])
 

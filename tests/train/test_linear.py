@@ -17,8 +17,8 @@ from torch import Tensor
 import vkernel as vk
 from vkernel.core.errors import InputError
 from vkernel.train import features, models
-from vkernel.train.models import Linear, base as module
-from vkernel.train.models.base import factor
+from vkernel.train.models import Linear, linear as module
+from vkernel.train.models.linear import factor
 from vkernel.train.objectives import J0, J1, JK, Batch, Training
 
 PROCESS = vk.VP(eps=0.05)

@@ -9,8 +9,6 @@ A stored buffer of a schedule is classified by its values: increasing values are
 :math:`\bar\alpha_t = \prod (1-\beta_j)` if they end below ½ and :math:`1 - \beta_t` else.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import itertools

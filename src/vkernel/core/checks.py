@@ -4,8 +4,6 @@ The value comes first and its name second, as in ``check_whole(steps, "steps")``
 the options that a function passes on.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Atomic writing of files: a result is on disk completely or not at all."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

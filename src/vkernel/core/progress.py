@@ -1,7 +1,5 @@
 """Progress of long work: a bar on a terminal, plain lines elsewhere, a callback, or nothing."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator

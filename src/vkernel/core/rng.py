@@ -7,8 +7,6 @@ r"""Random streams that do not depend on chunks, workers or order.
   chunk, shard or device computes it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 

@@ -14,8 +14,6 @@ sheet, or folder of sheets                one PNG with an image in each row of p
 Files are not trusted: nothing is unpickled and no code in them runs. What cannot be read is refused with one sentence.
 Libraries other than torch and numpy are imported when a file needs them."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import gzip

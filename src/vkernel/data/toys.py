@@ -1,7 +1,5 @@
 """Toy training sets of the paper (theory, §3.4), as functions; :func:`toy` returns one by its name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -9,8 +9,11 @@ r"""V-kernels: the covariance of the learned score over training randomness (doc
   taken from an ensemble, and users define :class:`FiniteRank` and :class:`Function`.
 """
 
-from vkernel.kernels.base import FiniteRank, Function, Kernel, Measured, Naive, ValidityWarning
-from vkernel.kernels.trained import SGD, Lazy, Linear, LinearField
+from vkernel.kernels.base import FiniteRank, Function, Kernel, ValidityWarning
+from vkernel.kernels.lazy import Lazy
+from vkernel.kernels.linear import SGD, Linear, LinearField
+from vkernel.kernels.measured import Measured
+from vkernel.kernels.naive import Naive
 
 __all__ = ["SGD", "FiniteRank", "Function", "Kernel", "Lazy", "Linear", "LinearField", "Measured", "Naive"]
 __all__ += ["ValidityWarning"]

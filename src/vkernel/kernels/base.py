@@ -1,4 +1,4 @@
-r"""V-kernels that belong to no model: naive, measured, and the two kinds that users define (docs/theory.md, §5, §8.4).
+r"""The base class of V-kernels, and the two kinds that users define (docs/theory.md, §5).
 
 A V-kernel is the covariance :math:`\mathrm{Cov}_\theta[\hat s(x,t), \hat s(x',t')]` of the learned score over training
 randomness, together with the mean score; :math:`V = D\,\mathrm{Cov}\,D'`. Its ``error`` is the relative standard error
@@ -6,9 +6,6 @@ of the predicted variance :math:`\mathrm{tr}\,\mathrm{Cov}`. It is 0 for closed 
 ``sets`` of inputs for Linear and Lazy, and is :math:`\sqrt{2/(M-1)}` for Measured, M counting groups if there are any.
 """
 
-from __future__ import annotations
-
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,7 +16,7 @@ from torch import Tensor
 
 from vkernel.adapters.checkpoints import Checkpoints
 from vkernel.core import rng
-from vkernel.core.checks import check_type, check_whole, is_number
+from vkernel.core.checks import check_type, check_whole
 from vkernel.core.covariance import Covariance, Cross, Factored, Matrix, Transformed
 from vkernel.core.errors import InputError, require
 from vkernel.core.rng import Generator
@@ -27,9 +24,7 @@ from vkernel.process import Anisotropic, Process
 from vkernel.sample.scores import Groups, Scores
 from vkernel.sample.sde import Field, Learned, VKernel
 from vkernel.score.base import Score, Time, wide_time
-from vkernel.score.empirical import EmpiricalScore
 
-ENOUGH = 20  # units below which the relative error sqrt(2 / (units - 1)) is too large for a prediction
 JITTER = 1e-10  # of the largest variance so far, added to the diagonal of a conditioned field's covariance
 Pairwise = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of x, t, x2 and t2
 
@@ -81,62 +76,6 @@ class Kernel(VKernel):
         self.valid, self.why = valid, why if valid else f"{why}. {advice}"
         if not valid:
             warnings.warn(f"{type(self).__name__} kernel: {self.why}", ValidityWarning, stacklevel=3)
-
-
-class Naive(Kernel):
-    """The naive score estimator: V = κ D C D δ(t - t'), with κ in the unit of t (5.9)."""
-
-    white = True
-
-    def __init__(self, score: EmpiricalScore, kappa: float) -> None:
-        require(isinstance(score, EmpiricalScore), "The naive kernel needs an EmpiricalScore, from which C follows.")
-        require(is_number(kappa) and kappa >= 0, f"kappa must be a number ≥ 0, in the unit of t; got {kappa!r}.")
-        self.score, self.kappa, self.process, self._mean = score, float(kappa), score.process, score
-
-    def cov(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
-        require(x2 is None and t2 is None, "A white kernel has no covariance between two times: give x and t alone.")
-        return Transformed(self.score.covariance(x, t), torch.tensor(math.sqrt(self.kappa), dtype=torch.float64))
-
-    def mean_and_noise(self, x: Tensor, t: Time, generator: Generator = None) -> tuple[Tensor, Tensor]:
-        """Return the score and a Gaussian draw of covariance κ C, from one posterior."""
-        s, cov = self.score.with_covariance(x, t)
-        return s, math.sqrt(self.kappa) * cov.draw(generator)
-
-    def draw(self, members: int, generator: Generator = None) -> Field:
-        raise InputError("A white kernel is fresh noise at every step, not a field: use sample.effective_sde.")
-
-
-class Measured(Kernel):
-    r"""The covariance over the finite members of ``scores`` (an Ensemble, Checkpoints), for events of any shape.
-
-    Its field :math:`\sum_m z_m\,(\hat s_m - s_{avg})/\sqrt{M-1}`, z standard normal, is Gaussian: samples differ from
-    those of the members by the cumulants beyond the second. With groups, factors of the covariance replace deviations.
-    """
-
-    def __init__(self, scores: Scores) -> None:
-        require(isinstance(scores, Scores), f"A measured kernel needs an Ensemble or Checkpoints, not {scores!r}.")
-        self.members = len(scores) - len(scores.diverged)
-        require(self.members >= 2, f"A covariance over members needs two finite ones. {scores.report}")
-        self.scores, self.process = scores.finite, scores.process
-        self._mean, self.device = scores.mean_score, scores.device
-        units = self.scores.groups.units
-        self.relative_error = math.sqrt(2 / (units - 1))
-        why = f"measured over {self.members} members: variances are known to {100 * self.relative_error:.0f} %"
-        self._assess(units >= ENOUGH, why, f"Train at least {ENOUGH} members.")
-
-    def cov(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
-        return self.scores.cov(x, t, x2, t2)
-
-    def factors(self, x: Tensor, t: Time) -> Tensor:
-        return self.scores.deviations(x, t)
-
-    def error(self, x: Tensor, t: Time) -> Tensor:
-        return torch.full(self.mean.split(x)[0], self.relative_error, dtype=x.dtype, device=x.device)
-
-    def draw(self, members: int, generator: Generator = None) -> Field:
-        # factors are linear in the scores: those of the identity turn normals into weights of the members
-        factors = self.scores.groups.factors(torch.eye(self.members, dtype=torch.float64, device=self.device))
-        return self.scores.combine(self._normals(members, len(factors), generator) @ factors)
 
 
 class FiniteRank(Kernel):

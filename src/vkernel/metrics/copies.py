@@ -11,8 +11,6 @@ counted too, since a copy of an image that has a near-duplicate is not found oth
 is **authentic** (Alaa et al. 2022) if it is farther from its nearest training image than that image is from the others.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any

@@ -11,8 +11,6 @@ unbiased, and have the error of the jackknife over units; W and D have that of t
 biased upwards: noise in the covariances is distance. With n no more than a few k features its error is too wide where
 the laws are close, by a factor of two at n = 4k."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Unpack

@@ -17,8 +17,6 @@ units of the data's spread over images, with Welch's test; ``outside`` is the sh
 (:func:`vkernel.core.estimate.fisher_exact`). The alarm is raised where one of these four chances is below .01 *and* the
 drift is large: \|z\| > 1, or a share > .05. (Good networks at 50 steps are often off by half a spread.)"""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

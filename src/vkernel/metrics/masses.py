@@ -1,8 +1,6 @@
 """Laws on a grid (histograms, total variation, Kullback and Leibler's divergence) and shares of a law: in the gaps, on
 boundaries, at training points, near copies of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

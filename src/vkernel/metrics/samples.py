@@ -3,8 +3,6 @@ r"""Samples and ensembles of samples: reading, the units over which errors are t
 :func:`nearest` is exact (theory, §10.1): a matrix product in float32 finds candidates, differences measure their
 distances, and the product is repeated in float64 for queries where its error bound leaves a doubt."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The style of all figures, helpers for axes and curves, ``(3, len(x))``: value, low end and high end, and output."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import functools

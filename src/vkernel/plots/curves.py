@@ -1,7 +1,5 @@
 """Curves with intervals, ``(3, …)``: value, low end and high end, against a noise level or a setting; histograms."""
 
-from __future__ import annotations
-
 import math
 import tomllib
 from collections.abc import Mapping, Sequence

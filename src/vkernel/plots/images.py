@@ -1,7 +1,5 @@
 """Training points, samples and laws: images in rows and pairs, maps over the plane, curves along the line."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any

@@ -21,8 +21,6 @@ Of a chunk's :math:`k` candidates the lightest are dropped while :math:`\sum e^{
 / n`, with :math:`L` the largest (or second largest) logit; for this the window is wider by :math:`-\log(1 - e^{-4})`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

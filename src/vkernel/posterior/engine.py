@@ -5,8 +5,6 @@ once there have been enough queries for which few points held all the weight. ``
 products, where a GPU has room for them. These two yield the weights of the queries that they can serve and return the
 numbers of the others, which the reference path serves."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path

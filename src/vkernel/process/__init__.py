@@ -37,8 +37,6 @@ alpha, sigma, S, beta, D and log_snr take a number or a tensor and return a tens
 range-checked (:meth:`Process.check` is). Half precision is computed in float32 and rounded once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, cast

@@ -51,7 +51,8 @@ from vkernel.kernels import Kernel, Linear, Measured
 from vkernel.reports.html import read, render
 from vkernel.sample import Options, end, pf_ode
 from vkernel.sample.scores import Groups, Scores, kurtosis, skewness
-from vkernel.sample.sde import Learned, semiclassical
+from vkernel.sample.sde import Learned
+from vkernel.sample.semiclassical import semiclassical
 from vkernel.score.base import Score, wide_time
 from vkernel.score.empirical import EmpiricalScore
 

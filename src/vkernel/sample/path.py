@@ -23,8 +23,6 @@ probability of a *bundle* of paths: the sum of ``log_prob(paths, …).exp()`` ti
 ``mean`` is the mean score (default ``V.mean``), and ``times`` are those of the path (default: even in log σ/α).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import warnings

@@ -41,7 +41,8 @@ from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate, jackknife, leave_one_out
 from vkernel.core.progress import Progress, progress as show_progress
 from vkernel.process import Process
-from vkernel.sample.loop import end, grid, pf_ode
+from vkernel.sample.loop import end, grid
+from vkernel.sample.ode import pf_ode
 from vkernel.score.base import Score, Time
 
 CHUNK = 1 << 22  # numbers of a sample taken at once

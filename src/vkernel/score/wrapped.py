@@ -40,7 +40,8 @@ from vkernel.core.covariance import over_event
 from vkernel.core.errors import InputError, require
 from vkernel.data import Empirical
 from vkernel.process import DDPM, Anisotropic, Process
-from vkernel.score.base import PREDICTIONS, Score, Time, as_time, convert, differentiated
+from vkernel.score.base import Score, Time, as_time, differentiated
+from vkernel.score.conversions import PREDICTIONS, convert
 
 # the second argument of a network in continuous time, by the process, t, and the number N of index:N or fraction:N
 TIMES: dict[str, Callable[[Process, Tensor, float], Tensor]] = {

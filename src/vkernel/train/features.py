@@ -13,8 +13,6 @@ polynomial      Legendre's :math:`P_k`, k from 0 to m - 1, of x mapped to [-1, 1
 :math:`u = (x, t)` with t scaled to [-1, 1] (Rahimi and Recht 2007); its kernel is Gaussian of length :math:`\ell`.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from abc import ABC, abstractmethod

@@ -8,8 +8,6 @@ of queries are tables ``index (B, cap)``, ascending, of which the first ``count 
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,import-not-found,import-untyped,untyped-decorator"
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

@@ -48,7 +48,8 @@ from vkernel.core.estimate import Estimate
 from vkernel.data.empirical import Empirical
 from vkernel.process import DDPM, Process
 from vkernel.reports.audit.levels import dataset, mean_square, variables
-from vkernel.score.base import Score, check_score, convert
+from vkernel.score.base import Score, check_score
+from vkernel.score.conversions import convert
 from vkernel.score.empirical import EmpiricalScore
 from vkernel.score.wrapped import TimeInput, Wrapped
 

@@ -1,7 +1,5 @@
 """Models that can be trained as ensembles: linear, lazy (infinitely wide networks), MLP and U-Net (theory, §6)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +7,9 @@ from typing import Any
 from vkernel.core.checks import check_type
 from vkernel.core.errors import InputError, require
 from vkernel.train.features import RandomFourier, grid_of
-from vkernel.train.models.base import Linear, Model
+from vkernel.train.models.base import Model
 from vkernel.train.models.lazy import NNGP, NTK, RBF, Lazy
+from vkernel.train.models.linear import Linear
 from vkernel.train.models.network import MLP, UNet
 
 __all__ = ["MLP", "NNGP", "NTK", "RBF", "Lazy", "Linear", "Model", "UNet", "from_spec"]

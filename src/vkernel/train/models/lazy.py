@@ -28,8 +28,6 @@ Layers propagate the variances :math:`q, q'` of a and b and their *gap* :math:`E
 At :math:`\tau = \infty`, kernel regression without a ridge, :math:`g = 1/\rho`, and 0 where :math:`\rho` is rounding.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from abc import ABC, abstractmethod

@@ -26,8 +26,6 @@ Adam a step is therefore captured as a CUDA graph and replayed (:class:`_Graph`)
 own stream inside the graph, since convolutions do not become faster by stacking members.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from abc import abstractmethod

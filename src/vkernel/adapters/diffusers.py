@@ -1,0 +1,204 @@
+r"""Networks of diffusers as scores, and scores as networks of diffusers.
+
+A scheduler with N betas is the process :class:`~vkernel.process.DDPM` with :math:`\alpha_t^2 = \bar\alpha_t`; its
+``prediction_type`` epsilon, sample or v_prediction is noise, x0 or v = alpha noise - sigma x0 here.
+
+Of a folder only the JSON configurations and the weight files are read. The network is built from diffusers' own
+classes, so no code in the folder runs, and nothing is ever downloaded.
+
+Conversely, ``as_unet`` evaluates a score for each call :math:`(x, i)` of a pipeline. If the score has another
+process, the point is moved to where sigma/alpha is equal: the denoised image
+:math:`\hat x_0` is the same there, and :math:`\mathrm{noise} = (x - \alpha_i \hat x_0) / \sigma_i`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vkernel.adapters import weights
+from vkernel.core.errors import InputError, require
+from vkernel.process import DDPM
+from vkernel.score.base import Score, Time, check_score, wide_time
+from vkernel.score.conversions import convert
+
+PREDICTION = {"epsilon": "noise", "sample": "x0", "v_prediction": "v"}
+
+
+_WEIGHTS = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
+
+
+_SAVED = "a diffusers model is a folder made by save_pretrained"
+
+
+_ONLY = "only UNet2DModel networks in pixel space can be read"
+
+
+def read(
+    source: Any, scheduler: Any = None, device: torch.device | str = "cpu", label: int | None = None
+) -> tuple[nn.Module, DDPM, str, tuple[int, ...] | None, str]:
+    """Return network, process, prediction, image shape and name.
+    ``source`` is a pipeline or its folder; or a UNet2DModel or its folder, with a scheduler, an object or a folder."""
+    if isinstance(source, str | os.PathLike):
+        folder = Path(source).expanduser()
+        require(folder.exists(), f"There is no folder {folder}; folders are read from this machine, never downloaded.")
+        require(folder.is_dir(), f"{folder} is a file; {_SAVED}.")
+        name, inner = folder.name, folder
+        if (folder / "model_index.json").is_file():
+            _check_components(_json(folder / "model_index.json"), str(folder))
+            inner, scheduler = folder / "unet", folder / "scheduler" if scheduler is None else scheduler
+        unet: Any = _read_unet(inner, label).to(device).requires_grad_(False)
+    else:
+        name = type(source).__name__
+        _check_components(getattr(source, "components", {}), "This pipeline")
+        unet = getattr(source, "unet", source)
+        scheduler = getattr(source, "scheduler", None) if scheduler is None else scheduler
+        _check_unet(unet, name, label)
+    if isinstance(scheduler, str | os.PathLike):
+        path = Path(scheduler).expanduser()
+        path = path / "scheduler_config.json" if path.is_dir() else path
+        scheduler = _construct(path, "Scheduler", "which is no scheduler of diffusers")
+    require(scheduler is not None, f"{name} comes without a scheduler; give the one it was trained with as scheduler=.")
+    size, channels = unet.config.sample_size, unet.config.in_channels
+    size = (size, size) if isinstance(size, int) else size
+    net = unet.eval() if unet.config.out_channels == channels else _FirstHalf(unet.eval(), channels)
+    return net, process_of(scheduler), prediction_of(scheduler), None if size is None else (channels, *size), name
+
+
+def process_of(scheduler: Any) -> DDPM:
+    """Return the process of a diffusers scheduler, without a last index that has no signal (zero terminal SNR)."""
+    abar = getattr(scheduler, "alphas_cumprod", None)
+    hint = "give a scheduler that has, such as DDPMScheduler, or wrap the network with vk.as_score and its process"
+    require(isinstance(abar, Tensor), f"{type(scheduler).__name__} has no betas (alphas_cumprod); {hint}.")
+    abar = abar.detach().double().cpu()  # type: ignore[union-attr]
+    return DDPM.from_alphas_cumprod(abar[abar > 0])
+
+
+def prediction_of(scheduler: Any) -> str:
+    """Return what the network of a scheduler predicts, by the names of this package."""
+    kind = getattr(scheduler.config, "prediction_type", "epsilon")
+    require(kind in PREDICTION, f"prediction_type must be one of {', '.join(PREDICTION)}; the scheduler has {kind!r}.")
+    return PREDICTION[kind]
+
+
+def _check_components(held: dict[str, Any], name: str) -> None:
+    """Refuse pipelines with more than a network and a scheduler."""
+    present = [k for k, v in held.items() if not k.startswith("_") and v is not None and v not in ([None] * 2, False)]
+    extra = [k for k in present if k not in ("unet", "scheduler") and not isinstance(held[k], int | float | str)]
+    unknown = f"{', '.join(extra)}: latent, text and guided pipelines are not supported"
+    require(not extra, f"{name} also has {unknown}, {_ONLY}.")
+    require(not held or "unet" in present, f"{name} has no unet, which is not supported: {_ONLY}.")
+
+
+def _check_unet(unet: Any, name: str, label: int | None) -> None:
+    kind = type(unet).__name__
+    require(kind == "UNet2DModel", f"{name} holds a {kind}, which is not supported: {_ONLY}.")
+    classes, ins, outs = (unet.config.get(key) for key in ("num_class_embeds", "in_channels", "out_channels"))
+    conditional = classes is not None or unet.config.get("class_embed_type") is not None
+    require(conditional or label is None, f"{name} is not class-conditional; it takes no label.")
+    give = "label= (on the command line --label, with --labels for the classes of the training images)"
+    one = f"{name} is class-conditional: an audit is of one class at a time. Give its number as {give}."
+    require(not conditional or label is not None, one)
+    known = classes is None or label is None or label < classes
+    require(known, f"{name} has classes 0 to {(classes or 0) - 1}, not {label}.")
+    sigma = "Fourier features of sigma (variance exploding), which is not supported here; wrap it with vk.as_score"
+    require(unet.config.get("time_embedding_type") != "fourier", f"{name} embeds {sigma}.")
+    require(outs in (ins, 2 * ins), f"{name} takes {ins} channels and returns {outs}, which is not supported: {_ONLY}.")
+
+
+def _read_unet(folder: Path, label: int | None) -> nn.Module:
+    unet: nn.Module = _construct(folder / "config.json", "UNet2DModel", f"which is not supported: {_ONLY}")
+    _check_unet(unet, str(folder), label)
+    found = [folder / name for name in _WEIGHTS if (folder / name).is_file()]
+    require(found, f"{folder} holds no weights; looked for {' and '.join(_WEIGHTS)}.")
+    return weights.fill(unet, weights.read_weights(found[0]), str(found[0]))
+
+
+def _construct(path: Path, suffix: str, fault: str) -> Any:
+    """Construct the object of diffusers that a configuration names; refuse names that do not end in ``suffix``."""
+    config = _json(path)
+    kind = str(config.get("_class_name"))
+    require(kind.endswith(suffix), f"{path} names {kind}, {fault}.")
+    try:
+        return getattr(importlib.import_module("diffusers"), kind).from_config(config)
+    except ModuleNotFoundError as error:
+        raise InputError("Reading diffusers folders needs diffusers: pip install 'vkernel[audit]'.") from error
+    except Exception as error:
+        raise InputError(f"No {kind} can be made from {path}: {weights.reason(error)}.") from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    require(path.is_file(), f"There is no {path}; {_SAVED}.")
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON: {weights.reason(error)}.") from error
+    require(isinstance(held, dict), f"{path} holds a {type(held).__name__}, not the settings of a diffusers object.")
+    return held
+
+
+class _FirstHalf(nn.Module):
+    """A network that also predicts variances, restricted to its first output."""
+
+    def __init__(self, unet: nn.Module, channels: int) -> None:
+        super().__init__()
+        self.unet, self.channels = unet, channels
+
+    def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None) -> Tensor:
+        return self.unet(x, t, labels).sample[:, : self.channels]
+
+
+def as_unet(score: Score, scheduler: object, *, shape: tuple[int, ...] | None = None) -> ScoreUNet:
+    """Return a score as the ``unet`` of a diffusers pipeline: ``DDIMPipeline(as_unet(score, scheduler), scheduler)``.
+    Its output is in the scheduler's ``prediction_type``. ``shape`` is that of an image, ``(C, H, W)``; by default that
+    of the score. Pipelines show pixels in [-1, 1]: give a score of data in that range."""
+    process = check_score(score, "A pipeline").process
+    shape = tuple(shape or score.shape or ())
+    require(len(shape) == 3, f"A pipeline makes images (C, H, W); give shape=, this score's is {shape or 'unknown'}.")
+    schedule = process_of(scheduler)
+    (first, last), (low, high) = schedule.ratios, process.ratios
+    reach = f"sigma/alpha from {first:.3g} to {last:.3g}, and {process!r} only {low:.3g} to {high:.3g}"
+    hint = "construct the process with a smaller eps or a larger T, or use DDPM with the scheduler's betas"
+    require(low <= 1.05 * first and 1.05 * high >= last, f"The scheduler's indices span {reach}; {hint}.")
+    return ScoreUNet(score, schedule, prediction_of(scheduler), shape)
+
+
+class ScoreUNet(nn.Module):
+    """A score with the interface of a UNet2DModel (``as_unet``); it holds no weights and has no gradient."""
+
+    def __init__(self, score: Score, schedule: DDPM, predicts: str, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.where: Tensor
+        self.score, self.process, self.schedule, self.predicts = score, score.process, schedule, predicts
+        channels, *size = shape
+        sample_size = size[0] if size[0] == size[1] else tuple(size)
+        self.config = SimpleNamespace(sample_size=sample_size, in_channels=channels, out_channels=channels)
+        self.register_buffer("where", torch.zeros(()), persistent=False)
+
+    @property
+    def device(self) -> torch.device:
+        return self.where.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.where.dtype
+
+    @torch.no_grad()
+    def forward(self, sample: Tensor, timestep: Time, return_dict: bool = True, **_: Any) -> Any:
+        t = self.schedule.check(wide_time(timestep, sample.device))
+        x = y = sample.double()
+        u = t
+        if self.process != self.schedule:
+            alpha = self.schedule.alpha(t)
+            u = self.process.time((self.schedule.sigma(t) / alpha).clamp(*self.process.ratios))
+            ratio = self.process.alpha(u) / alpha
+            y = x * ratio.reshape(ratio.shape + (1,) * (x.ndim - ratio.ndim))
+        out = convert(self.score.denoise(y, u), "x0", self.predicts, x, t, self.schedule).to(sample.dtype)
+        return SimpleNamespace(sample=out) if return_dict else (out,)

@@ -1,0 +1,49 @@
+"""The V-kernel that is measured over the members of an ensemble, or over checkpoints (docs/theory.md, §8.4)."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from vkernel.core.covariance import Covariance
+from vkernel.core.errors import require
+from vkernel.core.rng import Generator
+from vkernel.kernels.base import Kernel
+from vkernel.sample.scores import Scores
+from vkernel.sample.sde import Field
+from vkernel.score.base import Time
+
+ENOUGH = 20  # units below which the relative error sqrt(2 / (units - 1)) is too large for a prediction
+
+
+class Measured(Kernel):
+    r"""The covariance over the finite members of ``scores`` (an Ensemble, Checkpoints), for events of any shape.
+
+    Its field :math:`\sum_m z_m\,(\hat s_m - s_{avg})/\sqrt{M-1}`, z standard normal, is Gaussian: samples differ from
+    those of the members by the cumulants beyond the second. With groups, factors of the covariance replace deviations.
+    """
+
+    def __init__(self, scores: Scores) -> None:
+        require(isinstance(scores, Scores), f"A measured kernel needs an Ensemble or Checkpoints, not {scores!r}.")
+        self.members = len(scores) - len(scores.diverged)
+        require(self.members >= 2, f"A covariance over members needs two finite ones. {scores.report}")
+        self.scores, self.process = scores.finite, scores.process
+        self._mean, self.device = scores.mean_score, scores.device
+        units = self.scores.groups.units
+        self.relative_error = math.sqrt(2 / (units - 1))
+        why = f"measured over {self.members} members: variances are known to {100 * self.relative_error:.0f} %"
+        self._assess(units >= ENOUGH, why, f"Train at least {ENOUGH} members.")
+
+    def cov(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
+        return self.scores.cov(x, t, x2, t2)
+
+    def factors(self, x: Tensor, t: Time) -> Tensor:
+        return self.scores.deviations(x, t)
+
+    def error(self, x: Tensor, t: Time) -> Tensor:
+        return torch.full(self.mean.split(x)[0], self.relative_error, dtype=x.dtype, device=x.device)
+
+    def draw(self, members: int, generator: Generator = None) -> Field:
+        # factors are linear in the scores: those of the identity turn normals into weights of the members
+        factors = self.scores.groups.factors(torch.eye(self.members, dtype=torch.float64, device=self.device))
+        return self.scores.combine(self._normals(members, len(factors), generator) @ factors)
