@@ -43,8 +43,7 @@ class Empirical:
 
     Attributes: ``n``, ``shape``, ``d``, ``weights`` (float64), ``device``, ``dtype`` (of the values: float64 if stored
     so, the default float for integers, else float32), ``stored`` (the type in storage), ``in_memory``, ``scale``,
-    ``center`` ``(d,)`` float64, ``spread``, ``name``.
-    """
+    ``center`` ``(d,)`` float64, ``spread``, ``name``."""
 
     def __init__(
         self, points: Array, weights: Array | None = None, scale: Scale = None, *, name: str | None = None

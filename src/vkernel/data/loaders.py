@@ -56,8 +56,7 @@ def load(path: PathLike, scale: str | Scale = "auto", layout: str | None = None,
             ``cifar10_batch_*.png`` are known to be (32×32); of a *folder* of these only training sheets, those numbered
             below 50, are taken.
         key: which array of .npz, .safetensors or .pt; which column of .parquet, or several as ``"a,b"``; of a Hugging
-            Face folder a column, a split, or ``"split/column"`` (default: the split ``train``).
-    """
+            Face folder a column, a split, or ``"split/column"`` (default: the split ``train``)."""
     path = Path(path).expanduser()
     require(path.exists(), f"There is no file or folder {path}.")
     points = _read_folder(path, layout, key) if path.is_dir() else _read_file(path, layout, key)
@@ -175,8 +174,7 @@ def _read_torch(path: Path, key: str | None) -> Points:
     if isinstance(held, dict):
         tensors = {str(name): value for name, value in held.items() if isinstance(value, Tensor)}
         return tensors[_choose(path, list(tensors), key)]
-    good = isinstance(held, Tensor)
-    require(good, f"{path} holds a {type(held).__name__}, not a tensor or a dictionary of them.")
+    require(isinstance(held, Tensor), f"{path} holds a {type(held).__name__}, not a tensor or a dictionary of them.")
     require(key is None, f"{path} holds a single tensor, so key={key!r} picks nothing; leave it out.")
     return held
 
@@ -238,8 +236,7 @@ def _read_idx(path: Path, key: str | None) -> Points:
 def _read_table(path: Path, key: str | None) -> Points:
     """Read a .parquet file or the folder of a Hugging Face data set."""
     if path.is_file():
-        parquet = _library("pyarrow.parquet", "'vkernel[data]'", ".parquet")
-        return _table_points(path, parquet.read_table(path), key)
+        return _table_points(path, _library("pyarrow.parquet", "'vkernel[data]'", ".parquet").read_table(path), key)
     datasets = _library("datasets", "'vkernel[data]'", "a Hugging Face data set")
     held = datasets.load_from_disk(str(path))
     if isinstance(held, datasets.DatasetDict):
@@ -291,8 +288,7 @@ def _column_points(path: Path, name: str, column: Any) -> np.ndarray:
         cells = compute.struct_field(array, "bytes") if pa.types.is_struct(array.type) else array
         require(cells.null_count == 0, f"{what} {missing}")
         labels = [f"{what}, image {i}" for i in range(len(cells))]
-        files = (io.BytesIO(cell.as_py()) for cell in cells)
-        return _stack(map(_decode, files, labels), labels)
+        return _stack(map(_decode, (io.BytesIO(cell.as_py()) for cell in cells), labels), labels)
     shape = [len(array)]
     require(array.null_count == 0, f"{what} {missing}")
     while _kind(array.type) == "list":

@@ -97,8 +97,7 @@ def _arrows(score: vk.EmpiricalScore, state: State, var: Tensor) -> np.ndarray:
     step = var * score(x, state.t)
     size = step.norm(dim=-1, keepdim=True)
     half = step / size.clamp_min(1e-12) * room * torch.tanh(size / 0.5) / 2
-    ends = [torch.nn.functional.pad(end, (0, 2 - state.d)) for end in (x - half, x + half)]
-    return torch.cat(ends, 1).mT.numpy()
+    return torch.cat([torch.nn.functional.pad(end, (0, 2 - state.d)) for end in (x - half, x + half)], 1).mT.numpy()
 
 
 def _outline(values: np.ndarray) -> list[np.ndarray]:
@@ -151,8 +150,7 @@ def model(state: State) -> vk.models.Linear | vk.models.Lazy | vk.models.MLP:
 
 def draws(state: State) -> int | None:
     """Return P, the noised points that a member is trained on; ``None`` for fresh ones at every step."""
-    linear = round(PER_AXIS[state.d] ** (state.d + 1) / state.ratio)
-    return {"ntk": LAZY_DRAWS, "mlp": None}.get(state.sampler, linear)
+    return {"ntk": LAZY_DRAWS, "mlp": None}.get(state.sampler, round(PER_AXIS[state.d] ** (state.d + 1) / state.ratio))
 
 
 def members(state: State) -> int:
@@ -204,8 +202,7 @@ class _Run:
         if self.state.K != 0:
             part = self.part("the same without noise of the target", 0.85, 0.95)
             twin, _ = self.solve(part, vk.sample.effective_sde, V.only("misfit"), self.x_T, generator=self.seed)
-        note = "" if V.valid else f"The prediction of V warns: {V.why}."
-        return self.result(x, path, twin, note=note, learned=V)
+        return self.result(x, path, twin, note="" if V.valid else f"The prediction of V warns: {V.why}.", learned=V)
 
     def ensemble(self) -> Result:
         half = 0.95 if self.state.K == 0 else 0.5

@@ -228,8 +228,7 @@ class Tab:
 
 def page(workers: Workers) -> pn.Template:
     """Build the page of the browser session that requests it."""
-    given = {k: v[0].decode("utf8", "replace") for k, v in (pn.state.session_args or {}).items() if v}
-    tab = Tab(workers, given)
+    tab = Tab(workers, {k: v[0].decode("utf8", "replace") for k, v in (pn.state.session_args or {}).items() if v})
     if pn.state.curdoc is not None:
         tab.open(pn.state.curdoc)
     return tab.template()

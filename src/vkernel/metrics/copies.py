@@ -150,10 +150,8 @@ class Reference:
         k = math.ceil(CLOSEST * units)
         radius = float(near[:, 0].kthvalue(self.group * k).values)
         close = int((distance[:, 0] < radius).sum())
-        excess, chance = (
-            difference_of_shares(theirs[2], reference[2]),
-            fisher_exact(a, n, math.ceil(b / self.group), units),
-        )
+        excess = difference_of_shares(theirs[2], reference[2])
+        chance = fisher_exact(a, n, math.ceil(b / self.group), units)
         closer = Estimate[float].of_share(close, n), radius, fisher_exact(close, n, k - 1, units)
         compared = (*theirs, *reference, threshold, excess, chance, *closer)
         diverged = int((~distance.isfinite().all(1)).sum())

@@ -45,8 +45,7 @@ def kernel_distance(a: Array, b: Array, degree: int = 3, **reading: Unpack[Readi
     """Estimate MMD² for the kernel (x·y/k + 1)^degree from three units of each or more, unbiased, in time n² k."""
     check_whole(degree, "degree")
     mmd = _within_and_between(*read_pair(a, b, **reading), lambda x, y: -kernel(x, y, degree), "kernel_distance")
-    finite = math.isfinite(mmd.value)
-    require(finite, f"Kernels of degree {degree} overflow: the features are too large; rescale them.")
+    require(math.isfinite(mmd.value), f"Kernels of degree {degree} overflow: the features are too large; rescale them.")
     return mmd
 
 
@@ -88,11 +87,9 @@ def wasserstein(
     **reading: Unpack[Reading],
 ) -> Estimate:
     r"""Estimate the distance :math:`W_p` of average laws: quantiles for numbers, slices or a matching for vectors.
-
     ``"sliced"`` is :math:`(E_u W_p^p(u\cdot X, u\cdot Y))^{1/p}` over ``projections`` directions u drawn from
     ``generator`` (by default the same each time); their spread is part of the error. ``"exact"`` matches points: up to
-    4,000, as many of a as of b. ``"auto"`` is exact for numbers and sliced for vectors.
-    """
+    4,000, as many of a as of b. ``"auto"`` is exact for numbers and sliced for vectors."""
     check_number(p, "p", 1)
     check_choice(kind, "kind", ("auto", "sliced", "exact"))
     first, second = read_pair(a, b, **reading)

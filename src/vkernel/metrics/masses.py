@@ -209,8 +209,7 @@ def collapse_ratio(
         middle = (below + above) / 2
         yes = collapsed(middle)
         below, above = torch.where(yes, middle, below), torch.where(yes, above, middle)
-    ratio = ((below + above) / 2).exp().clamp(low, high)
-    return ratio.masked_fill(always, high).masked_fill(never, math.nan)
+    return ((below + above) / 2).exp().clamp(low, high).masked_fill(always, high).masked_fill(never, math.nan)
 
 
 @dataclass(frozen=True)
@@ -235,7 +234,6 @@ def mode_weights(
     outside = distance[:, 0] > (math.inf if radius is None else radius)
     counts = _counts(sample, torch.where(outside, points.n, index[:, 0]), points.n + 1)
     weights = points.weights.to(counts.device)
-    target = torch.cat([weights, weights.new_zeros(1)])
-    value, part = _variation(sample, counts, target, rng.as_generator(generator))
+    value, part = _variation(sample, counts, torch.cat([weights, weights.new_zeros(1)]), rng.as_generator(generator))
     variation = Estimate.of_variances(value, [part], 0.0, 1.0)
     return ModeWeights(sample.share(counts[:, :-1]), weights, sample.share_of(outside), variation)

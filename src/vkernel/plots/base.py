@@ -127,8 +127,7 @@ def band(
     ax.fill_between(x, low, high, where=there, color=colour, alpha=0.25, lw=0)
     if alone.any():
         ax.vlines(x[alone], low[alone], high[alone], color=colour, lw=1.4)
-    inside = colour if ls == "-" else ax.get_facecolor()
-    ax.plot(x, value, color=colour, ls=ls, marker=marker, mfc=inside, label=label)
+    ax.plot(x, value, color=colour, ls=ls, marker=marker, mfc=colour if ls == "-" else ax.get_facecolor(), label=label)
 
 
 def error_bars(

@@ -26,15 +26,13 @@ _LOOKS = tomllib.loads(Path(__file__).with_name("panels.toml").read_text("utf-8"
 
 @dataclass(frozen=True)
 class Panel:
-    """Hold curves with intervals against one quantity, and the labels of their axes.
-
-    ``curves`` maps a label to ``(3, len(x))``: value, low end and high end. ``expected`` maps labels of curves to
-    positions and values of a line in the same colour; values ``(3, k)`` are drawn with a band. ``levels`` are dotted
-    horizontal and ``marks`` dashed vertical lines or, for pairs, shaded ranges. ``log`` names the logarithmic axes;
-    ``even`` spaces the positions equally. In the order of the curves, ``colours`` are indices of line colours (6 is the
-    colour of text), ``styles`` line styles, and ``markers`` those of bands (default: circles, if there are few places).
-    ``top`` is the end of a linear y axis.
-    """
+    """Hold curves with intervals against one quantity, and the labels of their axes. ``curves`` maps a label to
+    ``(3, len(x))``: value, low end and high end. ``expected`` maps labels of curves to positions and values of a line
+    in the same colour; values ``(3, k)`` are drawn with a band. ``levels`` are dotted horizontal and ``marks`` dashed
+    vertical lines or, for pairs, shaded ranges. ``log`` names the logarithmic axes; ``even`` spaces the positions
+    equally. In the order of the curves, ``colours`` are indices of line colours (6 is the colour of text), ``styles``
+    line styles, and ``markers`` those of bands (default: circles, if there are few places). ``top`` is the end of a
+    linear y axis."""
 
     x: Values
     curves: Curves

@@ -37,10 +37,8 @@ def _pictures(images: Values, limits: Limits = None) -> np.ndarray:
     if limits is None:
         finite = a[np.isfinite(a)]
         low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-        usual = ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0))
-        limits = next((u for u in usual if u[0] <= low and high <= u[1]), (low, high))
-    scaled = np.clip((a - limits[0]) / ((limits[1] - limits[0]) or 1.0), 0, 1)
-    return np.where(np.isfinite(a), scaled, 0.5)
+        limits = next((u for u in ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)) if u[0] <= low and high <= u[1]), (low, high))
+    return np.where(np.isfinite(a), np.clip((a - limits[0]) / ((limits[1] - limits[0]) or 1.0), 0, 1), 0.5)
 
 
 @styled
@@ -121,8 +119,7 @@ def end_images(
     for row, column in np.ndindex(count, columns + 1):
         x, y = places[column], -1.35 * row
         ax.imshow(next(shown), cmap="gray", vmin=0, vmax=1, extent=(x, x + 1, y, y + 1))
-        note = notes[row][column - 1] if column else labels[row]
-        ax.text(x + 0.5, y - 0.06, note, ha="center", va="top", size=8.5)
+        ax.text(x + 0.5, y - 0.06, notes[row][column - 1] if column else labels[row], ha="center", va="top", size=8.5)
         if column and marked[row, column - 1]:
             ax.add_patch(Rectangle((x, y), 1, 1, fill=False, color=lines()[1], lw=2.6))
     ax.set(xlim=(-0.05, places[-1] + 1.05), ylim=(-1.35 * (count - 1) - 0.3, 1.35), xticks=[], yticks=[])

@@ -201,8 +201,7 @@ def comparison(ds: xarray.Dataset) -> Figure:
     panels = (_variance, _ratio_along) if line else (_ratio,)
     laws = 0 if "density" not in ds else 1 if line else len(LAWS)
     count = len(panels) + 1 + laws
-    size = (3.1 * count + 0.6, 2.9 * len(conditions) + 0.7)
-    figure, axes = base.axes(size, len(conditions), count, squeeze=False)
+    figure, axes = base.axes((3.1 * count + 0.6, 2.9 * len(conditions) + 0.7), len(conditions), count, squeeze=False)
     for row, k in zip(axes, conditions, strict=True):
         one = ds.isel(condition=k) if several else ds
         for draw, ax in zip((*panels, _cumulants), row, strict=False):
@@ -267,8 +266,7 @@ def _ratio(ax: Axes, one: xarray.Dataset) -> None:
 def _cumulants(ax: Axes, one: xarray.Dataset) -> None:
     """Draw skewness and excess kurtosis at every place, with the rectangle that holds 95 % of each for a Gaussian."""
     wide, tall = (1.96 * math.sqrt(v / int(one.members)) for v in (6, 24))
-    box = Rectangle((-wide, -tall), 2 * wide, 2 * tall, color=ink(), alpha=0.16, lw=0, label="95 % if Gaussian")
-    ax.add_patch(box)
+    ax.add_patch(Rectangle((-wide, -tall), 2 * wide, 2 * tall, color=ink(), alpha=0.16, lw=0, label="95 % if Gaussian"))
     for colour, _, (skewness, kurtosis) in _times(one, "skewness", "kurtosis"):
         ax.plot(skewness.ravel(), kurtosis.ravel(), "o", color=colour, ms=3, ls="", alpha=0.65, mew=0)
     ax.set_yscale("symlog", linthresh=max(2 * tall, 1))

@@ -70,8 +70,7 @@ class Engine:
         self.ranks = Alone() if ranks is None else ranks
         quarters = 3 if data.device.type == "cuda" else 1
         self.memory = free_memory(data.device) // (4 * self.ranks.sharing) * quarters if memory is None else int(memory)
-        weighted = bool((self.whole.weights != self.whole.weights[0]).any())
-        self.points = CentredPoints(data, self.memory, weighted)
+        self.points = CentredPoints(data, self.memory, bool((self.whole.weights != self.whole.weights[0]).any()))
         self.dense = Dense(self.points)
         self.gpu = GPUPath(self.dense) if method == "gpu" else None
         self.pruned = Pruned(self.points, price=0) if method == "pruned" else None

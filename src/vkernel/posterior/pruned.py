@@ -165,8 +165,7 @@ class Pruned:
         live = points.log_w[points.data.weights > 0]
         self.log_weight = float(live.abs().max()) if points.weighted and len(live) else 0.0
         # The leading principal components of a sample, (d, axes), orthonormal in float64.
-        index = torch.linspace(0, n - 1, self.sample, dtype=torch.float64).long()
-        y = points.data.take(index).double() - points.center
+        y = points.data.take(torch.linspace(0, n - 1, self.sample, dtype=torch.float64).long()).double() - points.center
         narrow = points.d <= self.sample
         leading = torch.linalg.eigh(y.mT @ y if narrow else y @ y.mT).eigenvectors[:, -self.axes :]
         self.basis = torch.linalg.qr((leading if narrow else y.mT @ leading).flip(1)).Q

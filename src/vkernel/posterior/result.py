@@ -77,8 +77,7 @@ class Posterior:
     @property
     def logp(self) -> Tensor:
         r"""Return :math:`\log p(x | t)`, the noised training set's log density, ``(*batch,)``."""
-        norm = 0.5 * self.engine.data.d * (2 * math.pi * self.queries.var).log()
-        return self._per_query(self.first.log_z - norm)
+        return self._per_query(self.first.log_z - 0.5 * self.engine.data.d * (2 * math.pi * self.queries.var).log())
 
     @property
     def entropy(self) -> Tensor:

@@ -242,8 +242,7 @@ def _own_part(
     if weights is None:
         problem = "The weights of a part sum to one by themselves, which does not determine those of the other parts"
         advice = "give all ranks' weights on one common scale, as weights=…, or shard the whole set"
-        equal = given is None or whole or bool((given.weights == given.weights[0]).all())
-        require(equal, f"{problem}; {advice}.")
+        require(given is None or whole or bool((given.weights == given.weights[0]).all()), f"{problem}; {advice}.")
         weights = given.weights if given and whole else torch.ones(n, dtype=torch.float64)
     w = torch.as_tensor(weights).detach().cpu().double()
     require(tuple(w.shape) == (n,), f"There must be one weight for each of {n} points; got shape {tuple(w.shape)}.")

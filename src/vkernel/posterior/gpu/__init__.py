@@ -267,8 +267,7 @@ class GPUPath:
         averaged = light if self.fp16.low is None else many & averages_out(True)
         full, invalid = many ^ light, ~(seen.logits.norm < OUTSIDE * queries.var.sqrt())
         numbers = torch.stack([invalid, light, full, long ^ many, full & ~averaged]).sum(1)
-        score = steps.score(queries, moments.mean, dtype)
-        return Sparse(seen, moments, score, light, full, long ^ many, numbers)
+        return Sparse(seen, moments, steps.score(queries, moments.mean, dtype), light, full, long ^ many, numbers)
 
     def weights(self, queries: Queries, covariance: bool) -> Generator[Weights, None, Tensor]:
         """Yield all weights of the queries that have few candidates; return the numbers of the others."""
@@ -288,9 +287,8 @@ class GPUPath:
         """Measure the losses for batches of this size; of means, which stage 2 takes, for some of the queries."""
         points, some = self.fp16, slice(min(fp16.MEANS, len(queries)))
         block, every = Block(self.points, queries[some], False), torch.arange(some.stop, device=queries.x.device)
-        exact = (
-            reduce((block.float64(every, span) for span in self.points.spans()), queries.x[some]).mean - points.center
-        )
+        weights = (block.float64(every, span) for span in self.points.spans())
+        exact = reduce(weights, queries.x[some]).mean - points.center
         for low in {False, points.low is not None}:
             key = len(queries) <= fp16.SMALL, low
             loss = self.losses[key] = fp16.measured(self.steps.split(queries, points), queries, low)
@@ -336,8 +334,7 @@ class GPUPath:
             least = torch.where(sparse.full, least, torch.inf).float()
             cap = min(MOST, max(HEAVY, self.cap(len(queries))))
             count, index = steps.select(logits, least, cap, steps.survey(logits, least.expand(2, -1))[0][0])
-            exact = steps.exact(queries, points, count, index, logits)
-            heavy = Moments(*steps.mean(points, count, index, exact))
+            heavy = Moments(*steps.mean(points, count, index, steps.exact(queries, points, count, index, logits)))
             shift, reference = torch.minimum(shift, least), reference | (wanted & (count > cap))
         weights, total = steps.weights(logits, shift)
         log_z = shift - logits.norm.square() / (2 * queries.var) + (total / FULL).log()

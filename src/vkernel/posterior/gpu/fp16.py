@@ -149,8 +149,7 @@ def accumulation(d: int, device: torch.device) -> float:
     r"""Return :math:`\epsilon_d`: a product of length ``d`` has an error of at most :math:`\epsilon_d \sum |a_k b_k|`.
     A tensor core adds ``terms`` products to its sum at once, cut off ``bits`` bits below the last bit of the largest,
     and truncates the result to float32: 16 and 2 on Hopper and later, 8 and 1 before. A CPU's sums are better."""
-    new = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
-    terms, bits = (16, 2) if new else (8, 1)
+    terms, bits = (16, 2) if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9 else (8, 1)
     return (d / terms + 2) * ((terms + 1) * 2.0 ** -(23 + bits) + 2.0**-23)
 
 
@@ -201,8 +200,7 @@ def measured(logits: Logits, queries: Queries, low: bool) -> Loss:
     y = (data.take(some).to(WIDE) - points.center) / points.unit
     size = logits.size.clamp_min(TINY)[:, None]  # sums are compared in units of |x'|
     gap = (queries.alpha / queries.var)[:, None] * (queries.x - queries.alpha[:, None] * points.center) / size
-    got = logits.gain.to(WIDE)[:, None] / points.unit / size * logits.raw[:, some].to(WIDE)
-    lost, rest = fit(got, gap @ y.mT)
+    lost, rest = fit(logits.gain.to(WIDE)[:, None] / points.unit / size * logits.raw[:, some].to(WIDE), gap @ y.mT)
     unit = points.unit / max(points.radius, TINY)
     noise, pattern = (float(a.square().mean().sqrt()) * unit if len(a) else 0.0 for a in (rest[::2], rest[1::2]))
     return Loss(lost, noise, pattern, _loss_of_share(points, len(queries), low))
@@ -215,8 +213,7 @@ def _loss_of_share(points: FP16Points, size: int, low: bool) -> float:
     heavy = torch.randint(0, n, (size, 1), generator=stream, device=stream.device).to(device)
     e = torch.nn.functional.pad(FULL * light.expand(size, n).scatter(1, heavy, 1.0), (0, points.rows - n))
     high, some = e.half(), min(MEANS, size)
-    parts = points.sums(torch.stack([high, (e - high.float()).half()]), low)
-    got = torch.cat(parts)[:, :some].sum(0, dtype=WIDE)
+    got = torch.cat(points.sums(torch.stack([high, (e - high.float()).half()]), low))[:, :some].sum(0, dtype=WIDE)
     exact = torch.zeros_like(got)
     for here in blocks(points.rows, points.slice):
         for y in [points.high] if points.low is None or not low else [points.high, points.low]:
