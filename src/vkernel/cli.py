@@ -164,7 +164,7 @@ def _read(path: Path, module: str | None, stated: dict[str, Any]) -> vk.Score:
 
 
 def _of_class(data: vk.Empirical, labels: Path | None, label: int | None, kind: str) -> vk.Empirical:
-    """The images of one class, if labels are given."""
+    """Return the images of one class, if labels are given."""
     if labels is None:
         flag = "--labels" if kind == "training" else "--test-labels"
         require(label is None, f"--label audits one class: give {flag}, the classes of all {kind} images.")

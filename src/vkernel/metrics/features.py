@@ -23,7 +23,6 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +43,7 @@ class Extractor:
     """``extract(images)`` returns features ``(n, k)``; principal components must be fitted first."""
 
     name: str
-    function: Callable[[Tensor], Any] = field(repr=False)
+    function: Callable[[Tensor], Tensor] = field(repr=False)
     custom: bool = False  # the user's own
     components: int | None = None  # principal components, if any
     center: Tensor | None = field(default=None, repr=False)
@@ -142,7 +141,7 @@ class Extractor:
         return out
 
 
-Features = Extractor | Callable[[Tensor], Any] | str
+Features = Extractor | Callable[[Tensor], Tensor] | str
 
 
 def extractor(spec: Features) -> Extractor:

@@ -40,7 +40,7 @@ from vkernel.score.base import Score, check_score
 
 Mean = Score | None
 Times = Tensor | None
-Grid = int | Tensor  # a number of steps on the process's own grid, or descending times
+Grid = int | Tensor  # a number of steps, even in log σ/α, or descending times
 Noise = Callable[[int, Tensor, Level, float], Tensor]
 DENSE, ALONG = 64, 2048  # largest d, and largest steps × d of a quenched V, for which matrices are formed
 WHITE, FACTORS, FUNCTION = 1e-6, 1e-10, 3e-5  # standard deviations that are zero beside the largest, by kind of V
@@ -112,7 +112,7 @@ def probability(event: Callable[[Tensor], Tensor], paths: Tensor) -> Estimate:
 def most_probable(
     V: VKernel, x_T: Tensor, *, steps: Grid, mean: Mean = None, x_end: Tensor | None = None, spacing: str | None = "log"
 ) -> Tensor:
-    r"""The mode of the chain from ``x_T`` (to ``x_end``, if given), ``(steps + 1, *batch, d)``; small d and few steps.
+    r"""Return the mode of the chain from ``x_T`` (to ``x_end``, if given), ``(steps + 1, *batch, d)``, for small d.
 
     White: a local search (L-BFGS on -log_prob, central differences) from the path of least action, in the normals that
     make a path; the answer belongs to its step, as a warning says. Quenched: the mode *in the coordinates of the
@@ -131,8 +131,8 @@ def most_probable(
     first = V.factors(start, problem.levels[0].t)
     require(V.white or first is not None, "A quenched mode with a given end needs a V with factors (FiniteRank).")
 
-    def walk(z: Tensor) -> tuple[Tensor, Tensor]:
-        """The paths that noise ``z (many, *batch, n)`` makes, and -log_prob where a white V makes them."""
+    def paths_of(z: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the paths that noise ``z (many, *batch, n)`` makes, and -log_prob where a white V makes them."""
         z = torch.nn.functional.pad(z, (0, count - z.shape[-1]))
         cost = 0.5 * z.square().sum(-1)
 
@@ -149,7 +149,7 @@ def most_probable(
         return _walk(problem, start.expand(*z.shape[:-1], d), noise), cost
 
     def minus_log_prob(z: Tensor) -> Tensor:
-        path, cost = walk(z)
+        path, cost = paths_of(z)
         if goal is None:
             return cost
         path[-1] = goal  # the last step is fixed, whatever z is
@@ -159,25 +159,25 @@ def most_probable(
     count = len(dt) * d if V.white or first is None else len(first)
     z = start.new_zeros(*start.shape[:-1], count)
     if goal is not None:
-        z = _reach(lambda z: walk(z)[0][-1], z, goal)
+        z = _reach(lambda z: paths_of(z)[0][-1], z, goal)
     if V.white:
         step = f"{float(dt.max()):.3g} ({len(dt)} steps): it has no limit as the step goes to 0."
         warnings.warn(f"The most probable path of a white V belongs to its step, here {step}", stacklevel=2)
         z = _descend(minus_log_prob, z if goal is None else z[..., :-d])
-    path = walk(z[None])[0][:, 0]
+    path = paths_of(z[None])[0][:, 0]
     if goal is not None:
         path[-1] = goal
     return path.to(problem.dtype)
 
 
 def _around(z: Tensor, h: float) -> Tensor:
-    """z, then z with h added to each coordinate, then subtracted, along a new first axis."""
+    """Return z, then z with h added to each coordinate, then subtracted, along a new first axis."""
     eye = h * torch.eye(z.shape[-1], dtype=z.dtype, device=z.device).reshape(-1, *(1,) * (z.ndim - 1), z.shape[-1])
     return torch.cat([z[None], z + eye, z - eye])
 
 
 def _descend(cost: Callable[[Tensor], Tensor], z: Tensor, h: float = 1e-5) -> Tensor:
-    """L-BFGS on the sum over the batch, with central differences along each coordinate."""
+    """Minimise by L-BFGS the sum over the batch, with central differences along each coordinate."""
     if z.numel() == 0:
         return z
     z = z.clone()
@@ -198,7 +198,7 @@ def _descend(cost: Callable[[Tensor], Tensor], z: Tensor, h: float = 1e-5) -> Te
 
 
 def _reach(end: Callable[[Tensor], Tensor], z: Tensor, goal: Tensor, h: float = 1e-6) -> Tensor:
-    """The least |z| with ``end(z) = goal``: Newton–Lagrange steps to J^+ (goal - end(z) + J z), halved until nearer."""
+    """Return the least |z| with ``end(z) = goal``, by steps J^+ (goal - end(z) + J z), halved until nearer."""
     small = 1e-9 * (1 + goal.norm(dim=-1))
     for _ in range(40):
         now, up, down = torch.split(end(_around(z, h)), [1, z.shape[-1], z.shape[-1]])
@@ -220,7 +220,7 @@ def _reach(end: Callable[[Tensor], Tensor], z: Tensor, goal: Tensor, h: float = 
 
 
 def _weigh(c: _Chain, V: VKernel) -> tuple[Tensor, Tensor]:
-    """½ R^T V^+ R, +inf where R leaves the range of V, and the log-density at R = 0; both ``(*batch,)``."""
+    """Return ½ R^T V^+ R, +inf where R leaves the range of V, and the log-density at R = 0; both ``(*batch,)``."""
     A, floor = _factors(c, V)
     U, scale, _ = torch.linalg.svd(A, full_matrices=False)
     R, top = _rows(c.R, V), scale.amax(-1)
@@ -239,7 +239,7 @@ def _weigh(c: _Chain, V: VKernel) -> tuple[Tensor, Tensor]:
 
 
 def _log_volume(A: Tensor, dts: list[Tensor], floor: Tensor) -> Tensor:
-    """The log-density of the path at R = 0: at each step, in the directions that earlier steps leave free."""
+    """Return the log-density of the path at R = 0: at each step, in the directions that earlier steps leave free."""
     out, F = A.new_zeros(A.shape[:-3]), A.shape[-1]
     seen = A.new_zeros(*A.shape[:-3], F, F)  # the projector on the weights that are fixed
     for k, dt in enumerate(dts):
@@ -254,12 +254,12 @@ def _log_volume(A: Tensor, dts: list[Tensor], floor: Tensor) -> Tensor:
 
 
 def _rows(a: Tensor, V: VKernel) -> Tensor:
-    """``(steps, *batch, d)`` as it is for a white V (its steps are independent), ``(*batch, steps·d)`` otherwise."""
+    """Return ``(steps, *batch, d)`` for a white V (its steps are independent), ``(*batch, steps·d)`` otherwise."""
     return a if V.white else a.movedim(0, -2).flatten(-2)
 
 
 def _factors(c: _Chain, V: VKernel) -> tuple[Tensor, float]:
-    """A with A A^T = Cov[R], and what is zero beside its largest singular value; rows as in :func:`_rows`."""
+    """Return A with A A^T = Cov[R], and what is zero beside its largest singular value; rows as in :func:`_rows`."""
     x, D, (n, *_, d) = c.x[:-1], c.D, c.R.shape
     if V.white:
         require(d <= DENSE, f"The inverse of a white V is a matrix: it needs d ≤ {DENSE}; here d = {d}.")
@@ -280,7 +280,7 @@ def _factors(c: _Chain, V: VKernel) -> tuple[Tensor, float]:
 
 
 def _spectrum(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, zero where they are rounding, and eigenvectors."""
+    """Return eigenvalues, zero where they are rounding, and eigenvectors."""
     values, vectors = torch.linalg.eigh((matrix + matrix.mT).double() / 2)
     top, low = values.abs().amax(-1, keepdim=True), float(values.min())
     require(bool((values >= -1e-7 * top).all()), f"V is not positive semidefinite: it has the eigenvalue {low:.3g}.")

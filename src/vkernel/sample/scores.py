@@ -271,7 +271,7 @@ class Groups:
         return (len(self.labels) - self._square / len(self.labels)) / (self.units - 1)
 
     def squares(self, s: Tensor) -> tuple[Tensor, Tensor]:
-        """Factors of B and of W, each ``(K, …)``, of scores ``s (M, …)``; W's are empty without groups."""
+        """Return factors of B and of W, each ``(K, …)``, of scores ``s (M, …)``; W's are empty without groups."""
         label, rest = torch.tensor(self.labels, device=s.device), len(s) - self.units
         sizes = torch.bincount(label).to(s.dtype).reshape(-1, *(1,) * (s.ndim - 1))
         mean = s.new_zeros(len(sizes), *s.shape[1:]).index_add_(0, label, s) / sizes
@@ -279,31 +279,31 @@ class Groups:
         return weight * (mean - s.mean(0)), (s - mean[label])[: len(s) * bool(rest)] / math.sqrt(max(rest, 1))
 
     def factors(self, s: Tensor) -> Tensor:
-        """Factors ``(K, …)`` of V: the sum of their outer products."""
+        """Return factors ``(K, …)`` of V: the sum of their outer products."""
         between, within = self.squares(s)
         return torch.cat([between / math.sqrt(self.typical), within * math.sqrt(max(1 - 1 / self.typical, 0))])
 
     def split(self, s: Tensor) -> tuple[Tensor, Tensor]:
-        """The variances between and within groups of each coordinate of ``s (M, …)``, like one score."""
+        """Return the variances between and within groups of each coordinate of ``s (M, …)``, like one score."""
         require(self.grouped, "Without groups there is nothing to split; give groups=, one label for each member.")
         b, w = (a.square().sum(0) for a in self.squares(s))
         return (b - w) / self.typical, w
 
     def of_mean(self, s: Tensor) -> Tensor:
-        """The variance of s_avg in each coordinate, like one score."""
+        """Return the variance of s_avg in each coordinate, like one score."""
         if not self.grouped:
             return s.var(0) / len(s)
         between, within = self.split(s)
         return between * (self._square / len(s) ** 2) + within / len(s)
 
     def without(self) -> list[list[int]]:
-        """The members that remain when each unit is left out in turn; empty if what remains has no V of this kind."""
+        """Return the members that remain when each unit is left out; empty if what remains has no V of this kind."""
         kept = [[m for m, label in enumerate(self.labels) if label != unit] for unit in dict.fromkeys(self.labels)]
         left = self.units - 1
         return kept if left >= 2 and all(len(k) > left or not self.grouped for k in kept) else []
 
     def keep(self, members: Sequence[int]) -> Groups:
-        """The design of some of the members."""
+        """Return the design of some of the members."""
         some = [self.labels[m] for m in members]
         known = list(dict.fromkeys(some))
         return Groups(tuple(known.index(label) for label in some))
@@ -323,7 +323,7 @@ class Cumulants:
 
 
 def cumulants(s: Tensor, components: int = 3) -> Cumulants:
-    """Third and fourth cumulants over the first axis of ``s (M, …)``, one score for each member, with errors."""
+    """Return third and fourth cumulants over the first axis of ``s (M, …)``, one score for each member, with errors."""
     s = s.double()
     require(len(s) >= 5, f"Fourth cumulants with their errors need five finite members; there are {len(s)}.")
     left, values, _ = torch.linalg.svd((s - s.mean(0)).reshape(len(s), -1), full_matrices=False)
@@ -337,14 +337,14 @@ def cumulants(s: Tensor, components: int = 3) -> Cumulants:
 
 
 def skewness(s: Tensor) -> Tensor:
-    """Fisher's G1 over the first axis; 0 where nothing varies."""
+    """Return Fisher's G1 over the first axis; 0 where nothing varies."""
     n, c = len(s), s - s.mean(0)
     m2, m3 = c.square().mean(0), c.pow(3).mean(0)
     return math.sqrt(n * (n - 1)) / (n - 2) * torch.where(m2 > 0, m3 / m2.pow(1.5), 0.0)
 
 
 def kurtosis(s: Tensor) -> Tensor:
-    """Fisher's G2, the excess, over the first axis; 0 where nothing varies."""
+    """Return Fisher's G2, the excess, over the first axis; 0 where nothing varies."""
     n, c = len(s), s - s.mean(0)
     m2, m4 = c.square().mean(0), c.pow(4).mean(0)
     excess = (n - 1) / ((n - 2) * (n - 3)) * ((n + 1) * (m4 / m2.square() - 3) + 6)

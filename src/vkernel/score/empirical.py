@@ -288,7 +288,7 @@ class _Derivative(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, t: Tensor, score: EmpiricalScore, *vs: Tensor) -> tuple[Tensor, int]:
-        """The mapped axis becomes one more batch axis in front, of x, of the vectors and of t."""
+        """Map: the mapped axis becomes one more batch axis in front, of x, of the vectors and of t."""
         pairs = zip((x, *vs), (in_dims[0], *in_dims[3:]), strict=True)
         x, *mapped = (a.expand(info.batch_size, *a.shape) if k is None else a.movedim(k, 0) for a, k in pairs)
         if in_dims[1] is not None:

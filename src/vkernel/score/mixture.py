@@ -11,7 +11,6 @@ With components of mean :math:`\mu_k`, weight
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from vkernel.core import rng
 from vkernel.core.covariance import Covariance, flat
 from vkernel.core.errors import require
 from vkernel.core.rng import Generator
-from vkernel.data import Empirical
+from vkernel.data.empirical import Array, Empirical
 from vkernel.process import Process
 from vkernel.process.base import real_dtype, wide_dtype
 from vkernel.score.base import Score, Time
@@ -31,7 +30,7 @@ class GaussianMixture:
     ``means`` is ``(k, *shape)`` (a vector of k numbers: shape ``(1,)``), ``weights`` ``(k,)`` or ``None`` for equal
     ones, ``variance`` one number or ``(k,)``."""
 
-    def __init__(self, means: Any, weights: Any = None, variance: Any = 1.0) -> None:
+    def __init__(self, means: Array, weights: Array | None = None, variance: float | Array = 1.0) -> None:
         centers = Empirical(means, weights)
         k, self.shape, self.weights = len(centers), centers.shape, centers.weights
         self.means = centers.rows(0, k).double()

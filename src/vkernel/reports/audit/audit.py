@@ -37,7 +37,7 @@ from vkernel.core.progress import Progress, Reporter, part, progress as report_p
 from vkernel.data import Empirical, load
 from vkernel.metrics import collapse_ratio
 from vkernel.metrics.copies import Copies, Reference
-from vkernel.metrics.features import Extractor, extractor
+from vkernel.metrics.features import Extractor, Features, extractor
 from vkernel.metrics.likeness import Drift, Likeness, drift, likeness
 from vkernel.process import DDPM, Anisotropic, Process
 from vkernel.reports.audit.agreement import Agreement, agreement
@@ -223,7 +223,7 @@ def audit(
     process: Process | None = None,
     test: Data | None = None,
     *,
-    features: Extractor | Callable[[Tensor], Any] | str = "pixels",
+    features: Features = "pixels",
     threshold: float = 1 / 3,
     groups: Sequence[str | int] | None = None,
     quick: bool = False,
