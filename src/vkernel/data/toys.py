@@ -34,12 +34,12 @@ pair = _fixed("pair", np.array([-1.0, 1.0]), "{-1, 1} in one dimension.")
 
 
 def square(rotation: float = 0.0) -> Empirical:
-    """Four points on the unit circle, at multiples of 90°, turned by ``rotation`` degrees."""
+    """Return four points on the unit circle, at multiples of 90°, turned by ``rotation`` degrees."""
     return Empirical(_circle(90.0 * np.arange(4) + rotation), name=f"square turned by {rotation:g}°")
 
 
 def digits() -> Empirical:
-    """scikit-learn's 1,797 images of digits, ``(1, 8, 8)``; grey levels 0 … 16 become [-1, 1]."""
+    """Return scikit-learn's 1,797 images of digits, ``(1, 8, 8)``; grey levels 0 … 16 become [-1, 1]."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -52,7 +52,7 @@ TOYS |= {"triple": triple, "pair": pair, "square": square, "digits": digits}
 
 
 def toy(name: str, rotation: float | None = None) -> Empirical:
-    """A toy set by its name in :data:`TOYS`; ``rotation``, in degrees, is for ``"square"`` alone."""
+    """Return a toy set by its name in :data:`TOYS`; ``rotation``, in degrees, is for ``"square"`` alone."""
     require(name in TOYS, f"There is no toy set {name!r}; there are {', '.join(TOYS)}.")
     require(rotation is None or name == "square", f"rotation turns the toy set 'square' alone, not {name!r}.")
     return TOYS[name]() if rotation is None else square(rotation)

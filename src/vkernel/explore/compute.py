@@ -91,7 +91,7 @@ def exact(state: State) -> Exact:
 
 
 def _arrows(score: vk.EmpiricalScore, state: State, var: Tensor) -> np.ndarray:
-    """Arrows along the score; their length, sigma² |s|, is shortened to fit the grid."""
+    """Return arrows along the score; their length, sigma² |s|, is shortened to fit the grid."""
     count = ARROWS if state.d == 2 else 2 * ARROWS - 1
     x, room = grid(state.d, count), 0.8 * 2 * LIMIT / (count - 1)
     step = var * score(x, state.t)
@@ -101,7 +101,7 @@ def _arrows(score: vk.EmpiricalScore, state: State, var: Tensor) -> np.ndarray:
 
 
 def _outline(values: np.ndarray) -> list[np.ndarray]:
-    """The places where the values cross 1: polygons in the plane, single places on the line."""
+    """Return the places where the values cross 1: polygons in the plane, single places on the line."""
     import contourpy
 
     line = np.linspace(-LIMIT, LIMIT, len(values))
@@ -259,7 +259,7 @@ class _Run:
         return None if self.data.merged()[0].n < 2 else vk.metrics.memorised_fraction(x, self.data).complement()
 
     def law(self, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """The average density on the window and its standard error, rows along the second coordinate."""
+        """Return the average density on the window and its standard error, rows along the second coordinate."""
         density, _ = vk.metrics.histogram(x, BINS[self.state.d], (-LIMIT, LIMIT), normalise="all")
         value, error = (torch.as_tensor(f).float().numpy().T for f in (density.value, density.se))
         return value, error

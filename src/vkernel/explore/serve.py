@@ -130,7 +130,7 @@ def serve(port: int = PORT, open: bool = True, address: str = LOOPBACK) -> None:
 
 
 def _origins(address: str, port: int) -> list[str]:
-    """Hosts whose pages may connect: those by which the server itself is reached."""
+    """Return hosts whose pages may connect: those by which the server itself is reached."""
     names = [*LOCAL] if address in (*LOCAL, "0.0.0.0") else [address]
     if address == "0.0.0.0":
         names.append(socket.gethostname())

@@ -123,7 +123,7 @@ class Extractor:
         return self.center, self.axes
 
     def _features(self, images: Tensor) -> Tensor:
-        """The features, refused unless they are one finite row of numbers for each image."""
+        """Return the features, refused unless they are one finite row of numbers for each image."""
         images, n = images.to(torch.get_default_dtype()) if self.custom else images, len(images)
         try:
             with torch.no_grad():

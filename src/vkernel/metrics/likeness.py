@@ -151,7 +151,7 @@ def _exchanged(pairs: Tensor, places: Tensor) -> Tensor:
 
 
 def _second_order(pool: Tensor, train: Tensor) -> Tensor:
-    """Pairs of the kernel that Fréchet's distance has near the law of the training images."""
+    """Return pairs of the kernel that Fréchet's distance has near the law of the training images."""
     center = train.mean(0)
     pool, train = pool - center, train - center
     if train.shape[1] <= TURNED:

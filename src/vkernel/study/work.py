@@ -277,7 +277,7 @@ def _law(problem: Problem, members: range) -> tuple[Scores | Score, Callable[[Te
 
 
 def _flow(problem: Problem, scores: Scores | Score, x_T: Tensor, start: int = 0) -> Tensor:
-    """The PF-ODE ``(M, n, *shape)`` of each score; members that diverged, or beyond ``sampler.first``, are NaN."""
+    """Return samples ``(M, n, *shape)`` by the PF-ODE; members that diverged, or beyond ``sampler.first``, are NaN."""
     s = problem.condition.sampler
     how: dict[str, Any] = {"steps": s.steps, "method": s.method, "spacing": s.spacing}
     if isinstance(scores, Score):

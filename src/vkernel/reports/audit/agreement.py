@@ -176,7 +176,7 @@ def mean_path(scores: Scores, x_T: Tensor, times: Tensor) -> list[Tensor]:
 
 
 def _measure(scores: Scores, exact: EmpiricalScore, x: Tensor, t: Tensor) -> Level:
-    """All quantities at the places ``x (B, *shape)``, with B in front."""
+    """Return all quantities at the places ``x (B, *shape)``, with B in front."""
     with torch.no_grad():
         s = scores(x, t).to(x.device, torch.float64).flatten(2)
     for name, member in zip(_names(scores), s, strict=True):
@@ -199,7 +199,7 @@ def _measure(scores: Scores, exact: EmpiricalScore, x: Tensor, t: Tensor) -> Lev
 
 
 def _summary(level: Level) -> dict[str, Estimate]:
-    """Estimates of the quantities at one level, over places."""
+    """Return estimates of the quantities at one level, over places."""
     each = {name: value.mean(0) for name, value in level.items() if value.ndim == 2}
     shares = [name for name in ("between_groups", "within_groups") if name in each]
     found = {name: mean_of_finite(value) for name, value in each.items() if name not in shares}
@@ -211,7 +211,7 @@ def _summary(level: Level) -> dict[str, Estimate]:
 
 
 def _without_one(found: dict[str, list[Level]]) -> dict[str, Any]:
-    """The jackknife error of the variance over members (or groups), and the ranks without each."""
+    """Return the jackknife error of the variance over members (or groups), and the ranks without each."""
     if "without" not in found["data"][0]:
         return {}
     rows = [found[place] for place in PLACES]
@@ -224,7 +224,7 @@ def _without_one(found: dict[str, list[Level]]) -> dict[str, Any]:
 
 
 def _verdicts(ds: xarray.Dataset) -> list[list[float]]:
-    """1 where V follows C, -1 where it opposes, 0 where neither is beyond doubt, NaN where C is not resolved."""
+    """Return 1 where V follows C, -1 where it opposes, 0 where neither is beyond doubt, NaN where C is not resolved."""
     low, high = (torch.from_numpy(ds[f"rank_{end}"].values).atanh() for end in ("low", "high"))
     z = estimate.Z95 * (low + high) / (high - low)
     z[torch.from_numpy((ds.target <= RESOLVED).values)] = math.nan
@@ -270,7 +270,7 @@ def same_noise(samples: Tensor, data: Empirical) -> SameNoise:
 
 
 def _ratios(a: Tensor, b: Tensor) -> Tensor:
-    """The ratio of distances for samples ``(n, d)``, and n more, each without one start."""
+    """Return the ratio of distances for samples ``(n, d)``, and n more, each without one start."""
     n, own = len(a), (a - b).norm(dim=1)
     across, along = torch.zeros_like(own), torch.zeros_like(own)
     for rows in torch.arange(n, device=a.device).split(ROWS):

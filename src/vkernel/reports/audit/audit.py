@@ -283,7 +283,7 @@ def audit(
 
 
 def _networks(models: Model | Sequence[Model], process: Process | None, data: Empirical) -> list[Wrapped]:
-    """All models as networks with different names."""
+    """Return all models as networks with different names."""
     given: Iterable[Any] = models if isinstance(models, Sequence) and not isinstance(models, str) else [models]
     nets: list[Wrapped] = []
     for model in given:
@@ -317,7 +317,7 @@ def _load(data: Data, kind: str) -> Empirical:
 
 
 def _alike(nets: list[Wrapped]) -> list[list[Wrapped]]:
-    """The networks in groups of one process, pixel range, class and time input."""
+    """Return the networks in groups of one process, pixel range, class and time input."""
     groups: list[list[Wrapped]] = []
     for net in nets:
         stated = (net.range, net.label, net.time)
@@ -354,7 +354,7 @@ class _Problem:
         return audit_times(self.nets[0], self.data)[:: self.sizes.every]
 
     def networks(self) -> dict[str, NetworkAudit]:
-        """The results of each network by name; a failure ends the audit of that network only."""
+        """Return the results of each network by name; a failure ends the audit of that network only."""
         found = {}
         for net in self.nets:
             read = check(net, self.data, images=self.sizes.check, seed=self.seed, exact=self.exact)
@@ -369,7 +369,7 @@ class _Problem:
         return found
 
     def _levels(self, nets: list[Wrapped]) -> dict[str, xarray.Dataset | InputError]:
-        """The errors by noise level of each network by name, or why they could not be measured."""
+        """Return the errors by noise level of each network by name, or why they could not be measured."""
         sizes: dict[str, Any] = {"images": self.sizes.images, "draws": self.sizes.draws, "seed": self.seed}
         done = part(self.step, "errors by noise level", LEVELS * len(nets))
         try:
@@ -492,7 +492,7 @@ def _check(score: Score, seed: int) -> Score:
 
 
 def _normals(key: int, n: int, shape: tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
-    """Standard normals ``(n, *shape)``, each row a function of the key and of its sample's index."""
+    """Return standard normals ``(n, *shape)``, each row a function of the key and of its sample's index."""
     coordinates = torch.arange(math.prod(shape), device=device)
     own = rng.hashed(torch.tensor(key, device=device), torch.arange(n, device=device))
     parts = own.split(max(1, CHUNK // len(coordinates)))

@@ -170,7 +170,7 @@ def check(
 
 
 def _trial(errors: Tensor, trivial: Tensor) -> tuple[Estimate, Tensor]:
-    """The loss and the contrasts of one convention, from errors ``(levels + 1, images)``."""
+    """Return the loss and the contrasts of one convention, from errors ``(levels + 1, images)``."""
     errors, trivial = errors.nan_to_num(math.inf, math.inf), trivial.mean(1, keepdim=True)
     return Estimate.of_mean((errors / trivial)[:-1].mean(0)), (errors / trivial.clamp_min(FLOOR)).mean(0)
 
@@ -203,7 +203,7 @@ def _search(net: Wrapped, stated: Convention, batch: NoisyBatch, good: bool) -> 
 
 
 def _best(tried: Trials, stated: Convention) -> Convention | None:
-    """The convention of lowest contrast, if it beats the trivial predictor and is clearly better than the stated."""
+    """Return the convention of lowest contrast, if it beats the trivial predictor and clearly the stated one."""
     _, own = tried[stated]
 
     def clearly(rival: Tensor) -> bool:
@@ -366,7 +366,7 @@ class NoisyBatch:
 
 
 def _times(net: Wrapped, spread: float, levels: int) -> Tensor:
-    """The times of the noise levels and of the one more, as far as the process reaches."""
+    """Return the times of the noise levels and of the one more, as far as the process reaches."""
     process, ratios = net.process, spread * torch.logspace(math.log10(LOW), math.log10(HIGH), levels).double()
     ratios = torch.cat([ratios, torch.tensor([max(FAR, 2 * HIGH * spread)], dtype=torch.float64)])
     ends = net.at(torch.tensor([process.eps, process.T], dtype=torch.float64))

@@ -120,7 +120,7 @@ def levels(
 def _errors(
     models: list[Score], exact: EmpiricalScore, images: NoisyImages, level: int, batch: int, key: str
 ) -> Iterator[tuple[str, Tensor]]:
-    """Each quantity by name, ``(models, images)``, averaged over draws; training images have two more."""
+    """Return each quantity by name, ``(models, images)``, averaged over draws; training images have two more."""
     names = [key, f"ideal_{key}", *(("distance", "rayleigh") if key == "train" else ())]
     t = images.times[level]
     found = images.x0.new_zeros((len(names), len(models), *images.keys.shape[1:]), dtype=torch.float64)
@@ -142,7 +142,7 @@ def _errors(
 
 
 def _rayleigh(cov: Covariance, e: Tensor, rounding: Tensor) -> Tensor:
-    """The quotient of each image, NaN where C vanishes or e is rounding; multiples of e have the same quotient."""
+    """Return the quotient of each image, NaN where C vanishes or e is rounding; multiples of e have the same."""
     size, trace = e.flatten(1).norm(dim=-1), cov.trace()
     unit = e / size.clamp_min(TINY).reshape(-1, *(1,) * (e.ndim - 1))
     quotient = (unit * (cov @ unit)).flatten(1).sum(-1) * cov.dim / trace

@@ -208,7 +208,7 @@ def page(audit: Audit) -> str:
 
 
 def _figure(key: str, draw: Callable[..., Figure], *given: Any, **context: Any) -> dict[str, Any]:
-    """A figure, the key of its title and caption in the template, and what these mention."""
+    """Return a figure, the key of its title and caption in the template, and what these mention."""
     return {"key": key, "picture": html.picture(functools.partial(draw, *given)), **context}
 
 
@@ -252,7 +252,7 @@ def _is_image(shape: tuple[int, ...]) -> bool:
 
 
 def _pictures(n: NetworkAudit, data: Empirical) -> list[dict[str, Any]]:
-    """Samples beside the training images that they resemble most, and the first samples of each sampler."""
+    """Return samples beside the training images that they resemble most, and the first samples of each sampler."""
     from vkernel import plots
 
     out, limits, typical = [], n.net.range, data[:POINTS].float().cpu()
@@ -318,7 +318,7 @@ def _network(n: NetworkAudit) -> dict[str, Any]:
 
 
 def _plain(value: Any, name: str = "network") -> Any:
-    """Numbers, texts, lists and dictionaries from results; those of the network ``name`` come with their sentences."""
+    """Return results as numbers, texts, lists and dictionaries; those of the network ``name`` come with their sentences."""
     import xarray
 
     if value is None or isinstance(value, bool | str | int):
