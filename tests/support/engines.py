@@ -45,7 +45,7 @@ class ThreadRanks(Ranks):
         self.rank, self.size, self.sharing, self.device = rank, size, 1, torch.device("cpu")
         self.barrier, self.messages = barrier, messages
 
-    def everyone(self, thing: Any) -> list[Any]:
+    def gather_objects(self, thing: Any) -> list[Any]:
         self.messages[self.rank] = thing
         self.barrier.wait(60)
         everything = list(self.messages)
@@ -53,7 +53,7 @@ class ThreadRanks(Ranks):
         return everything
 
     def gather(self, a: Tensor) -> list[Tensor]:
-        return self.everyone(a.detach().clone())
+        return self.gather_objects(a.detach().clone())
 
     def common(self, a: Tensor) -> Tensor:
         return self.gather(a)[0]

@@ -221,7 +221,7 @@ def exact_share(hits: int, n: int) -> Estimate:
 
 def fieller_ratio(a: Tensor, b: Tensor, least: float = 0.0) -> Estimate:
     """Estimate mean a / mean b of paired ``a, b (n,)`` with Fieller's interval, cut at ``least``. Where the mean of b
-    cannot be told from zero the interval has no upper end; where b underflows nothing is known."""
+    cannot be distinguished from zero the interval has no upper end; where b underflows nothing is known."""
     size, other = float(b.abs().max()), float(a.abs().max())
     if not size > TINY or not other > 0:
         return Estimate.exact(0.0) if size > TINY else Estimate.unknown()

@@ -78,7 +78,7 @@ class State:
         checked: dict[str, Any] = {name: _number(name, given[name], *BOUNDS[name], name in WHOLE) for name in BOUNDS}
         checked |= {"points": clamp(points), "weights": weights, "d": len(points[0]), "dark": bool(self.dark)}
         checked["layers"] = tuple(name for name in LAYERS if name in self.layers)
-        given.update(checked)  # the instance is frozen for everybody else
+        given.update(checked)  # the instance is frozen
         process = self.make_process()
         given["t"] = min(max(self.t, process.eps), process.T)
 

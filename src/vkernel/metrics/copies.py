@@ -170,7 +170,7 @@ class Reference:
         near, found = (a.cpu() for a in nearest(rows[good], points, 2, out))
         seen, back = found[:, 0].unique(return_inverse=True)
         away, whose = (a.cpu()[back] for a in nearest(points.take(seen).double(), points, 2, seen))
-        other = torch.where(whose[:, 0] == out, away[:, 1], away[:, 0])  # a point left out is nobody's neighbour
+        other = torch.where(whose[:, 0] == out, away[:, 1], away[:, 0])  # a point that is left out is no neighbour
         distance[good], index[good], authentic[good] = near, self.first[found], near[:, 0] > other
         index[~distance.isfinite().all(1)] = -1  # the square of the distance overflows
         return distance, index, authentic

@@ -54,7 +54,7 @@ def shard(
         part, facts = _own_part(data, ranks, whole, weights, scale)
     except InputError as error:
         problem = str(error)
-    problems, all_facts = zip(*ranks.everyone((problem, facts)), strict=True)
+    problems, all_facts = zip(*ranks.gather_objects((problem, facts)), strict=True)
     found = [f"On rank {r}, which counts its own points from 0: {p}" for r, p in enumerate(problems) if p]
     require(not found, " ".join(found))
     odd = [r for r, other in enumerate(all_facts) if other != all_facts[0]]
@@ -75,7 +75,7 @@ class Sharded(Empirical):
         self.own, self.ranks = copy.copy(part), ranks
         self.shape, self.d, self.name, self.scale = part.shape, part.d, part.name, part.scale
         self.stored, self.dtype, self.in_memory, self.device = part.stored, part.dtype, part.in_memory, part.device
-        parts = ranks.everyone(part.weights.cpu())
+        parts = ranks.gather_objects(part.weights.cpu())
         weights, self.first = torch.cat(parts), sum(len(a) for a in parts[: ranks.rank])
         self.n = len(weights)
         require(bool(weights.any()), "Every weight is zero; at least one must not be.")
@@ -88,7 +88,7 @@ class Sharded(Empirical):
         self.center, self.spread = moments.mean[0], float(moments.trace.sqrt())
         self.own.center, self.own.spread = self.center, self.spread
         place = (platform.node(), str(self.device))
-        ranks.sharing = ranks.everyone(place).count(place)
+        ranks.sharing = ranks.gather_objects(place).count(place)
 
     def __repr__(self) -> str:
         held = f"{self.first} to {self.first + self.own.n - 1}" if self.own.n else "none"
@@ -131,7 +131,7 @@ class Ranks(Alone):
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.root = 0 if group is None else dist.get_global_rank(group, 0)
 
-    def everyone(self, thing: T) -> list[T]:
+    def gather_objects(self, thing: T) -> list[T]:
         """Gather the ``thing`` of every rank."""
         things: list[T] = [thing] * self.size
         dist.all_gather_object(things, thing, group=self.group)

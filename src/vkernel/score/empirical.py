@@ -209,7 +209,7 @@ class _Whitened:
 
 
 class _Unwhitened(Posterior):
-    """A posterior that was computed in whitened coordinates, told in the data's own."""
+    """A posterior that was computed in whitened coordinates, expressed in data coordinates."""
 
     def __init__(self, white: Posterior, frame: Anisotropic, dtype: torch.dtype) -> None:
         super().__init__(white.engine, white.queries, white.batch, white.shape, dtype, white.device)

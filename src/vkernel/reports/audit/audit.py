@@ -237,7 +237,7 @@ def audit(
     Args:
         models: a score (a ``Checkpoint``, say), several as ``Scores`` (an ``Ensemble``, ``Checkpoints``), a diffusers
             folder, a function ``(x, t)`` that returns the score under ``process``, or a list of these.
-        test: images of the same law that the networks did not see; without them errors have no yardstick, and
+        test: images of the same law that the networks did not see; without them errors have no reference, and
             membership is not measured.
         features: those in which samples are compared with data (:func:`vkernel.metrics.features.extractor`).
         threshold: the largest ratio of the nearest to the second nearest distance of a copy.

@@ -68,10 +68,10 @@ class Advice:
 
 def describe(result: object, name: str = "network") -> str:
     """Describe one result of an audit in sentences; ``name`` is that of the network."""
-    return say(type(result).__name__, r=result, name=name)
+    return text(type(result).__name__, r=result, name=name)
 
 
-def say(block: str, **values: object) -> str:
+def text(block: str, **values: object) -> str:
     """Return the sentences of one block of ``templates/audit.txt``."""
     return html.sentences("audit.txt", block, describe=describe, comb=math.comb, CHANCE=CHANCE, LEAST=LEAST, **values)
 
@@ -86,7 +86,7 @@ def verdicts(audit: Audit) -> list[Verdict]:
 
 
 def _verdict(network: str, question: str, level: str, **facts: object) -> Verdict:
-    answer, _, words = say(question, level=level, **facts).partition(" --- ")
+    answer, _, words = text(question, level=level, **facts).partition(" --- ")
     return Verdict(network, question, level, answer, words)
 
 
@@ -141,7 +141,7 @@ def advice(audit: Audit) -> list[Advice]:
             own = [n for n in audit.networks if n.name in networks]
             gaps = (n for n in own if n.levels is not None and "gap" in n.levels and (n.levels.gap_low > 0).any())
             known = {"audit": audit, "alarms": alarms, "names": names, "own": own, "better": next(gaps, None)}
-            sure, change, evidence = say(f"change_{key}", **known, **given).split(" --- ", 2)
+            sure, change, evidence = text(f"change_{key}", **known, **given).split(" --- ", 2)
             out.append(Advice(change, evidence, sure, networks))
 
     for question in ("conventions", "blindness", "training"):
@@ -166,7 +166,7 @@ def advice(audit: Audit) -> list[Advice]:
 
 def sentences(audit: Audit) -> list[str]:
     """Return the results in sentences: what was compared, every verdict, the advice."""
-    out = [say("compared", audit=audit), *audit.notes]
+    out = [text("compared", audit=audit), *audit.notes]
     out += [f"{v.network + ': ' if v.network else ''}{QUESTIONS[v.question]} {v.words}" for v in audit.verdicts]
     return out + [f"Advice ({a.sure}): {a.change} {a.evidence}" for a in audit.advice]
 
@@ -186,7 +186,7 @@ def screen(audit: Audit) -> Group:
         if any(cells):
             answers = [Text("–") if v is None else Text(v.answer, _COLOURS[v.level]) for v in cells]
             table.add_row(question if several else words, *answers)
-    lines: list[Any] = [Text(say("compared", audit=audit)), table, *map(Text, audit.notes)]
+    lines: list[Any] = [Text(text("compared", audit=audit)), table, *map(Text, audit.notes)]
     shown: set[str] = set()  # of several networks with the same alarm the first is explained
     for v in sorted(verdicts, key=lambda v: v.network != ""):  # those about all networks first
         first = re.split(r"(?<=[a-z%)\]])\. (?=[A-Z])", v.words)[0].rstrip(".") + "."
@@ -202,7 +202,7 @@ def screen(audit: Audit) -> Group:
 def page(audit: Audit) -> str:
     """Return the HTML report."""
     figures = {n.name: _figures(audit, n) for n in audit.networks}
-    values = {"compared": say("compared", audit=audit), "questions": QUESTIONS, "together": _together(audit)}
+    values = {"compared": text("compared", audit=audit), "questions": QUESTIONS, "together": _together(audit)}
     title = f"Audit of {', '.join(figures)}"
     return html.page("audit.html", title=title, audit=audit, figures=figures, **values)
 
@@ -318,7 +318,7 @@ def _network(n: NetworkAudit) -> dict[str, Any]:
 
 
 def _plain(value: Any, name: str = "network") -> Any:
-    """Return results as numbers, texts, lists and dictionaries; those of the network ``name`` come with their sentences."""
+    """Return results as numbers, texts, lists and dictionaries; those of the network ``name`` have sentences."""
     import xarray
 
     if value is None or isinstance(value, bool | str | int):
@@ -339,8 +339,8 @@ def _plain(value: Any, name: str = "network") -> Any:
         kept = (f.name for f in fields(value) if f.metadata.get("files", True))
         out = {key: _plain(vars(value)[key], name) for key in kept}
         out |= {"alarm": value.alarm} if isinstance(value, Blind | Drift) else {}
-        told = isinstance(value, Blind | Conventions | Drift | Likeness | SameNoise | Skill)
-        return out | ({"words": describe(value, name)} if told else {})
+        described = isinstance(value, Blind | Conventions | Drift | Likeness | SameNoise | Skill)
+        return out | ({"words": describe(value, name)} if described else {})
     if isinstance(value, Mapping):
         return {" ".join(map(str, k)) if isinstance(k, tuple) else str(k): _plain(v, name) for k, v in value.items()}
     if isinstance(value, list | tuple | frozenset):
