@@ -217,30 +217,24 @@ def study_run(
     quiet: Quiet = False,
 ) -> None:
     """Compute the missing part of a study. It can be stopped at any time; run it again to continue."""
-    from vkernel.study import report
-
     found = vk.study.run(spec, store, runner, address=address, large=large, progress=not quiet)
     if not quiet:
-        Console(soft_wrap=False).print(report.table(found))
+        Console(soft_wrap=False).print(vk.study.report.table(found))
     typer.echo(f"results are in {store}")
 
 
 @study.command("list")
 def study_list() -> None:
     """List the studies that come with the package; study run takes their names, or their files."""
-    from vkernel.study.spec import shipped
-
-    for name, path in shipped().items():
+    for name, path in vk.study.shipped().items():
         typer.echo(f"{name}: {vk.study.read(path).question}\n  {path}")
 
 
 @study.command("status")
 def study_status(store: Store) -> None:
     """Show how many members of each condition are computed."""
-    from vkernel.study import report
-
     found = vk.study.load(store)
-    spec, done = report.spec_of(found), found["done"].values
+    spec, done = vk.study.report.spec_of(found), found["done"].values
     typer.echo(f"{spec.title}: {int(done.sum())} of {done.size} blocks of {spec.block} members")
     for condition in spec.conditions():
         made = sum(len(spec.members_of(b)) for b in range(spec.blocks) if done[(*condition.index, b)])
@@ -250,25 +244,19 @@ def study_status(store: Store) -> None:
 @study.command("show")
 def study_show(store: Store) -> None:
     """Show means with standard errors, and the number that the study ends in."""
-    from vkernel.study import report
-
-    Console(soft_wrap=False).print(report.table(vk.study.load(store)))
+    Console(soft_wrap=False).print(vk.study.report.table(vk.study.load(store)))
 
 
 @study.command("plot")
 def study_plot(store: Store, out: Annotated[Path, option("study.figure")] = Path("study.png")) -> None:
     """Draw the figure that the study describes."""
-    from vkernel.study import report
-
-    typer.echo(f"wrote {vk.plots.save(report.figure(vk.study.load(store)), out)}")
+    typer.echo(f"wrote {vk.plots.save(vk.study.report.figure(vk.study.load(store)), out)}")
 
 
 @study.command("export")
 def study_export(store: Store, out: Annotated[Path, option("study.export")]) -> None:
     """Write the results to a file for other programs."""
-    from vkernel.study import report
-
-    typer.echo(f"wrote {report.export(store, out)}")
+    typer.echo(f"wrote {vk.study.report.export(store, out)}")
 
 
 app.add_typer(study, name="study")

@@ -53,7 +53,7 @@ class Process(ABC):
 
     def __post_init__(self) -> None:
         """Check the parameters: all finite and positive (eps may be 0), eps < T, sigma/alpha increasing."""
-        given = {f.name: vars(self)[f.name] for f in fields(cast(Any, self)) if f.type == "float"}
+        given = {f.name: vars(self)[f.name] for f in fields(cast(Any, self)) if f.type in ("float", float)}
         for name, value in given.items():
             number = vars(self)[name] = numbers(name, [value])[0]
             require(number > 0 or (number == 0 and name == "eps"), f"{name} must be positive, not {value!r}.")

@@ -6,8 +6,9 @@ cluster (:mod:`vkernel.study.runners`). The contents of a block depend on the st
 order, workers or interruptions.
 """
 
+from vkernel.study import report
 from vkernel.study.runners import run
-from vkernel.study.spec import Spec, read
+from vkernel.study.spec import Spec, read, shipped
 from vkernel.study.store import load
 
-__all__ = ["Spec", "load", "read", "run"]
+__all__ = ["Spec", "load", "read", "report", "run", "shipped"]
