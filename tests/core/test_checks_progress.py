@@ -74,7 +74,9 @@ METRICS += [vk.metrics.memorised_fraction, vk.metrics.energy_distance, vk.metric
 
 
 @pytest.mark.parametrize(
-    ("function", "contract"), [(f, SAMPLING) for f in SAMPLERS] + [(f, READING) for f in METRICS], ids=repr
+    ("function", "contract"),
+    [(f, SAMPLING) for f in SAMPLERS] + [(f, READING) for f in METRICS],
+    ids=lambda a: getattr(a, "__name__", "options"),
 )
 def test_functions_show_the_options_that_they_pass_on(function, contract):
     shown = inspect.signature(function).parameters
