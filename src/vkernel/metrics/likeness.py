@@ -95,8 +95,7 @@ def likeness(
         held, order = data.subset(order[:count]), order[count:]
     else:
         held = held.to(data.device).subset(held.choose(wanted, g, distinct=True))
-    train = data.subset(order[:MOMENTS])
-    n = min(len(good), held.n)
+    train, n = data.subset(order[:MOMENTS]), min(len(good), held.n)
     shuffled = good[torch.randperm(len(good), generator=g).to(good.device)]
     reduced = not extract.custom and extract.components is None and 2 * extract(good[:1]).shape[1] >= min(n, train.n)
     if reduced:

@@ -189,8 +189,7 @@ def colour_bar(figure: Figure, image: ScalarMappable, axes: Axes | np.ndarray, l
 def to_bytes(figure: Figure, format: str = "png", dpi: int = 144) -> bytes:
     """Return the content of a PNG, SVG or PDF file; the same figure gives the same bytes."""
     require(format in ("png", "svg", "pdf"), f"A picture is written as png, svg or pdf, not {format!r}.")
-    dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(format)
-    buffer = io.BytesIO()
+    buffer, dated = io.BytesIO(), {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(format)
     with style():  # svg.hashsalt is read when saving
         figure.savefig(buffer, format=format, dpi=dpi, metadata=dated, facecolor=figure.get_facecolor())
     return buffer.getvalue()

@@ -289,11 +289,8 @@ def _edges(places: np.ndarray) -> np.ndarray:
 
 def _densities(_: Figure, axes: np.ndarray, one: xarray.Dataset) -> None:
     (ax,), top = axes, float(np.nanmax(array(one.density)))
-    looks: list[dict[str, Any]] = [
-        {"color": lines()[5], "fill": True, "alpha": 0.35, "lw": 0},
-        {"color": lines()[0], "lw": 1.5},
-        {"color": lines()[1], "lw": 1.5, "ls": DASHED},
-    ]
+    looks: list[dict[str, Any]] = [{"color": lines()[5], "fill": True, "alpha": 0.35, "lw": 0}]
+    looks += [{"color": lines()[0], "lw": 1.5}, {"color": lines()[1], "lw": 1.5, "ls": DASHED}]
     for (label, density, tv), look in zip(_laws(one), looks, strict=True):
         if np.isfinite(density).all():
             ax.stairs(density, _edges(array(one.bin)), label=f"{label}, {tv}" if tv else label, **look)

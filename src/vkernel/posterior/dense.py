@@ -27,20 +27,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from vkernel.posterior.weights import (
-    NARROW,
-    CentredPoints,
-    DenseWeights,
-    Moments,
-    Queries,
-    Span,
-    SparseWeights,
-    Weights,
-    blocks,
-    product,
-    reduce,
-    trimmed,
-)
+from vkernel.posterior import weights as base
+from vkernel.posterior.weights import CentredPoints, DenseWeights, Moments, Queries, Span, SparseWeights, Weights
 
 # One block of queries × one chunk of points on a CPU: few enough logits (32 MB) to stay near its caches, enough of
 # them that the barriers between threads do not count. On a GPU both follow from the memory alone.
@@ -76,10 +64,10 @@ class Block:
 
     def weights(self, span: Span) -> Iterator[Weights]:
         """Yield the weights over some of the points; ``rows`` count from the first query of the block."""
-        if self.points.d < NARROW:
+        if self.points.d < base.NARROW:
             yield from self._exact(self.float64(torch.arange(len(self.x), device=self.x.device), span))
             return
-        logit = product(self.left, span.columns.mT)
+        logit = base.product(self.left, span.columns.mT)
         self.top = torch.cat([self.top, logit.topk(min(2, logit.shape[1]), dim=1).values], 1).topk(2, dim=1).values
         first, second = self.top.double().unbind(1)
         # A single point has no second: then nothing can be dropped, and nothing need be.
@@ -92,7 +80,7 @@ class Block:
         if bool((sparse & (count > 0)).any()):  # the points of the mask, less the lightest
             q, i = (mask & sparse[:, None]).nonzero().unbind(1)
             share = math.log(logit.shape[1] / self.points.n)
-            keep = trimmed(logit[q, i].double() + self.delta[q], q, reference - self.delta - TRIM + share)
+            keep = base.trimmed(logit[q, i].double() + self.delta[q], q, reference - self.delta - TRIM + share)
             yield from self._pairs(q[keep], i[keep] + span.part.start)
         if bool(sparse.all()):
             return
@@ -175,11 +163,12 @@ class Dense:
 
     def moments(self, queries: Queries) -> Moments:
         """Return log z and the mean of every query."""
-        return reduce(self.weights(queries, covariance=False), queries.x)
+        return base.reduce(self.weights(queries, covariance=False), queries.x)
 
     def nearest(self, queries: Queries, k: int) -> tuple[Tensor, Tensor]:
         """Return float64 logits, descending, and indices of each query's ``k ≤ n`` heaviest points, ``(B, k)``."""
-        found = [self._nearest(queries[part], k, self.points.d < NARROW) for part in blocks(len(queries), self.block)]
+        wide, parts = self.points.d < base.NARROW, base.blocks(len(queries), self.block)
+        found = [self._nearest(queries[part], k, wide) for part in parts]
         logits, indices = zip(*found, strict=True) if found else ([queries.x.new_empty(0, k)],) * 2
         return torch.cat(logits), torch.cat(indices).long()
 
@@ -189,7 +178,7 @@ class Dense:
         most, every = min(k + SPARE, n), torch.arange(len(queries), device=queries.x.device)
         best, index = queries.x.new_empty((len(every), 0)), every.new_empty((len(every), 0))
         for span in self.points.spans():
-            logit = block.float64(every, span).logit if wide else product(block.left, span.columns.mT)
+            logit = block.float64(every, span).logit if wide else base.product(block.left, span.columns.mT)
             value, place = logit.topk(min(most, logit.shape[1]), dim=1)
             best, index = torch.cat([best, value.double()], 1), torch.cat([index, span.part.start + place], 1)
             best, keep = best.topk(min(most, best.shape[1]), dim=1)

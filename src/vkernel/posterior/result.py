@@ -169,8 +169,7 @@ class PosteriorCovariance(Covariance):
         self.dtype, self.device = posterior.dtype, posterior.device
 
     def __matmul__(self, v: Tensor) -> Tensor:
-        p = self.posterior
-        whole = self.batch + self.shape
+        p, whole = self.posterior, self.batch + self.shape
         require(fits(tuple(v.shape), whole), f"v has shape {tuple(v.shape)}, which does not broadcast to {whole}.")
         flat = v.to(p.queries.x).expand(whole).reshape(p.queries.x.shape)
         return p._like_x(p.moments(vector=flat).present()["product"])

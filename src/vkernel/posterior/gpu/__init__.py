@@ -144,8 +144,7 @@ class GPUPath:
 
     def __init__(self, dense: Dense) -> None:
         self.dense, self.points = dense, dense.points
-        self.fp16 = FP16Points(self.points)
-        self.recordings = Recordings()
+        self.fp16, self.recordings = FP16Points(self.points), Recordings()
         self.losses: dict[tuple[bool, bool], Loss] = {}
         sums = (8 if self.fp16.low is None else 12) * self.fp16.slices + 32
         self.bytes_per_query = 16 * self.fp16.rows + sums * self.fp16.width
