@@ -10,92 +10,33 @@ covariance of the training target around it (the proxy-score covariance C), and 
 torch.Size([1, 1])
 """
 
-from __future__ import annotations
-
+import ast
 import importlib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from vkernel.version import __version__
+from vkernel.version import __version__ as __version__
 
-# Public names by the module that defines them. They are imported on first use: ``import vkernel`` imports torch and
-# numpy only.
-_DEFINED = {
-    "adapters.checkpoints": "Checkpoint Checkpoints",
-    "adapters.diffusers": "as_unet",
-    "core.errors": "InputError",
-    "core.estimate": "Estimate",
-    "data.empirical": "Empirical",
-    "data.loaders": "load",
-    "process": "Anisotropic Cosine DDPM EDM FlowMatching Process Toy VE VP VPSong",
-    "reports.audit.audit": "audit",
-    "reports.compare": "compare",
-    "reports.profile": "Profile profile",
-    "sample.scores": "Scores",
-    "score.base": "Score",
-    "score.conversions": "proxy_score to_flow to_noise to_v to_x0",
-    "score.empirical": "EmpiricalScore noise_fraction",
-    "score.mixture": "GaussianMixture",
-    "score.wrapped": "as_score",
-    "train.ensemble": "Ensemble load_ensemble train_ensemble variance_split",
-    "train.objectives": "J0 J1 JC JK",
-}
-_NAMES = {name: module for module, names in _DEFINED.items() for name in names.split()}
-_PACKAGES = "adapters core data kernels metrics plots posterior process reports reproduce sample score study train"
-_MODULES = {name: name for name in _PACKAGES.split()}
-_MODULES |= {"features": "train.features", "models": "train.models", "path": "sample.path"}
+# The stub lists public names by the module that defines them (SPEC 1 of Scientific Python). They are imported on first
+# use: ``import vkernel`` imports torch and numpy only.
+_STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf8")).body
+_NAMES = {name.name: str(node.module) for node in _STUB if isinstance(node, ast.ImportFrom) for name in node.names}
+_PACKAGES = {path.parent.name for path in Path(__file__).parent.glob("*/__init__.py")} | {"features", "models", "path"}
 
-__all__ = ["__version__", *_NAMES, *_MODULES]
+__all__ = ["__version__", *_NAMES]
 
 
 def __getattr__(name: str) -> object:
-    if name in _NAMES:
-        value = getattr(importlib.import_module(f"vkernel.{_NAMES[name]}"), name)
-    elif name in _MODULES:
-        value = importlib.import_module(f"vkernel.{_MODULES[name]}")
-    else:
+    if name not in _NAMES:
         raise AttributeError(f"module 'vkernel' has no attribute {name!r}")
+    module = _NAMES[name]
+    value = (
+        importlib.import_module(f"{module}.{name}")
+        if name in _PACKAGES
+        else getattr(importlib.import_module(module), name)
+    )
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-if TYPE_CHECKING:
-    from vkernel import (
-        adapters,
-        core,
-        data,
-        kernels,
-        metrics,
-        plots,
-        posterior,
-        process,
-        reports,
-        reproduce,
-        sample,
-        score,
-        study,
-        train,
-    )
-    from vkernel.adapters.checkpoints import Checkpoint, Checkpoints
-    from vkernel.adapters.diffusers import as_unet
-    from vkernel.core.errors import InputError
-    from vkernel.core.estimate import Estimate
-    from vkernel.data.empirical import Empirical
-    from vkernel.data.loaders import load
-    from vkernel.process import DDPM, EDM, VE, VP, Anisotropic, Cosine, FlowMatching, Process, Toy, VPSong
-    from vkernel.reports.audit.audit import audit
-    from vkernel.reports.compare import compare
-    from vkernel.reports.profile import Profile, profile
-    from vkernel.sample import path
-    from vkernel.sample.scores import Scores
-    from vkernel.score.base import Score
-    from vkernel.score.conversions import proxy_score, to_flow, to_noise, to_v, to_x0
-    from vkernel.score.empirical import EmpiricalScore, noise_fraction
-    from vkernel.score.mixture import GaussianMixture
-    from vkernel.score.wrapped import as_score
-    from vkernel.train import features, models
-    from vkernel.train.ensemble import Ensemble, load_ensemble, train_ensemble, variance_split
-    from vkernel.train.objectives import J0, J1, JC, JK
