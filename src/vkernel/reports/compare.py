@@ -49,10 +49,9 @@ from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate, jackknife_se, leave_one_out
 from vkernel.kernels import Kernel, Linear, Measured
 from vkernel.reports.html import read, render
-from vkernel.sample import Options, end, pf_ode
+from vkernel.sample import Options, end, pf_ode, semiclassical
 from vkernel.sample.scores import Groups, Scores, kurtosis, skewness
 from vkernel.sample.sde import Learned
-from vkernel.sample.semiclassical import semiclassical
 from vkernel.score.base import Score, wide_time
 from vkernel.score.empirical import EmpiricalScore
 
@@ -241,8 +240,7 @@ def _left_out(s: Tensor, groups: Groups, target: Tensor) -> Tensor:
     m, c = len(s), s - s.mean(0)
     q = torch.cat([c.square().sum(-1), (c[:, :-1] * c[:, 1:]).sum(-1)], 1)
     cov = (q.sum(0) - m / (m - 1) * q) / (m - 2)
-    away = s.mean(0) - c / (m - 1) - target
-    return torch.cat([cov, away.square().sum(-1) - cov[:, : s.shape[1]] / (m - 1)], 1)
+    return torch.cat([cov, (s.mean(0) - c / (m - 1) - target).square().sum(-1) - cov[:, : s.shape[1]] / (m - 1)], 1)
 
 
 def _pooled(name: str, value: Tensor, without: Tensor, scale: Tensor, bulk: Tensor) -> Columns:
@@ -266,8 +264,7 @@ def draw_laws(
 
     def quenched(V: Kernel) -> Tensor:
         """Sample the effective SDE; a V without factors needs a field for every start."""
-        each = V.factors(x_T[:1], scores.process.T) is None
-        start = x_T[:, None] if each else x_T.expand(count, *x_T.shape)
+        start = x_T[:, None] if V.factors(x_T[:1], scores.process.T) is None else x_T.expand(count, *x_T.shape)
         return flow(Learned(mean, V.draw(len(start), source)), start)
 
     with warnings.catch_warnings():

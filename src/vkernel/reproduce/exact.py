@@ -173,8 +173,7 @@ def memorise(run: Run) -> Exhibit:
     notes = [f"in the gaps: {number(share.value, 2)}" for share in shares]
     edges = torch.linspace(-1.5, 1.5, 121, dtype=torch.float64)
     law = torch.stack([torch.histogram(x, edges).hist / len(x) for x in samples.values()])
-    drawn = {"": law}, list(samples), edges, {"": data[:][:, 0]}, GAP, [notes]
-    page.picture("memorise", plots.law_panels, *drawn)
+    page.picture("memorise", plots.law_panels, {"": law}, list(samples), edges, {"": data[:][:, 0]}, GAP, [notes])
     return page.exhibit(0.1)
 
 

@@ -17,8 +17,7 @@ these numbers:
 
 Lists hold paragraphs; those that are empty once filled in are left out. Filters are ``number`` (three significant
 figures), ``percent``, ``interval`` ("low to high") and ``estimate`` ("value (low to high)"), of an
-:class:`~vkernel.core.estimate.Estimate` or of three numbers, and ``mean`` ("value ± half width"), of a sample. Every
-file is written completely or not at all.
+:class:`~vkernel.core.estimate.Estimate` or of three numbers, and ``mean`` ("value ± half width"), of a sample.
 """
 
 import functools
@@ -51,6 +50,7 @@ from vkernel.study.work import torch_threads
 T = TypeVar("T")
 Values = dict[str, Any]
 NONE: Values = {}
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 MEMORY = 1 << 28  # of exact scores: fixed, so that blocks, and with them the rounding, are the same everywhere
 
 
@@ -213,9 +213,6 @@ def _fill(part: Any, values: Mapping[str, Any]) -> Any:
     return text.strip()
 
 
-_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-
-
 def number(value: Any, digits: int = 3) -> str:
     """Format a number for a sentence, with powers of ten where it is very small or large; a count as it is."""
     if isinstance(value, int):
@@ -224,8 +221,7 @@ def number(value: Any, digits: int = 3) -> str:
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     if 1e-3 <= abs(value) < 1e5:
-        places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-        return f"{value:,.{places}f}"
+        return f"{value:,.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
     mantissa, exponent = f"{value:.{digits - 2}e}".split("e")
     return f"{mantissa} · 10{str(int(exponent)).translate(_RAISED)}"
 

@@ -105,8 +105,7 @@ def line(run: Run, key: str, data: Empirical, labels: Tensor) -> Exhibit:
     noisy: Estimate[Tensor] = Estimate.of_mean(torch.stack(draws, 1))
     both = torch.randperm(data.n, generator=run.stream(f"{name}/pairs"))[: data.n // 2 * 2].reshape(-1, 2)
     pairs = both[labels[both[:, 0]] != labels[both[:, 1]]][: s.pairs]  # disjoint, of different class
-    near = (t / t[chosen]).log2().abs() < 1.05
-    levels = [int(k) for k in near.nonzero().flatten() if (int(k) - chosen) % 2 == 0]
+    levels = [k for k, r in enumerate((t / t[chosen]).log2().abs().tolist()) if r < 1.05 and (k - chosen) % 2 == 0]
     logs = _log_ratios(run, name, score, t[levels], pairs, s.pair_draws)
     curves: Values = {label: Estimate.of_mean(values, dim=1).exp() for label, values in logs.items()}
     at, lines = levels.index(chosen), {label: curve.stack() for label, curve in curves.items()}
@@ -241,11 +240,9 @@ def _draw(sizes: SimpleNamespace, end: SimpleNamespace) -> Figure:
     order = end.elsewhere.double().mean((0, 1)).argsort(descending=True, stable=True)[: sizes.rows].sort().values
 
     def row(values: Tensor, first: Tensor) -> Tensor:  # (start, PF-ODE and κ × run, …)
-        shown = values[:, : sizes.columns, order].movedim(2, 0).flatten(1, 2)
-        return torch.cat([first[order][:, None], shown], 1)
+        return torch.cat([first[order][:, None], values[:, : sizes.columns, order].movedim(2, 0).flatten(1, 2)], 1)
 
     notes = [[f"{float(v):.2f}" for v in line] for line in row(end.distance, end.flow_distance)]
     groups = [("PF-ODE", 1), *((f"effective SDE, κ = {k:g}", sizes.columns) for k in sizes.kappas)]
     mark, at = row(end.elsewhere, torch.zeros_like(end.flow_at, dtype=torch.bool)), end.flow_at[order]
-    labels = [f"no. {int(i)}" for i in at]
-    return plots.end_images(sizes.data[at], row(end.x, end.flow), labels, groups, mark, notes)
+    return plots.end_images(sizes.data[at], row(end.x, end.flow), [f"no. {int(i)}" for i in at], groups, mark, notes)

@@ -132,8 +132,7 @@ def apart(found: Sequence[Estimate]) -> bool:
 def figure3(run: Run) -> Exhibit:
     """Map the average laws of linear models with two kinds of features, and compare masses of J1 and J0."""
     spec, dims = run.spec("figure3"), ("features", "objective", "rotation")
-    order = ("features", "rotation", "objective")
-    ds, schemes = run.study(spec, 0.85), _schemes(spec)
+    ds, schemes, order = run.study(spec, 0.85), _schemes(spec), ("features", "rotation", "objective")
     shown = ds.sel(scheme=["published", "converged"])
     mass, law = masses(shown, "scheme", *dims), laws(shown, "scheme", *dims)
     mean_score = masses(ds.sel(scheme="mean"), *dims)[:, 1, :, :, 0]  # that of J0, which J1 shares
@@ -205,8 +204,7 @@ def _few(spec: Values, members: int, samplers: Sequence[Values], **grid: Any) ->
 
 
 def _schemes(spec: Values) -> dict[str, Values]:
-    sampler = spec["grid"]["sampler"]
-    return dict(zip(sampler["labels"], sampler["values"], strict=True))
+    return dict(zip(*(spec["grid"]["sampler"][key] for key in ("labels", "values")), strict=True))
 
 
 def _about(spec: Values) -> Values:

@@ -157,8 +157,7 @@ def shares(run: Run) -> Exhibit:
     def predict(case: SimpleNamespace, group: int) -> Tensor:  # the same by the V-kernel
         how: Values = {"draws": round(F / case.ratio), "sets": case.sets}
         kernel = kernels.Linear(model, DATA, PROCESS, seed=run.key("shares/kernel", group), **how)
-        parts = [kernel.only(part).cov(x, t).trace() for part in ("misfit", "target_noise")]
-        return _pooled(torch.stack(parts), weights)
+        return _pooled(torch.stack([kernel.only(p).cov(x, t).trace() for p in ("misfit", "target_noise")]), weights)
 
     cost = [case.repetitions * case.inputs * case.targets / case.ratio for case in cases]
     measured, predicted = [], []

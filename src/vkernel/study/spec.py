@@ -37,9 +37,7 @@ SHIPPED = ["target_noise", "process_and_cutoff", "nonlinearity", "capacity", "fe
 SHIPPED += ["phase_capacity_noise", "phase_size_time", "phase_cutoff_capacity"]  # in the order of the documentation
 
 
-class Table(BaseModel):
-    """A table of the file: unknown keys are refused."""
-
+class Table(BaseModel):  # a table of the file: unknown keys are refused
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -52,9 +50,7 @@ class Data(Table):  # the training set
     weights: list[float] | None = None
 
 
-class ProcessTable(BaseModel):
-    """The forward process; a condition checks its parameters by making it."""
-
+class ProcessTable(BaseModel):  # the forward process; a condition checks its parameters by making it
     model_config = ConfigDict(extra="allow", frozen=True)
     kind: str = "vp"
 
@@ -66,8 +62,7 @@ class ProcessTable(BaseModel):
             require("eps" not in given, "give eps or cutoff, not both.")
             good = isinstance(cutoff, int | float) and math.isfinite(cutoff) and cutoff > 0
             require(good, f"cutoff must be a positive number, sigma/alpha at eps; got {cutoff!r}.")
-            eps = make_process({**given, "eps": 0.0}).time(torch.tensor(cutoff, dtype=torch.float64))
-            given["eps"] = float(eps)
+            given["eps"] = float(make_process({**given, "eps": 0.0}).time(torch.tensor(cutoff, dtype=torch.float64)))
         make_process(given)
         return ProcessTable(**given)
 

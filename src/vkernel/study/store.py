@@ -4,9 +4,8 @@ Every quantity is one array whose dimensions are the factors of the study, ``mem
 block of members in one condition, so that blocks never share a file. A block is written quantity by quantity, each file
 through a temporary one that is then renamed, and last its flag in ``done``: a flagged block is complete. Other blocks
 are computed again, to the same bits, since a block depends on the study and its index alone. The group itself is made
-in a folder beside the final one, and then renamed.
-
-One process at a time writes: the file lock beside the store is released by the system when its holder dies.
+in a folder beside the final one, and then renamed. One process at a time writes: the file lock beside the store is
+released by the system when its holder dies.
 
 ``RESULTS`` is the version of the numbers: it changes when the same study would give other ones. A store of another
 version can be read but not continued, so that it never mixes both. Version 1 is vkernel 0.1, which recorded none.
@@ -90,8 +89,7 @@ class Store:
 
     def missing(self) -> list[tuple[Condition, int]]:
         """Return the blocks that are not complete yet, in order."""
-        blocks = range(self.spec.blocks)
-        return [(c, b) for c in self.spec.conditions() for b in blocks if not self.done[(*c.index, b)]]
+        return [(c, b) for c in self.spec.conditions() for b in range(self.spec.blocks) if not self.done[(*c.index, b)]]
 
     def write(self, condition: Condition, block: int, values: dict[str, np.ndarray]) -> None:
         """Write a block: its quantities, and then its flag."""
@@ -132,8 +130,7 @@ def _create(path: Path, spec: Spec) -> None:
             group = zarr.open_group(str(beside), mode="w", zarr_format=3)
             about: dict[str, Any] = spec.model_dump(include={"title", "question", "seed"})
             about |= {"results": RESULTS, "vkernel": __version__, "torch": torch.__version__, "revision": _revision()}
-            about |= {"vkernel_study": spec.to_json(), "data_sha256": fingerprint(datasets(spec))}
-            group.attrs.update(about)
+            group.attrs.update(about | {"vkernel_study": spec.to_json(), "data_sha256": fingerprint(datasets(spec))})
 
             def create(name: str, about: str, unit: str, dims: tuple[str, ...], **options: Any) -> Any:
                 array = group.create_array(name, dimension_names=dims, **options)
@@ -177,11 +174,9 @@ def _check_same(path: Path, spec: Spec) -> None:
     attrs = load(path).attrs
     version, refusal = attrs.get("results", 1), "nothing was changed. Give another --store"
     stated = f"{path} holds results of version {version}, made by vkernel {attrs.get('vkernel')}"
-    ours = (
-        f"vkernel {__version__} computes version {RESULTS}, whose numbers may differ, and never mixes both in one store"
-    )
+    ours = f"vkernel {__version__} computes version {RESULTS}, whose numbers may differ, and never mixes both"
     advice = f"It can be shown, plotted and exported, but not continued; {refusal} to compute it anew."
-    require(version == RESULTS, f"{stated}; {ours}. {advice}")
+    require(version == RESULTS, f"{stated}; {ours} in one store. {advice}")
     there, here = json.loads(attrs["vkernel_study"]), json.loads(spec.to_json())
     differ = [k for k in here if there.get(k) != here[k] and json.dumps(there.get(k)) != json.dumps(here[k])]
     require(not differ, f"{path} holds another study (it differs in {', '.join(differ)}); {refusal}.")

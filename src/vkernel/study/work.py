@@ -24,23 +24,19 @@ from vkernel import kernels
 from vkernel.core import rng
 from vkernel.core.covariance import Factored
 from vkernel.core.errors import InputError, require
-from vkernel.data.empirical import Empirical
-from vkernel.data.loaders import load
-from vkernel.data.toys import toy
+from vkernel.data import Empirical, load, toy
 from vkernel.metrics import nearest
 from vkernel.process import Process, from_spec as make_process
-from vkernel.sample import effective_sde, end, naive, pf_ode, semiclassical
-from vkernel.sample.scores import Scores
-from vkernel.score.base import Score, Time
-from vkernel.score.empirical import EmpiricalScore
+from vkernel.sample import Scores, effective_sde, end, naive, pf_ode, semiclassical
+from vkernel.score import EmpiricalScore, Score, Time
 from vkernel.study.spec import MODEL_KEYS, NOISY, WITHOUT_MODEL, Condition, Lookup, Region, Spec
 from vkernel.train import features, models
 from vkernel.train.ensemble import Ensemble, train_ensemble
-from vkernel.train.models.base import Model
 from vkernel.train.objectives import J0, JC, JK
 
 T = TypeVar("T")
 MOST_POINTS = 64  # training points whose shares are kept
+_LAST = threading.local()
 
 
 class Quantity:
@@ -89,7 +85,7 @@ def prepare(spec: Spec) -> None:
         try:
             problem = Problem(spec, condition)
             o, d, n = condition.objective, problem.data.d, problem.data.n
-            assert isinstance(problem.model, Model)  # made here for the first time
+            assert isinstance(problem.model, models.Model)  # made here for the first time
             good = o.of != "subset" or math.inf == o.K or n >= o.K
             require(good, f"objective.K: a subset of {o.K:g} points needs as many; the data have {n}.")
             good = condition.sampler.lookup is None or d == 1
@@ -171,7 +167,7 @@ class Problem:
         return make_process(self.condition.process.model_dump())
 
     @functools.cached_property
-    def model(self) -> Model:
+    def model(self) -> models.Model:
         m, d, process = self.condition.model, self.data.d, self.process
         if m.kind == "linear" and m.features == "random":
             waves = features.random_fourier(m.per_axis ** (d + 1), d, process, length=m.length, generator=0)
@@ -181,8 +177,7 @@ class Problem:
         if m.kind == "lazy":
             how: dict[str, Any] = {"depth": m.depth, "activation": m.activation or "relu", "init_width": m.init_width}
             deep = models.NTK if m.kernel == "ntk" else models.NNGP
-            kernel = models.RBF(m.length) if m.kernel == "rbf" else deep(**how)
-            return models.Lazy(kernel, m.tau, m.target, init=m.init)
+            return models.Lazy(models.RBF(m.length) if m.kernel == "rbf" else deep(**how), m.tau, m.target, init=m.init)
         how = m.model_dump(include=MODEL_KEYS["mlp"] - {"kind", "activation"})
         return models.MLP(**how, activation=m.activation or "silu")
 
@@ -223,9 +218,6 @@ def fingerprint(sets: list[Empirical]) -> str:
         for part in (*rows, data.weights):
             found.update(part.double().cpu().contiguous().numpy().tobytes())
     return found.hexdigest()
-
-
-_LAST = threading.local()
 
 
 def _last(kind: str, key: str, make: Callable[[], T]) -> T:
@@ -285,8 +277,7 @@ def _flow(problem: Problem, scores: Scores | Score, x_T: Tensor, start: int = 0)
     x, count = x_T.new_full((len(scores), *x_T.shape), torch.nan), len(scores) if s.first is None else s.first - start
     alive = [m for m in range(min(len(scores), count)) if m not in set(scores.diverged)]
     if alive and s.lookup:
-        table = LookedUp(scores.select(alive), s.lookup)
-        x[alive] = end(pf_ode(table, x_T.expand(len(alive), *x_T.shape), **how))
+        x[alive] = end(pf_ode(LookedUp(scores.select(alive), s.lookup), x_T.expand(len(alive), *x_T.shape), **how))
     elif alive:
         x[alive] = scores.select(alive).sample(x_T=x_T, **how)
     return x
@@ -329,8 +320,7 @@ def _measure(x: Tensor, problem: Problem, wanted: dict[str, Quantity]) -> dict[s
         counts = x.new_zeros(len(x), wanted["share"].shape[0])
         found["share"] = counts.scatter_add_(1, index, torch.ones_like(distance)) / x.shape[1]
         found["share"][:, data.n :] = torch.nan
-    regions = dict(m.regions) if m.gap is None else {"gap": Region(norm=m.gap), **m.regions}
-    for name, region in regions.items():
+    for name, region in (m.regions if m.gap is None else {"gap": Region(norm=m.gap), **m.regions}).items():
         found[name] = _inside(x, distance, region, data, alpha).double().mean(1)
     if "density" in wanted:
         cell = ((x + m.limit) * (m.bins / (2 * m.limit))).floor()
@@ -357,10 +347,9 @@ def _inside(x: Tensor, nearest: Tensor, region: Region, data: Empirical, alpha: 
         inside &= nearest > region.away
     if region.beside is not None:
         points = alpha * data.rows(0, data.n).reshape(data.n, data.d).to(x)
-        along = points.roll(-1, 0) - points
-        share = ((x[..., None, :] - points) * along).sum(-1) / along.square().sum(-1)
-        off = (x[..., None, :] - points - share.clamp(0, 1)[..., None] * along).norm(dim=-1)
-        inside &= off.amin(-1) < region.beside
+        along, away = points.roll(-1, 0) - points, x[..., None, :] - points
+        share = (away * along).sum(-1) / along.square().sum(-1)
+        inside &= (away - share.clamp(0, 1)[..., None] * along).norm(dim=-1).amin(-1) < region.beside
     if region.around is not None and region.within is not None:
         inside &= (x - torch.tensor(region.around).to(x)).norm(dim=-1) < region.within
     return inside

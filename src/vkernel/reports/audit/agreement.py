@@ -193,8 +193,7 @@ def _measure(scores: Scores, exact: EmpiricalScore, x: Tensor, t: Tensor) -> Lev
     if groups.grouped:
         found["between_groups"], found["within_groups"] = (scale * part.sum(1) for part in groups.split(s))
     if kept := groups.without():
-        left = [groups.keep(some).factors(s[some]).square().sum((0, 2)) for some in kept]
-        found["without"] = scale * torch.stack(left, 1)
+        found["without"] = scale * torch.stack([groups.keep(k).factors(s[k]).square().sum((0, 2)) for k in kept], 1)
     return found
 
 
@@ -228,8 +227,7 @@ def _verdicts(ds: xarray.Dataset) -> list[list[float]]:
     low, high = (torch.from_numpy(ds[f"rank_{end}"].values).atanh() for end in ("low", "high"))
     z = estimate.Z95 * (low + high) / (high - low)
     z[torch.from_numpy((ds.target <= RESOLVED).values)] = math.nan
-    chance = torch.special.erfc(z.abs() / math.sqrt(2))
-    return (0 * z + z.sign().where(estimate.holm(chance), 0 * z)).tolist()
+    return (0 * z + z.sign().where(estimate.holm(torch.special.erfc(z.abs() / math.sqrt(2))), 0 * z)).tolist()
 
 
 @dataclass(frozen=True)
@@ -278,6 +276,5 @@ def _ratios(a: Tensor, b: Tensor) -> Tensor:
         distance[torch.arange(len(rows)), rows] = 0
         across[rows] += distance.sum(1)
         along += distance.sum(0)
-    whole = (own.mean() / (across.sum() / (n * (n - 1)))).reshape(1)
     less = (own.sum() - own) / (n - 1), (across.sum() - across - along) / ((n - 1) * (n - 2))
-    return torch.cat([whole, less[0] / less[1]])
+    return torch.cat([(own.mean() / (across.sum() / (n * (n - 1)))).reshape(1), less[0] / less[1]])

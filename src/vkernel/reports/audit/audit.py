@@ -46,9 +46,8 @@ from vkernel.reports.audit.conventions import Conventions, Skill, as_network, ch
 from vkernel.reports.audit.levels import Membership, audit_times, check_inputs, levels, membership, same_process
 from vkernel.reports.audit.report import Advice, Verdict, advice, as_dict, page, sentences, verdicts
 from vkernel.sample import Scores, ancestral, end, pf_ode
-from vkernel.score.base import Score, check_score
-from vkernel.score.empirical import EmpiricalScore
-from vkernel.score.wrapped import Wrapped, as_score
+from vkernel.score import EmpiricalScore, Score, Wrapped, as_score
+from vkernel.score.base import check_score
 
 if TYPE_CHECKING:
     import xarray
@@ -127,13 +126,10 @@ class NetworkAudit:
 
 @dataclass(frozen=True)
 class DataStatistics:
-    r"""Facts about the training set that the advice uses.
-
-    At the σ/α of ``collapse`` the ideal score has chosen one image, :math:`E\,r_i(\alpha y_i + \sigma z) \ge \tfrac12`.
-    """
+    """Facts about the training set that the advice uses."""
 
     cutoff: float  # σ/α at the end of sampling
-    collapse: float | None
+    collapse: float | None  # σ/α at which the ideal score has chosen one image, E r_i(α y_i + σ z) ≥ 1/2
     repeated: frozenset[int]  # training images that have an exact copy, or near copies if a profile gives them
     near: bool
 
@@ -237,8 +233,7 @@ def audit(
     Args:
         models: a score (a ``Checkpoint``, say), several as ``Scores`` (an ``Ensemble``, ``Checkpoints``), a diffusers
             folder, a function ``(x, t)`` that returns the score under ``process``, or a list of these.
-        test: images of the same law that the networks did not see; without them errors have no reference, and
-            membership is not measured.
+        test: images of the same law that the networks did not see, the reference of errors; membership needs them.
         features: those in which samples are compared with data (:func:`vkernel.metrics.features.extractor`).
         threshold: the largest ratio of the nearest to the second nearest distance of a copy.
         groups: the group of each network, equal for networks that share an initialisation, say.
@@ -261,9 +256,8 @@ def audit(
         data = data.loaded()
     sizes, extract = sizes or (Sizes.quick() if quick else Sizes()), extractor(features)
     each = CHECK + LEVELS + MEMBERSHIP * (held is not None) + BLIND + 2 * (SAMPLES + COMPARE)
-    total = len(nets) * each + AGREE * (len(nets) > 1) + DATA
     together, notes = None, []
-    with report_progress(total, progress) as step:
+    with report_progress(len(nets) * each + AGREE * (len(nets) > 1) + DATA, progress) as step:
         problems = [_Problem(some, data, held, extract, threshold, sizes, seed, step) for some in _alike(nets)]
         found = {name: result for problem in problems for name, result in problem.networks().items()}
         results = [found[net.name] for net in nets]
@@ -289,8 +283,7 @@ def _networks(models: Model | Sequence[Model], process: Process | None, data: Em
     for model in given:
         if isinstance(model, Scores):
             found = {m: as_network(model.member(m), data) for m in range(len(model)) if m not in model.diverged}
-            named = isinstance(model, Checkpoints)
-            nets += [net if named else replace(net, name=f"member {m}") for m, net in found.items()]
+            nets += [n if isinstance(model, Checkpoints) else replace(n, name=f"member {m}") for m, n in found.items()]
         elif isinstance(model, str | Path):
             nets.append(Checkpoint.from_diffusers(model))
         elif isinstance(model, Score):
@@ -320,8 +313,7 @@ def _alike(nets: list[Wrapped]) -> list[list[Wrapped]]:
     """Return the networks in groups of one process, pixel range, class and time input."""
     groups: list[list[Wrapped]] = []
     for net in nets:
-        stated = (net.range, net.label, net.time)
-        same = [g for g in groups if (g[0].range, g[0].label, g[0].time) == stated]
+        same = [g for g in groups if (g[0].range, g[0].label, g[0].time) == (net.range, net.label, net.time)]
         own = [g for g in same if same_process(g[0].process, net.process)]
         if own:
             own[0].append(net)
@@ -360,8 +352,7 @@ class _Problem:
             read = check(net, self.data, images=self.sizes.check, seed=self.seed, exact=self.exact)
             found[net.name] = NetworkAudit(net, read)
             self.step(f"{net.name}: conventions", CHECK)
-        good = [net for net in self.nets if found[net.name].conventions.fits]
-        for name, curve in self._levels(good).items():
+        for name, curve in self._levels([net for net in self.nets if found[net.name].conventions.fits]).items():
             try:
                 found[name] = self._network(found[name], curve)
             except InputError as error:
@@ -438,9 +429,8 @@ def draw(
 ) -> Tensor:
     """Sample from ``x_T (n, *shape)``, like it; samples that diverge are returned as they are.
 
-    ``kind`` is "ode" or "ancestral". ``steps`` are evaluations of the network; ``None`` is every index of a DDPM, and
-    1,000 in continuous time. Ancestral steps of a DDPM are whole indices at even distances; times that an index input
-    cannot distinguish count once.
+    ``kind`` is "ode" or "ancestral"; ``steps`` are evaluations of the network (``None``: every index of a DDPM, 1,000
+    in continuous time). Ancestral steps of a DDPM are evenly spaced indices; times that share an index count once.
     """
     _check(score, seed)
     check_choice(kind, "kind", KINDS)

@@ -38,8 +38,7 @@ from vkernel.core.estimate import Estimate
 from vkernel.data.empirical import Empirical
 from vkernel.reports.audit.conventions import LinearDenoiser, NoisyBatch, as_network
 from vkernel.reports.audit.levels import Times, dataset, variables
-from vkernel.score.base import Score
-from vkernel.score.wrapped import Wrapped
+from vkernel.score import Score, Wrapped
 
 if TYPE_CHECKING:
     import xarray
@@ -77,8 +76,7 @@ class Blind:
     @property
     def smallest(self) -> tuple[float, float] | None:
         """The smallest gain found, in units of a random direction's, and its cosine; ``None`` if it was not sought."""
-        typical = self.gain["random"].value.tolist()
-        columns = zip(self.least, typical, self.cosine, strict=True)
+        columns = zip(self.least, self.gain["random"].value.tolist(), self.cosine, strict=True)
         return min(((a / max(b, 1e-300), c) for a, b, c in columns if not math.isnan(a)), default=None)
 
     def to_dataset(self) -> xarray.Dataset:
@@ -177,8 +175,7 @@ class Jacobian:
         x = self.x.expand(len(v), *self.x.shape[1:]).contiguous()
         if self.forward:
             return torch.func.jvp(self.f, (x,), (v,))[1].detach()
-        size = v.flatten(1).square().mean(1).sqrt().clamp_min(1e-300) / self.nudge
-        size = size.reshape(-1, *(1,) * (v.ndim - 1))
+        size = v.flatten(1).square().mean(1).sqrt().clamp_min(1e-300).reshape(-1, *(1,) * (v.ndim - 1)) / self.nudge
         return (self.f(x + v / size) - self.f(x - v / size)).detach() * size / 2
 
     def gain(self, u: Tensor) -> Tensor:
@@ -214,5 +211,4 @@ def smallest_gain(jacobian: Jacobian, size: int, generator: torch.Generator) -> 
             fresh = rng.randn(tuple(new.shape), generator, new.device, new.dtype)
             block = jacobian.transposed(moved).reshape(-1, d) if jacobian.back else fresh
     u, s, _ = torch.linalg.svd(images, full_matrices=False)
-    direction = u[:, -1] @ space
-    return float(s[-1]), min(1.0, float(direction.sum().abs() / math.sqrt(d)))
+    return float(s[-1]), min(1.0, float((u[:, -1] @ space).sum().abs() / math.sqrt(d)))

@@ -19,8 +19,7 @@ more, where noise and v differ, and with trivial errors below .1 counted as .1. 
   errors of the (paired) difference.
 
 Other conventions are evaluated on fewer images and the same noise. The levels follow the pixel range, which changes
-:math:`s`. Another prediction reuses the same outputs. Another time or another range are tried first; if none fits, both
-at once.
+:math:`s`. Another prediction reuses the same outputs. Another time or range is tried first; if none fits, both at once.
 
 **Skill** (:func:`skill`). The best linear denoiser, :math:`\widehat{\mathrm{noise}}(x) = \sigma\,(\alpha^2\Sigma +
 \sigma^2)^{-1} (x - \alpha m)`, holds all that a mean and a covariance can predict. The ratio q of the network's error
@@ -48,10 +47,9 @@ from vkernel.core.estimate import Estimate
 from vkernel.data.empirical import Empirical
 from vkernel.process import DDPM, Process
 from vkernel.reports.audit.levels import dataset, mean_square, variables
-from vkernel.score.base import Score, check_score
-from vkernel.score.conversions import convert
-from vkernel.score.empirical import EmpiricalScore
-from vkernel.score.wrapped import TimeInput, Wrapped
+from vkernel.score import EmpiricalScore, Score, Wrapped, convert
+from vkernel.score.base import check_score
+from vkernel.score.wrapped import TimeInput
 
 if TYPE_CHECKING:
     import xarray
@@ -152,21 +150,11 @@ def check(
     middle = float(tried[stated][1].mean())  # conventions with the same contrast are equivalent
     means = {c: float(contrast.mean()) for c, (rival, contrast) in tried.items() if _beats(rival)}
     alike = tuple(c for c, m in means.items() if m < ALIKE * middle and abs(m - middle) > 1e-6 * middle)
-    curves = {"t": batch.times, "r": batch.r, "trivial": trivial.mean(1), "ideal": ideal.mean(1)}
-    lists = {name: c.tolist() for name, c in (curves | {"error": error.value, "se": error.se}).items()}
+    curves = batch.times, batch.r, error.value, error.se, trivial.mean(1), ideal.mean(1)
     fits, untrained = better is None and good, better is None and not good
     rival, span = None if better is None else tried[better][0], (float(some.min()), float(some.max()))
-    return Conventions(
-        stated,
-        **lists,
-        loss=loss,
-        fits=fits,
-        untrained=untrained,
-        better=better,
-        better_loss=rival,
-        alike=alike,
-        data_range=span,
-    )
+    t, r, value, se, easy, best = (curve.tolist() for curve in curves)
+    return Conventions(stated, t, r, value, se, easy, best, loss, fits, untrained, better, rival, alike, span)
 
 
 def _trial(errors: Tensor, trivial: Tensor) -> tuple[Estimate, Tensor]:
@@ -306,8 +294,7 @@ class NoisyBatch:
         require(net.shape in (None, data.shape), shapes)
         data = net.scaled(data)
         require(data.spread > 0, "All points of the data are equal; at least two different ones are needed.")
-        chosen = torch.multinomial(data.weights.cpu(), images, replacement=True, generator=generator)
-        x0 = data[chosen].double().cpu()
+        x0 = data[torch.multinomial(data.weights.cpu(), images, replacement=True, generator=generator)].double().cpu()
         noise = torch.randn(levels + 1, *x0.shape, generator=generator, dtype=torch.float64)
         mean, spread = data.center.cpu().reshape(data.shape), data.spread / math.sqrt(data.d)
         return cls(net.process, x0, mean, spread, noise, _times(net, spread, levels))

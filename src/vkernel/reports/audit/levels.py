@@ -52,9 +52,8 @@ from vkernel.data.empirical import Empirical
 from vkernel.process import Anisotropic, Process
 from vkernel.reports.html import read
 from vkernel.sample.scores import Scores
-from vkernel.score.base import Score, check_score
-from vkernel.score.empirical import EmpiricalScore
-from vkernel.score.wrapped import Wrapped
+from vkernel.score import EmpiricalScore, Score, Wrapped
+from vkernel.score.base import check_score
 
 if TYPE_CHECKING:
     import xarray
@@ -121,8 +120,7 @@ def _errors(
     models: list[Score], exact: EmpiricalScore, images: NoisyImages, level: int, batch: int, key: str
 ) -> Iterator[tuple[str, Tensor]]:
     """Return each quantity by name, ``(models, images)``, averaged over draws; training images have two more."""
-    names = [key, f"ideal_{key}", *(("distance", "rayleigh") if key == "train" else ())]
-    t = images.times[level]
+    names, t = [key, f"ideal_{key}", *(("distance", "rayleigh") if key == "train" else ())], images.times[level]
     found = images.x0.new_zeros((len(names), len(models), *images.keys.shape[1:]), dtype=torch.float64)
     for draw, part, x, noise in images.parts(level, batch):
         if key == "train":
@@ -256,8 +254,7 @@ def audit_times(model: Score | Scores, data: Empirical, times: Times = None) -> 
         reach, s = process.ratios, data.spread / math.sqrt(data.d)
         low, high = max(LOW * s, reach[0]), min(HIGH * s, reach[1])
         require(low < high, f"{process!r} does not reach the scale of the data, {s:.3g} a pixel; give times=.")
-        ratios = torch.logspace(math.log10(low), math.log10(high), COUNT, dtype=torch.float64)
-        t = process.time(ratios.clamp(low, high))
+        t = process.time(torch.logspace(math.log10(low), math.log10(high), COUNT, dtype=torch.float64).clamp(low, high))
     else:
         try:
             t = torch.as_tensor(times, dtype=torch.float64).cpu().reshape(-1)

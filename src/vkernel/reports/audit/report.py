@@ -203,8 +203,7 @@ def page(audit: Audit) -> str:
     """Return the HTML report."""
     figures = {n.name: _figures(audit, n) for n in audit.networks}
     values = {"compared": text("compared", audit=audit), "questions": QUESTIONS, "together": _together(audit)}
-    title = f"Audit of {', '.join(figures)}"
-    return html.page("audit.html", title=title, audit=audit, figures=figures, **values)
+    return html.page("audit.html", title=f"Audit of {', '.join(figures)}", audit=audit, figures=figures, **values)
 
 
 def _figure(key: str, draw: Callable[..., Figure], *given: Any, **context: Any) -> dict[str, Any]:

@@ -105,8 +105,7 @@ class Levels:
         trace = posterior.cov.trace().double()
         rho, mmse = (Estimate[float].of_mean(trace, scale=s / data.d) for s in ((alpha / sigma) ** 2, 1.0))
         if data.d == 1:  # by quadrature
-            source = rng.stream(self.seed, "profile/line")
-            exact = noise_fraction(self.score, process, float(t), self.queries, source)
+            exact = noise_fraction(self.score, process, float(t), self.queries, rng.stream(self.seed, "profile/line"))
             rho, mmse = (Estimate(*map(float, exact.scaled(s).fields)) for s in (1.0, (sigma / alpha) ** 2))
         means = (posterior.ess, posterior.entropy, posterior.weight(self.index))
         ess, entropy, own = (Estimate[float].of_mean(v.double()) for v in means)
@@ -122,8 +121,7 @@ class Levels:
         rising = value(self.at(above)) > threshold
         for _ in range(REFINED):
             middle = (below + above) / 2
-            inside = (value(self.at(middle)) > threshold) == rising
-            below, above = (below, middle) if inside else (middle, above)
+            below, above = (below, middle) if (value(self.at(middle)) > threshold) == rising else (middle, above)
         a, b = (math.log(max(value(self.at(u)), 1e-300) / threshold) for u in (below, above))
         share = 0.5 if a == b else min(max(a / (a - b), 0.0), 1.0)
         return float(_time(self.score.process, math.exp(below + share * (above - below))))
@@ -175,8 +173,7 @@ class Geometry:
             step("neighbours", len(part) / len(index) * 10)
         distance, neighbour = (torch.cat([f[k][:, 0].cpu() for f in found]) for k in (0, 1))
         dimension, threshold = _dimension_and_threshold(data, seed)
-        index = index.cpu()
-        return cls(index, distance, neighbour, dimension, _groups(index, distance, neighbour, threshold))
+        return cls(index.cpu(), distance, neighbour, dimension, _groups(index.cpu(), distance, neighbour, threshold))
 
 
 def neighbour_count(n: int, d: int) -> int:
@@ -187,8 +184,7 @@ def neighbour_count(n: int, d: int) -> int:
 def _choice(data: Empirical, m: int, seed: int) -> Tensor:
     if m == data.n:
         return torch.arange(data.n, device=data.device)
-    chosen = torch.randperm(data.n, generator=rng.stream(seed, "profile/neighbours"))[:m]
-    return chosen.sort().values.to(data.device)
+    return torch.randperm(data.n, generator=rng.stream(seed, "profile/neighbours"))[:m].sort().values.to(data.device)
 
 
 def _dimension_and_threshold(data: Empirical, seed: int) -> tuple[Estimate | None, float]:
@@ -246,8 +242,7 @@ class BoundaryPair:
 
 def _draws(score: EmpiricalScore, items: int) -> int:
     """Return how many draws each of ``items`` points or pairs gets: an even number, at least 8."""
-    queries = min(max(COST / (score.data.n * score.data.d), 768), 6144)
-    return max(8, 2 * int(queries / items / 2))
+    return max(8, 2 * int(min(max(COST / (score.data.n * score.data.d), 768), 6144) / items / 2))
 
 
 def isolated_points(score: EmpiricalScore, near: Geometry, top: int, seed: int, step: Reporter) -> list[IsolatedPoint]:
@@ -285,8 +280,7 @@ def boundary_pairs(score: EmpiricalScore, levels: Levels, top: int, seed: int, s
     share = Estimate[Tensor].of_mean(noise / total)
     gap = (data.take(i) - data.take(j)).double().norm(dim=-1)
     columns = zip(*(v.tolist() for v in (i, j, share.value, share.se, gap)), strict=True)
-    found = sorted((BoundaryPair(*row) for row in columns if row[2] > 0), key=lambda pair: -pair.share)
-    return found[:top]
+    return sorted((BoundaryPair(*row) for row in columns if row[2] > 0), key=lambda pair: -pair.share)[:top]
 
 
 def _candidates(score: EmpiricalScore, index: Tensor, ratios: list[float], seed: int, step: Reporter) -> list[Tensor]:
@@ -296,8 +290,7 @@ def _candidates(score: EmpiricalScore, index: Tensor, ratios: list[float], seed:
     for ratio in ratios:
         t = _time(process, ratio)
         rows = torch.randperm(len(index), generator=source)[:256].to(data.device)
-        x = process.perturb(data[index[rows]], t, generator=source)
-        weight, top = score.posterior(x, t).top(min(4, data.n))
+        weight, top = score.posterior(process.perturb(data[index[rows]], t, generator=source), t).top(min(4, data.n))
         points = data.take(top.flatten()).reshape(*top.shape, data.d).double()
         a, b = torch.combinations(torch.arange(top.shape[1], device=data.device)).T
         gap = (points[:, a] - points[:, b]).square().sum(-1)
@@ -312,8 +305,7 @@ def _candidates(score: EmpiricalScore, index: Tensor, ratios: list[float], seed:
 
 def pair_noise(score: EmpiricalScore, i: Tensor, j: Tensor, ratios: list[float], seed: int, step: Reporter) -> Tensor:
     """Return what each pair adds to the noise fraction, averaged over levels: ``(draws, pairs)`` independent values."""
-    data, process, count = score.data, score.process, _draws(score, len(i))
-    source = rng.stream(seed, "profile/pairs")
+    data, process, count, source = score.data, score.process, _draws(score, len(i)), rng.stream(seed, "profile/pairs")
     total = torch.zeros((count, len(i)), dtype=torch.float64)
     middle = (data[i].double() + data[j].double()) / 2
     square = (data.take(i).double() - data.take(j).double()).square().sum(-1)
