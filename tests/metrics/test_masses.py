@@ -52,7 +52,7 @@ def test_training_points_are_on_no_boundary_and_middles_are(name, t):
         assert metrics.boundary_mass((alpha * middle)[None], score, t=t).value == 1
     assert metrics.boundary_mass(points, score).value == 0  # at eps, and where alpha is taken as 1
     near = points + 1e-3 * normal(*points.shape)
-    assert metrics.gap_mass(near, score=score).value == 0
+    assert metrics.boundary_mass(near, score).value == 0
 
 
 def test_boundary_mass_is_the_share_of_its_own_definition():
@@ -65,7 +65,7 @@ def test_boundary_mass_is_the_share_of_its_own_definition():
     c, s = (alpha / var) ** 2 * (1 - m**2), (alpha * m - x) / var
     for threshold in (0.2, 0.5, 0.9):
         want = ((c > 1 / var) & (c / (c + s**2) > threshold)).double().mean()
-        got = metrics.gap_mass(x, score=score, threshold=threshold, t=t)
+        got = metrics.boundary_mass(x, score, threshold, t)
         assert got.value == pytest.approx(float(want), abs=1e-9)
         assert 0 < got.value < 1
 

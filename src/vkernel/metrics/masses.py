@@ -120,18 +120,8 @@ def kl(p: Array, q: Array) -> Estimate:
 
 
 @takes(read_pair)
-def gap_mass(
-    x: Array,
-    gap: tuple[float, float] = (0.25, 0.75),
-    *,
-    score: EmpiricalScore | None = None,
-    threshold: float = 0.5,
-    t: float | None = None,
-    **reading: Unpack[Reading],
-) -> Estimate:
-    """Estimate the mass between training points: P(low < ``|x|`` < high), or :func:`boundary_mass` with a ``score``."""
-    if score is not None:
-        return boundary_mass(x, score, threshold, t, **reading)
+def gap_mass(x: Array, gap: tuple[float, float] = (0.25, 0.75), **reading: Unpack[Reading]) -> Estimate:
+    """Estimate P(low < ``|x|`` < high), the mass between training points on the line; see :func:`boundary_mass`."""
     sample = read(x, **reading)
     try:
         low, high = (float(g) for g in gap)
@@ -139,7 +129,7 @@ def gap_mass(
         raise InputError(f"gap must be (low, high), two numbers, not {type(gap).__name__}.") from None
     size = sample.points.abs()
     d = size.shape[1]
-    require(d == 1, f"The gap {gap} is of numbers, but x has {d} coordinates; give score= to use its boundaries.")
+    require(d == 1, f"The gap {gap} is of numbers, but x has {d} coordinates; use boundary_mass.")
     require(0 <= low < high, f"gap must be (low, high) with 0 ≤ low < high, not {gap}.")
     return sample.share_of((size > low) & (size < high))
 
