@@ -13,7 +13,7 @@ from files import BYTES, IDX_CODES, POINTS, idx_bytes, png_bytes, scaled, values
 from hypothesis import given, settings, strategies as st
 
 from vkernel.core.errors import InputError
-from vkernel.data.loaders import load, read_cifar_sheets
+from vkernel.data.loaders import load
 
 
 @settings(max_examples=30, deadline=None)
@@ -224,9 +224,8 @@ def test_sheets(tmp_path):
     assert train.shape == (3, 32, 32)
     test = load(tmp_path / "cifar10_batch_50.png", scale="none")
     np.testing.assert_array_equal(values(test), expected[2])
-    paths = [tmp_path / "cifar10_batch_51.png", str(tmp_path / "cifar10_batch_50.png")]
-    np.testing.assert_array_equal(read_cifar_sheets(paths), np.concatenate([expected[3], expected[2]]))
-    np.testing.assert_array_equal(read_cifar_sheets(paths[1]), expected[2])
+    test = load(str(tmp_path / "cifar10_batch_51.png"), scale="none")
+    np.testing.assert_array_equal(values(test), expected[3])
     (tmp_path / "cifar10_batch_2.png").unlink()
     (tmp_path / "cifar10_batch_10.png").unlink()
     with pytest.raises(InputError, match="test sheets alone"):
@@ -245,10 +244,6 @@ def test_sheets_of_another_layout(tmp_path):
     sheet(tmp_path / "c.png", BYTES)
     with pytest.raises(InputError, match="grey and some are RGB"):
         load(tmp_path, layout="sheet:4x5")
-    with pytest.raises(InputError, match="There is no file"):
-        read_cifar_sheets([tmp_path / "none.png"])
-    with pytest.raises(InputError, match="No sheet"):
-        read_cifar_sheets([])
 
 
 def test_scale_follows_type_and_shape(tmp_path):

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from vkernel.adapters import diffusers, weights
-from vkernel.core.errors import InputError, require
+from vkernel.core.errors import require
 from vkernel.process import Process
 from vkernel.sample.scores import Groups, Scores
-from vkernel.score.base import Score, Time
+from vkernel.score.base import Score, Time, check_like
 from vkernel.score.wrapped import TimeInput, Wrapped, interval
 
 GRID = 65  # times at which processes are compared
@@ -147,11 +147,7 @@ class Checkpoints(Scores):
         return found if found.dtype in (torch.float32, torch.float64) else found.float()
 
     def _score(self, m: int, x: Tensor, t: Time) -> Tensor:
-        require(isinstance(x, Tensor), f"x must be a torch tensor, not {type(x).__name__}.")
-        out = self.members[m](x, t)
-        if not isinstance(out, Tensor) or out.shape != x.shape:
-            given = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-            raise InputError(f"{self.names[m]} must return a tensor like x, {tuple(x.shape)}, not {given}.")
+        out = check_like(self.members[m](x, t), x, f"network {self.names[m]}")
         return out if x.requires_grad else out.detach()
 
     def _check_alike(self, other: Score, name: str) -> None:

@@ -323,13 +323,6 @@ def _stack(images: Iterable[np.ndarray], labels: Sequence[object]) -> np.ndarray
     return stacked
 
 
-def read_cifar_sheets(paths: PathLike | Iterable[PathLike]) -> np.ndarray:
-    """Read CIFAR-10 sheets (PNG, one 32×32 image a row of pixels) in the order given, ``(n, 3, 32, 32)``."""
-    paths = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    require(paths, "No sheet was given.")
-    return _read_sheets([Path(path) for path in paths], None)
-
-
 def _read_sheets(paths: Sequence[Path], layout: str | None) -> np.ndarray:
     """Return the images of sheets, ``(n, C, H, W)``; the layout of CIFAR-10 unless given."""
     match = re.fullmatch(r"sheet:(\d+)x(\d+)", (layout or "sheet:32x32").strip().lower())

@@ -10,27 +10,15 @@ for members and Wilson's for the points of one sample. *Distances* (:mod:`~vkern
 average laws: members are pooled. Energy and kernel distance are unbiased. Total variation, Wasserstein's and Fréchet's
 distance of finite samples are biased upwards, since noise is distance too; errors do not contain this bias (theory,
 §10). *Samples of images against their training set*: copies (:mod:`~vkernel.metrics.copies`), drift and likeness of
-laws (:mod:`~vkernel.metrics.likeness`), in features (:mod:`~vkernel.metrics.features`), with the chance of a false
-alarm."""
+laws (:mod:`~vkernel.metrics.likeness`), in features (:mod:`~vkernel.metrics.features`)."""
 
+from vkernel.metrics import masses
 from vkernel.metrics.copies import Copies, copies
 from vkernel.metrics.distances import energy_distance, frechet_distance, kernel_distance, wasserstein
 from vkernel.metrics.features import Extractor, extractor
 from vkernel.metrics.likeness import Drift, Likeness, drift, likeness
-from vkernel.metrics.masses import (
-    ModeWeights,
-    boundary_mass,
-    collapse_ratio,
-    gap_mass,
-    histogram,
-    kl,
-    memorised_fraction,
-    mode_weights,
-    total_variation,
-)
+from vkernel.metrics.masses import *
 from vkernel.metrics.samples import Reading, distinct, nearest
 
-__all__ = ["Copies", "Drift", "Extractor", "Likeness", "ModeWeights", "boundary_mass", "collapse_ratio", "copies"]
-__all__ += ["distinct", "drift", "energy_distance", "extractor", "frechet_distance", "gap_mass", "histogram"]
-__all__ += ["kernel_distance", "kl", "likeness", "memorised_fraction", "mode_weights", "nearest", "total_variation"]
-__all__ += ["Reading", "wasserstein"]
+__all__ = ["Copies", "Drift", "Extractor", "Likeness", "Reading", "copies", "distinct", "drift", "energy_distance"]
+__all__ += ["extractor", "frechet_distance", "kernel_distance", "likeness", "nearest", "wasserstein", *masses.__all__]

@@ -19,6 +19,8 @@ from vkernel.metrics.samples import CHUNK, Array, Reading, Samples, as_numbers, 
 from vkernel.process import Anisotropic
 from vkernel.score.empirical import EmpiricalScore
 
+__all__ = ["ModeWeights", "boundary_mass", "collapse_ratio", "gap_mass", "histogram", "kl", "memorised_fraction"]
+__all__ += ["mode_weights", "total_variation"]
 Data = Empirical | Array
 Range = tuple[float, float] | Sequence[tuple[float, float]] | Tensor | None
 
@@ -47,8 +49,7 @@ def total_variation(
     a: Array, b: Array, bins: int = 120, range: Range = None, *, generator: Generator = 0, **reading: Unpack[Reading]
 ) -> Estimate:
     """Estimate half the sum of absolute differences on a grid as in :func:`histogram`, with one more cell for the rest.
-    The error is the jackknife's over members, or that of 200 resamples of a sample's counts drawn from
-    ``generator``."""
+    The error is the jackknife's over members, or of 200 resamples of a sample's counts by ``generator``."""
     pair = read_pair(a, b, **reading)
     edges, source = _edges(pair, bins, range), rng.as_generator(generator)
     counts = [_cell_counts(sample, edges) for sample in pair]

@@ -133,8 +133,7 @@ def band(
 def error_bars(
     ax: Axes, x: Values, curve: Values, colour: str, label: str = "", marker: str = "o", ls: LineStyle = ""
 ) -> None:
-    """Draw a curve as points with error bars; on a logarithmic axis a value of zero becomes an arrow that points down
-    from the high end."""
+    """Draw a curve as points with error bars; on a logarithmic axis a value of zero is an arrow from the high end."""
     x, (value, low, high) = array(x, 1, "positions"), array(curve, 2, "value, low, high")
     shown = value > 0 if ax.get_yscale() == "log" else np.isfinite(value)
     error = np.abs(np.stack([value - low, high - value]))

@@ -273,8 +273,7 @@ def gap_shares(ratio: Values, groups: Mapping[str, Mapping[str, Estimate]], rows
 
 
 def ratio_panels(ratios: Values, curves: Mapping[str, Curves], expected: Range) -> Figure:
-    """Draw measured over predicted variance against P/F, with the ``expected`` range: a panel per objective, a curve
-    per form."""
+    """Draw measured / predicted variance over P/F and the ``expected`` range; panels by objective, curves by form."""
     levels = {f"expected at P/F ≥ 10: {expected[0]:g} to {expected[1]:g}": expected, "": 1.0}
     panels = (panel("variance_ratio", ratios, forms, title=name, levels=levels) for name, forms in curves.items())
     return curve_panels(*panels, share=True)

@@ -32,7 +32,7 @@ from vkernel.core.rng import Generator
 from vkernel.process import Process
 from vkernel.sample.loop import Level, Options, Problem, Solution
 from vkernel.sample.ode import METHODS, pf_ode
-from vkernel.score.base import Score, Time, check_score
+from vkernel.score.base import Score, Time, check_like, check_score
 from vkernel.score.empirical import EmpiricalScore
 
 Field = Callable[[Tensor, Time], Tensor]
@@ -83,8 +83,8 @@ def ancestral(
     score: Score, x_T: Tensor, *, noise: Callable[[int], Tensor] | None = None, **options: Unpack[Options]
 ) -> Tensor | Solution:
     """Sample ``score`` by ancestral steps from ``x_T``.
-    ``noise(k)`` returns the standard normals of step k = 0, 1, …, like ``x_T``; by default they come from
-    ``generator``."""
+
+    ``noise(k)`` returns the standard normals of step k = 0, 1, …, like ``x_T``; by default ``generator`` draws them."""
     problem, count = Problem(score, x_T, **options), itertools.count()
 
     def step(x: Tensor, here: Level, there: Level) -> Tensor:
@@ -172,10 +172,7 @@ class Learned(Score):
         self.base, self.field, self.process, self.shape = mean, field, mean.process, mean.shape
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
-        change = self.field(x, t)
-        good = isinstance(change, Tensor) and change.shape == x.shape
-        require(good, f"The field of V returned the wrong shape for x of shape {tuple(x.shape)}.")
-        return self.base(x, t) + change
+        return self.base(x, t) + check_like(self.field(x, t), x, "field of V")
 
 
 def check_kernel(V: VKernel, mean: Score | None) -> Score:

@@ -3,7 +3,7 @@ r"""Anyone's network as a score (docs/theory.md, §1.5).
 Four conventions turn a network, a function of an image and of a number that encodes the noise level, into a score:
 
 * its **process**: the :math:`\alpha_t, \sigma_t` of :math:`x = \alpha x_0 + \sigma\epsilon` in training;
-* **predicts**: ``score``, ``noise``, ``x0``, ``v``, ``flow`` or ``edm`` (table in :mod:`vkernel.score.base`);
+* **predicts**: ``score``, ``noise``, ``x0``, ``v``, ``flow`` or ``edm`` (table in :mod:`vkernel.score.conversions`);
 * **time**: the second argument of the network,
 
   ============  =======================================================================================
@@ -21,8 +21,7 @@ Four conventions turn a network, a function of an image and of a number that enc
 A network with ``predicts="edm"`` is the raw network :math:`F(c_{in} x/\alpha, \cdot)`, :math:`c_{in} =
 1/\sqrt{\tilde\sigma^2 + \sigma_d^2}`; one that returns the denoised image predicts ``x0``. For networks that take an
 index, t is rounded to it, and :math:`\alpha, \sigma` are taken there too. With ``label``, the network is
-class-conditional, ``net(x, time, labels)``, and the score is that of one class. (Guidance blends two scores into one
-that belongs to no training set; a guided sampler is not a score.)
+class-conditional, ``net(x, time, labels)``, and the score is that of one class.
 """
 
 from __future__ import annotations
@@ -76,8 +75,8 @@ def as_score(
     ``fn(x, time)`` takes ``x (B, *shape)`` and ``time (B,)`` and returns a tensor like ``x``, or an object that holds
     it in ``.sample`` or ``.mean``, or a tuple whose first entry it is. With ``shape=None`` the first call decides the
     shape, and its first dimension is the batch. ``predicts``, ``time``, ``range``, ``label`` and ``sigma_data`` are the
-    conventions of :mod:`vkernel.score.wrapped`; ``batch`` is the largest number of events in one call. A module is put
-    into evaluation mode.
+    conventions of :mod:`vkernel.score.wrapped`; ``batch`` is the largest number of events in one call. Modules
+    are put into evaluation mode.
 
     >>> import torch, vkernel as vk
     >>> score = vk.as_score(lambda x, t: -x, vk.VP())  # the score of a standard normal

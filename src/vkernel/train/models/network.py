@@ -20,10 +20,6 @@ step. Without P every step takes the next ``batch`` draws of an endless sequence
 **Initial parameters** come from the generator of ("init", member) in float64 and are then rounded: matrices and filters
 from :math:`N(0, 2/\text{fan-in})`, biases 0. The last matrix of an MLP has :math:`N(0, 1/\text{fan-in})`. The second
 filter of every residual block and the last one of a U-Net are 0, so that f = 0.
-
-**On a GPU** one step of a small network is some hundred operations, each shorter than its launch. With ``chunk=1`` and
-Adam a step is therefore captured as a CUDA graph and replayed (:class:`_Graph`). The gradient of each member has its
-own stream inside the graph, since convolutions do not become faster by stacking members.
 """
 
 import itertools
@@ -240,7 +236,8 @@ def _blocks(members: Sequence[int], size: int | None) -> list[Sequence[int]]:
 
 
 class _Graph:
-    """One step of Adam for all members as a CUDA graph; ``graph(draws, lr)`` changes ``state`` in place.
+    """One step of Adam for all members as a CUDA graph; ``graph(draws, lr)`` changes ``state`` in place. On a GPU the
+    hundred operations of a step of a small network are shorter than their launches. Each member has its own stream.
     The graph reads what changes between steps, draws and learning rate, from fixed memory, into which each call copies
     them. Capturing needs a few steps that really run; parameters and the optimiser's memory are restored after them."""
 
