@@ -146,7 +146,7 @@ def test_more_refusals():
     with pytest.raises(InputError, match="whole number"):
         vk.Checkpoints(nets)
     nets = vk.Checkpoints([model(flat), model(lambda x, t: x[:1])])
-    with pytest.raises(InputError, match="member 1 must return"):
+    with pytest.raises(InputError, match="member 1 returned shape"):
         nets(normal(3, 2), 1.0)
     with pytest.raises(InputError, match="one set of points"):
         nets.paired(normal(3, 2), 1.0)
