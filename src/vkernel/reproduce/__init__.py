@@ -3,7 +3,7 @@
 An exhibit is a function ``make(run) -> Exhibit``, a text ``texts/NAME.toml`` (:mod:`vkernel.reproduce.exhibit`) and a
 title in ``texts/page.toml``; :func:`exhibits` lists the functions. ``make`` calls ``run.step(share)`` as work is done,
 and may raise :class:`~vkernel.reproduce.exhibit.Skip` with a sentence, which the page then shows instead. With
-``--all`` the shipped studies are exhibits too (:func:`studies`); their stores are kept, so that a run can go on.
+``--all`` the shipped studies are exhibits too (``studies``); their stores are kept, so that a run can go on.
 """
 
 import dataclasses
