@@ -228,7 +228,7 @@ def test_a_quick_run_replaces_values_of_the_study(tmp_path: Path) -> None:
     full, quick = (Run(tmp_path, 7, flag, print).spec("v_lazy") for flag in (False, True))
     assert full["seed"] == quick["seed"] == 7
     assert (full["members"], quick["members"]) == (72, 16)
-    assert quick["sampler"] == full["sampler"] | {"samples": 12, "steps": 6}
+    assert quick["sampler"] == full["sampler"] | {"samples": 12, "first": 8, "steps": 6}
     assert quick["grid"]["model.tau"] == [1.0, 1e2, 1e4]
 
 

@@ -239,7 +239,7 @@ def v_lazy(run: Run) -> Exhibit:
     q = torch.stack([paired_squares(a, b, c, weights) for a, b, c in zip(*scores, strict=True)])
     line = torch.stack(lines) * PROCESS.S(torch.tensor(TIME, dtype=torch.float64))  # (τ, group, part)
     value = torch.stack([Estimate.of_log(v.mean(0), relative_se(v), len(v) - 1).stack() for v in q], 1)
-    gaps = torch.from_numpy(ds["gap"].transpose("tau", "objective", "member").values)
+    gaps = torch.from_numpy(ds["gap"].transpose("tau", "objective", "member").values)[..., : spec["sampler"]["first"]]
     gaps = torch.cat([gaps, gaps[:, :1] - gaps[:, 1:]], 1)  # J1, J0 and their difference
     same, times = [taus.index(tau) for tau in measured], torch.tensor(measured, dtype=torch.float64)
     cross = torch.stack([_crossing(times, line[same], sizes.groups), _crossing(times, q, 8)])  # predicted and measured
