@@ -197,6 +197,42 @@ def ratio_of_means(a: Tensor, b: Tensor, *, paired: bool) -> Estimate[N]:
     return Estimate.of_log(value, (va + vb).sqrt(), max(1, int(dof.min())))
 
 
+@dataclass(frozen=True)
+class Twins:
+    """Averages of paired numbers a_m, b_m, and what holds of a typical pair; the result of :func:`twins`.
+
+    ``ratio`` and ``difference`` compare means. ``medians``, and ``none``, the shares of numbers that are zero, belong to
+    a and to b. ``more`` and ``less`` are the shares of pairs with a > b and a < b; ``p`` is that of the two-sided sign
+    test over pairs that differ. ``top`` is the share of the sum of a that its largest tenth holds.
+    """
+
+    ratio: Estimate
+    difference: Estimate
+    medians: tuple[Estimate, Estimate]
+    none: tuple[Estimate, Estimate]
+    more: Estimate
+    less: Estimate
+    p: float
+    top: float
+
+
+def twins(a: Tensor, b: Tensor) -> Twins:
+    """Compare paired numbers ``a, b (M,)``, one pair for each training: a mean may be moved by a few of them."""
+    n, more, less = len(a), int((a > b).sum()), int((a < b).sum())
+    none = tuple(Estimate[float].of_share(int((v == 0).sum()), n) for v in (a, b))
+    largest = a.double().sort(descending=True).values
+    return Twins(
+        ratio_of_means(a, b, paired=True),
+        Estimate.of_mean(a - b),
+        (median(a), median(b)),
+        (none[0], none[1]),
+        Estimate.of_share(more, n),
+        Estimate.of_share(less, n),
+        min(1.0, 2 * sign_test(max(more, less), more + less)),
+        float(largest[: math.ceil(n / 10)].sum() / largest.sum().clamp_min(TINY)),
+    )
+
+
 def difference_of_means(a: Tensor, b: Tensor) -> Estimate:
     """Estimate the mean of ``a (n,)`` less that of ``b (m,)``, independent, with Welch's interval."""
     parts = [(float(x.var()) / len(x), len(x)) for x in (a, b)]
@@ -209,6 +245,16 @@ def difference_of_shares(one: Estimate, two: Estimate) -> Estimate:
     below = math.hypot(one.value - one.low, two.high - two.value)
     above = math.hypot(one.high - one.value, two.value - two.low)
     return Estimate(value, se, value - below, value + above)
+
+
+def median(samples: Tensor) -> Estimate:
+    """Estimate the median of ``samples (n,)``; the interval of order statistics covers it with 95 % or more."""
+    from scipy.stats import binom
+
+    ordered, n = samples.double().sort().values, len(samples)
+    k = int(binom.ppf(0.025, n, 0.5))  # P(fewer than k below the median) < .025
+    low, high = (float(ordered[k - 1]), float(ordered[n - k])) if k > 0 else (-math.inf, math.inf)
+    return Estimate(float(ordered.quantile(0.5)), (high - low) / (2 * Z95), low, high)
 
 
 def exact_share(hits: int, n: int) -> Estimate:

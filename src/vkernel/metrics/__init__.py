@@ -18,7 +18,18 @@ from vkernel.metrics.distances import energy_distance, frechet_distance, kernel_
 from vkernel.metrics.features import Extractor, extractor
 from vkernel.metrics.likeness import Drift, Likeness, drift, likeness
 from vkernel.metrics.masses import *
+from vkernel.metrics.population import Generalization, generalization
 from vkernel.metrics.samples import Reading, distinct, nearest
 
-__all__ = ["Copies", "Drift", "Extractor", "Likeness", "Reading", "copies", "distinct", "drift", "energy_distance"]
-__all__ += ["extractor", "frechet_distance", "kernel_distance", "likeness", "nearest", "wasserstein", *masses.__all__]
+__all__ = ["Copies", "Drift", "Extractor", "Generalization", "Likeness", "Reading", "copies", "distinct", "drift"]
+__all__ += [
+    "energy_distance",
+    "extractor",
+    "frechet_distance",
+    "generalization",
+    "kernel_distance",
+    "likeness",
+    "nearest",
+    "wasserstein",
+    *masses.__all__,
+]
