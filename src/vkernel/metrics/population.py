@@ -78,8 +78,8 @@ def generalization(
     check_choice(kind, "kind", KINDS)
     sets, trains = _listed(samples), [] if train is None else _listed(train)
     require(not trains or len(trains) == len(sets), f"There are {len(sets)} ensembles but {len(trains)} training sets.")
-    laws = [read(x, True, skip_diverged, "samples").x for x in sets]
-    truth = read(population, False, skip_diverged, "population").points
+    laws = [read(x, None, "samples", True, skip_diverged).x for x in sets]
+    truth = read(population, None, "population", False, skip_diverged).points
     N, d = laws[0].shape[1], truth.shape[1]
     for x in laws:
         require(len(x) >= 3, f"The spread between models needs 3 members or more; got {len(x)}.")
@@ -90,7 +90,7 @@ def generalization(
     D = _Lines(others, N, generator) if kind == "wasserstein" else _Pairs(others, kind)
     single = torch.stack([D.single(x) for x in laws])  # (S, M)
     pooled = [D.pooled(x) for x in laws]
-    own = [Estimate.exact(D.law(read(y, False, skip_diverged, "train").points)) for y in trains]
+    own = [Estimate.exact(D.law(read(y, None, "train", False, skip_diverged).points)) for y in trains]
     floor = Estimate.exact(float(D.single(fresh[None])))
     if len(laws) == 1:
         (value, without), each = pooled[0], single[0]
