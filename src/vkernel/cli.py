@@ -73,7 +73,7 @@ def profile(
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Profile training data: at which noise is the target noisy, what will be copied, where would a model mix?"""
+    """Profile training data: at which noise is the target noisy, and which points and pairs does it concern?"""
     from vkernel.reports.profile import table
 
     parsed = vk.process.parse(process)

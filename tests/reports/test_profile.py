@@ -185,7 +185,7 @@ def test_one_point(tmp_path: Path) -> None:
     assert p.window is None
     assert set(p.curves["noise_fraction"]) == {0.0}
     assert p.isolated == [measure.IsolatedPoint(0, vk.VP().T)]
-    assert "a model can only copy it" in p.to_html(tmp_path / "p.html").read_text()
+    assert "the exact score leads to it alone" in p.to_html(tmp_path / "p.html").read_text()
 
 
 @pytest.mark.parametrize("process", [vk.EDM(), vk.FlowMatching(), vk.DDPM.linear(), vk.VE(), vk.Cosine(), vk.Toy()])
@@ -237,17 +237,35 @@ def test_dataset_is_labelled(triple: vk.Profile) -> None:
 
 
 def test_page_is_self_contained(tmp_path: Path) -> None:
-    images = vk.data.digits().subset(torch.arange(120))
+    images = vk.data.digits().subset(torch.arange(24))
     html = vk.profile(images, queries=32, top=3).to_html(tmp_path / "p.html").read_text()
     assert "http" not in html.replace("http://www.w3.org", "")
     assert html.count("data:image/png") >= 8  # four figures, light and dark
-    assert "Most at risk of being copied" in html
+    assert "Largest collapse times" in html
 
 
 def test_sentences_say_what_was_found(triple: vk.Profile) -> None:
     text = triple.summary()
     assert text.startswith("3 points in 1 dimensions, values as they are, under VP: ")
-    assert f"Below t = {triple.collapse_time:.3g} the exact score has chosen one" in text
+    assert f"Below t = {triple.collapse_time:.3g} one training point holds" in text
+
+
+def test_a_pair_is_named_only_if_it_carries_a_noticeable_share(triple: vk.Profile, tmp_path: Path) -> None:
+    """In a hundred points at equal distances every pair carries the same share, 1/4950."""
+    assert triple.leading_pairs
+    assert "No pair stands out" not in triple.summary()
+    corners = vk.profile(vk.Empirical(torch.eye(100)), queries=32)
+    largest = corners.boundary_pairs[0]
+    assert largest.share == pytest.approx(2 / (100 * 99), rel=0.5)  # all pairs are alike
+    assert not corners.leading_pairs
+    said = f"No pair stands out: the largest share of the target noise, that of points {largest.i} and {largest.j}, is"
+    assert said in corners.summary()
+    assert "would" not in corners.to_html(tmp_path / "p.html").read_text()
+
+
+def test_all_points_can_be_listed() -> None:
+    points = torch.randn(130, 3, generator=torch.Generator().manual_seed(0))
+    assert {one.index for one in vk.profile(points, queries=16, top=130).isolated} == set(range(130))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
-r"""Profile a training set: what would a diffusion model copy, and where is its target noisy? (docs/theory.md, §3)
+r"""Profile a training set: where is the training target of a diffusion model noisy? (docs/theory.md, §3)
 
 Needs only the data. :func:`profile` measures, with standard errors, the noise fraction :math:`\rho(t)`, the effective
 number of training points, the error of the ideal denoiser and the entropy of the posterior along t; the collapse time
 and the window in which the training target carries noise; and the geometry behind them: duplicates, neighbours,
-intrinsic dimension, the points most at risk of being copied, and the pairs between which probability would move.
+intrinsic dimension, the points with the largest collapse times, and the pairs with the largest shares of the noise.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ __all__ = ["BoundaryPair", "IsolatedPoint", "Level", "NearDuplicates", "Profile"
 
 COST = 2.5e10  # queries × n × d per noise level that is spent by default
 QUANTILES = {"min": 0.0, "q05": 0.05, "median": 0.5, "q95": 0.95, "max": 1.0}
+LEAST = 0.01  # share of the target noise from which on a pair is named in sentences and drawn
 SHOWN = 12  # groups of duplicates, and rows of a table, that a report shows
 
 
@@ -79,6 +80,11 @@ class Profile:
         quantiles = {name: found[min(int(q * len(found)), len(found) - 1)] for name, q in QUANTILES.items() if found}
         return {"points": len(found)} | quantiles if found else {}
 
+    @property
+    def leading_pairs(self) -> list[BoundaryPair]:
+        """The listed pairs that carry 1 % or more of the target noise; often there are none in high dimension."""
+        return [pair for pair in self.boundary_pairs if pair.share >= LEAST]
+
     def to_dict(self) -> dict[str, object]:
         """Return everything as plain numbers, lists and dictionaries; infinite values, which JSON lacks, are None."""
         dimension, known = self.intrinsic_dimension or Estimate.unknown(), vars(self)
@@ -110,12 +116,12 @@ class Profile:
         title = f"Profile of {self.data.name}" if self.data.name else "Profile of a training set"
         figures = {name: html.picture(draw) for name, draw in _figures(self).items()}
         values = {"title": title, "sentences": self.summary().splitlines(), "rows": _rows(self), "figures": figures}
-        return write(path, html.page("profile.html", p=self, shown=SHOWN, **values))
+        return write(path, html.page("profile.html", p=self, shown=SHOWN, least=LEAST, **values))
 
     def summary(self) -> str:
         """Return the findings in a few sentences, one on each line."""
         peak = max(self.levels, key=lambda level: level.noise_fraction.value)
-        return html.render("profile.txt", p=self, peak=peak, process=repr(self.process)).strip()
+        return html.render("profile.txt", p=self, peak=peak, process=repr(self.process), least=LEAST).strip()
 
 
 def _finite(value: float) -> float | None:
@@ -164,7 +170,7 @@ def profile(
 
 
 def table(p: Profile) -> Group:
-    """Return the sentences, the curves at about twelve levels, and the points and pairs at risk, for the terminal."""
+    """Return the sentences, the curves at about twelve levels, isolated points and boundary pairs, for the terminal."""
     from rich.console import Group
     from rich.table import Column, Table
     from rich.text import Text
@@ -172,11 +178,11 @@ def table(p: Profile) -> Group:
     title = f"along t ({p.queries:,} queries per level; points: their effective number; entropy in nats)"
     points = [(str(one.index), f"{one.t:.3g}") for one in p.isolated]
     pairs = [(f"{q.i} – {q.j}", f"{100 * q.share:.2g} ± {100 * q.share_se:.1g} %") for q in p.boundary_pairs]
-    risks = [[*left, *right] for left, right in zip_longest(points, pairs, fillvalue=("", ""))]
+    listed = [[*left, *right] for left, right in zip_longest(points, pairs, fillvalue=("", ""))]
     heads = ["t", "noise fraction", "points", "mmse", "entropy", "own weight"]
-    risky = ["isolated point", "from t", "boundary pair", "share of noise"]
+    columns = ["isolated point", "collapse time", "boundary pair", "share of noise"]
     tables = []
-    for name, (head, *rows) in ((title, [heads, *_rows(p)]), ("points and pairs at risk", [risky, *risks])):
+    for name, (head, *rows) in ((title, [heads, *_rows(p)]), ("isolated points, boundary pairs", [columns, *listed])):
         right = [Column(column, justify="right", no_wrap=True) for column in head]
         tables.append(Table(*right, title=name, title_justify="left"))
         for row in rows:
@@ -205,18 +211,18 @@ def _figures(p: Profile) -> dict[str, Callable[[], Figure]]:
         return p.data[torch.tensor(indices)].float()
 
     def plane() -> Figure:
-        """Draw at most about 5,000 points of the plane, those at risk among them."""
-        risk = [one.index for one in p.isolated] + [k for q in p.boundary_pairs for k in (q.i, q.j)]
-        keep = torch.cat([torch.arange(0, p.n, max(1, p.n // 5000)), torch.tensor(risk, dtype=torch.long)]).unique()
+        """Draw at most about 5,000 points of the plane, the listed ones among them."""
+        named = [one.index for one in p.isolated] + [k for q in p.leading_pairs for k in (q.i, q.j)]
+        keep = torch.cat([torch.arange(0, p.n, max(1, p.n // 5000)), torch.tensor(named, dtype=torch.long)]).unique()
         place = {int(i): k for k, i in enumerate(keep)}
-        pairs = [[place[q.i], place[q.j]] for q in p.boundary_pairs]
+        pairs = [[place[q.i], place[q.j]] for q in p.leading_pairs]
         return plots.scatter_pairs(p.data.take(keep), [place[one.index] for one in p.isolated], pairs)
 
     def pairs(rows: list[tuple[int, int, str]]) -> Figure:
         return plots.pairs(images([r[0] for r in rows]), images([r[1] for r in rows]), [r[2] for r in rows])
 
     alone = {o.index: f"{o.index}\nt = {o.t:.3g}" for o in p.isolated}
-    shares = [(q.i, q.j, f"{q.i} · {q.j}\n{100 * q.share:.2g} %") for q in p.boundary_pairs]
+    shares = [(q.i, q.j, f"{q.i} · {q.j}\n{100 * q.share:.2g} %") for q in p.leading_pairs]
     every: dict[str, tuple[object, Callable[[], Figure]]] = {
         "curves": (True, lambda: plots.noise_profile(p.curves, p.collapse_time, p.window, p.distinct)),
         "neighbours": (len(p.neighbour_distances), lambda: plots.distances(p.neighbour_distances)),

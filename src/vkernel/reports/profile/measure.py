@@ -1,4 +1,4 @@
-r"""Measurements of a profile: statistics along t, neighbours, and points and pairs at risk (docs/theory.md, §3).
+r"""Measurements of a profile: statistics along t, neighbours, isolated points, boundary pairs (docs/theory.md, §3).
 
 *Levels* (§3.1). All noise levels use the same training points and the same noise, :math:`x = \alpha y_i + \sigma z`, so
 that curves are smooth in t and crossings can be found by bisection. Levels are uniform in :math:`\log(\sigma/\alpha)`
@@ -223,7 +223,7 @@ def _groups(index: Tensor, distance: Tensor, neighbour: Tensor, threshold: float
 
 @dataclass(frozen=True)
 class IsolatedPoint:
-    """Hold a point and its own collapse time, from which on a sampler near it is committed to it."""
+    """Hold a point and its own collapse time t: up to t it holds half of the posterior of its noisy versions."""
 
     index: int
     t: float
@@ -250,7 +250,7 @@ def isolated_points(score: EmpiricalScore, near: Geometry, top: int, seed: int, 
     data, process = score.data, score.process
     if data.n == 1:
         return [IsolatedPoint(0, process.T)]
-    index = near.index[near.distance.argsort(descending=True)[:SHORTLIST]].to(data.device)
+    index = near.index[near.distance.argsort(descending=True)[: max(SHORTLIST, top)]].to(data.device)
     count = _draws(score, len(index))  # of noise that all points share: quantiles in one dimension, or pairs ±z
     if data.d == 1:
         noise = rng.quasi_normals(count, 1, seed).reshape(count, 1, *data.shape).to(data.device, data.dtype)
