@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from vkernel.core import rng
 from vkernel.core.errors import InputError
 from vkernel.core.estimate import median
 from vkernel.metrics import generalization
@@ -26,7 +27,7 @@ def test_energy_of_models_with_one_atom_each() -> None:
     z = 0.8 * uniform(12, 1)[:, 0]
     found = generalization(z[:, None, None].expand(12, 40, 1), uniform(100_000), torch.tensor([[-0.5], [0.5]]))
     pairs = (z[:, None] - z).abs().sum() / (12 * 11)
-    torch.testing.assert_close(found.each, 1 / 3 + z**2, atol=4e-3, rtol=0)
+    torch.testing.assert_close(found.each[0], 1 / 3 + z**2, atol=4e-3, rtol=0)
     assert found.pooled.value == pytest.approx(float(1 / 3 + (z**2).mean() - pairs), abs=4e-3)
     assert found.spread.value == pytest.approx(float(pairs), abs=1e-12)
     assert found.train is not None
@@ -46,12 +47,13 @@ def test_single_is_pooled_and_spread(kind: str, d: int) -> None:
 
 @pytest.mark.parametrize("kind", ["energy", "mmd"])
 def test_estimates_are_unbiased_whatever_the_numbers(kind: str) -> None:
-    # members are N(a_m, 1) with a_m ~ N(0, 1): q̄ = N(0, 2). Few members of few samples agree with many of many.
+    # members are N(a_m, 1) with a_m ~ N(0, 1): q̄ = N(0, 2). Members of a run share their
+    # starts. Few members of few samples agree with many of many.
     truth = normal(20_000, 1, seed=5)
 
     def mean(M: int, N: int, repeats: int) -> Tensor:
-        runs = [normal(M, N, 1, seed=100 + k) + normal(M, 1, 1, seed=900 + k) for k in range(repeats)]
-        found = [generalization(x, truth[: 2 * N + 2000], kind=kind) for x in runs]
+        runs = [normal(N, 1, seed=100 + k) + normal(M, 1, 1, seed=900 + k) for k in range(repeats)]
+        found = [generalization(x, truth[: 2 * N + 600], kind=kind) for x in runs]
         return torch.tensor([[f.single.value, f.pooled.value] for f in found])
 
     few, many = mean(4, 5, 400), mean(60, 100, 20)
@@ -66,6 +68,45 @@ def test_energy_of_normal_laws_in_one_dimension() -> None:
     exact = math.sqrt(2 / math.pi) * (2 * math.sqrt(3) - 2 - math.sqrt(2))
     assert abs(found.pooled.value - exact) < 4 * found.pooled.se + 3e-3
     assert found.pooled.se < 0.02
+
+
+def test_even_starts_count_all_pairs() -> None:
+    # the mid-quantiles of N(0, 1), moved by ±a: D(N(a, 1), N(0, 1)) and D(q̄, p) from Φ and φ
+    a, z = 0.7, rng.quasi_normals(50, 1, 0)
+
+    def mean(shift: float) -> float:  # E|X - Y|, X - Y ~ N(shift, 2)
+        u = shift / math.sqrt(2)
+        return math.sqrt(2) * (u * math.erf(u / math.sqrt(2)) + math.sqrt(2 / math.pi) * math.exp(-u * u / 2))
+
+    x = torch.stack([z + a, z - a, z + a, z - a])
+    truth = rng.quasi_normals(20_000, 1, 0)[torch.randperm(20_000, generator=torch.Generator().manual_seed(0))]
+    found = generalization(x, truth, even=True)
+    single, pairs = 2 * mean(a) - 2 * mean(0), (mean(0) + 2 * mean(2 * a)) / 3
+    assert found.single.value == pytest.approx(single, abs=2e-3)
+    assert found.spread.value == pytest.approx(pairs - mean(0), abs=2e-3)
+    assert abs(generalization(x, truth).single.value - single) > 0.01  # pairs of different starts: off by E|X - X'| / N
+
+
+def test_members_that_diverged_leave_the_others() -> None:
+    x = normal(2, 5, 60, 1)
+    x[1, 3] = math.nan
+    with pytest.warns(UserWarning, match="left out"):
+        found = generalization(list(x), normal(400, 1, seed=2), skip_diverged=True)
+    assert found.each.isnan().sum() == 1
+    alone = generalization(x[1, [0, 1, 2, 4]], normal(400, 1, seed=2))
+    assert found.pools[1] == pytest.approx(alone.pooled.value, rel=1e-12)
+    assert found.each[1].nanmean().item() == pytest.approx(alone.single.value, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["energy", "wasserstein"])
+def test_the_error_of_the_pooled_law_covers(kind: str) -> None:
+    # the mean of many ensembles of one law is within the intervals of 95 % of them
+    runs = [
+        generalization(normal(24, 48, 1, seed=k) + normal(24, 1, 1, seed=10_000 + k), uniform(400), kind=kind)
+        for k in range(80)
+    ]
+    exact = sum(run.pooled.value for run in runs) / len(runs)
+    assert 0.85 < sum(run.pooled.low < exact < run.pooled.high for run in runs) / len(runs) <= 1
 
 
 def test_wasserstein_on_the_line_is_the_shift() -> None:

@@ -10,17 +10,19 @@ that D is a squared norm of q - p and splits into bias and variance,
 :math:`\bar q` is the average over all trainings: with :math:`a_m = E f(X_m, Y)`, :math:`b_{mm'} = E f(X_m, X_{m'})` and
 :math:`c = E f(Y, Y')`, the estimates
 
-.. math:: \mathrm{single} = \bar a_2 - \overline{b_{mm}} - c, \qquad
-          \mathrm{pooled} = \bar a_2 - \overline{b_{mm'}} - c, \qquad
-          \mathrm{spread} = \overline{b_{mm'}} - \overline{b_{mm}}, \qquad \bar a_2 = 2 \bar a
+.. math:: \mathrm{single} = 2 \bar a - \overline{b_{mm}} - c, \qquad
+          \mathrm{pooled} = 2 \bar a - \overline{b_{mm'}} - c, \qquad
+          \mathrm{spread} = \overline{b_{mm'}} - \overline{b_{mm}}
 
-use pairs of different members (and of different points) only: they are unbiased whatever M and the number N of samples.
-Since the spread is never negative, the pooled law is never farther than the mean single model. That it is nearer is no
-finding; how both change with the training is.
+take :math:`b_{mm'}` from pairs of different members, and every b from pairs of different starts: members share their N
+starts. With independent starts they are unbiased whatever M and N. With ``even`` starts (quantiles, Sobol points) all
+pairs count instead: the error of such a sample is itself a distance, of order 1/N² on the line, where leaving out equal
+starts would leave 1/N. Since the spread is never negative, the pooled law is never farther than the mean single model.
+That it is nearer is no finding; how both change with the training is.
 
 Wasserstein's distance has no unbiased estimate. Both sides get N points: a single model all N starts, the pooled law
-the same N starts in M disjoint blocks, one for each member, and the population its N quantiles (in one dimension) or N
-draws. ``fresh`` is the distance of N further draws.
+the same N starts in M disjoint random blocks, one for each member (the mean over the M cyclic assignments of blocks to
+members), and the population its N quantiles, along each line. ``fresh`` is the distance of N further draws.
 """
 
 from __future__ import annotations
@@ -30,25 +32,28 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from vkernel.core import rng
 from vkernel.core.checks import check_choice
 from vkernel.core.errors import require
-from vkernel.core.estimate import Estimate, jackknife, leave_one_out, median, stacked
+from vkernel.core.estimate import Estimate, jackknife, leave_one_out, median
 from vkernel.core.rng import Generator
 from vkernel.metrics.distances import kernel
 from vkernel.metrics.samples import CHUNK, Array, read
 
 KINDS = ("energy", "mmd", "wasserstein")
 LINES = 128  # directions of sliced distances
+FRESH = 16  # samples of N fresh draws
 
 
 @dataclass(frozen=True)
 class Generalization:
     """The distance to the population of single models, of their pooled law, of the training set and of fresh draws.
 
-    ``each (M,)`` or ``(S, M)`` holds the distance of every model; ``spread`` is ``single`` less ``pooled``. Errors are
-    over members, or over training sets where there are several.
+    ``spread`` is ``single`` less ``pooled``. Errors are over members, or over training sets where there are several.
+    For each of S sets, ``each (S, M)`` holds the distances of its models (NaN where one diverged), ``pools (S,)`` that
+    of their pooled law and ``trains (S,)`` that of the set itself: objectives are compared in pairs of equal sets.
     """
 
     single: Estimate
@@ -58,6 +63,8 @@ class Generalization:
     train: Estimate | None
     fresh: Estimate
     each: Tensor
+    pools: Tensor
+    trains: Tensor | None
 
 
 def generalization(
@@ -66,6 +73,7 @@ def generalization(
     train: Array | Sequence[Array] | None = None,
     *,
     kind: str = "energy",
+    even: bool = False,
     skip_diverged: bool = False,
     generator: Generator = 0,
 ) -> Generalization:
@@ -73,72 +81,99 @@ def generalization(
 
     A list of ensembles, one for each training set, and of training sets ``train`` pools within each set and averages
     over sets. ``kind`` is ``"energy"``, ``"mmd"`` (polynomial kernel of degree 3) or ``"wasserstein"`` (W₁; sliced in
-    more than one dimension). Members start from the same N points in the same order.
+    more than one dimension). Members start from the same N points in the same order: independent draws, or ``even``
+    ones, as those of studies are in up to 8 dimensions.
     """
     check_choice(kind, "kind", KINDS)
     sets, trains = _listed(samples), [] if train is None else _listed(train)
     require(not trains or len(trains) == len(sets), f"There are {len(sets)} ensembles but {len(trains)} training sets.")
     laws = [read(x, None, "samples", True, skip_diverged).x for x in sets]
-    truth = read(population, None, "population", False, skip_diverged).points
+    truth = read(population, None, "population", False, skip_diverged).points.to(laws[0].device)
     N, d = laws[0].shape[1], truth.shape[1]
     for x in laws:
         require(len(x) >= 3, f"The spread between models needs 3 members or more; got {len(x)}.")
         same = x.shape[1:] == (N, d)
         require(same, f"Each member needs {N} samples of {d} coordinates; got {x.shape[1]} of {x.shape[2]}.")
     require(len(truth) >= 2 * N, f"The population needs 2 × {N} draws or more; got {len(truth)}.")
-    others, fresh = truth[N:], truth[:N]
-    D = _Lines(others, N, generator) if kind == "wasserstein" else _Pairs(others, kind)
-    single = torch.stack([D.single(x) for x in laws])  # (S, M)
-    pooled = [D.pooled(x) for x in laws]
-    own = [Estimate.exact(D.law(read(y, None, "train", False, skip_diverged).points)) for y in trains]
-    floor = Estimate.exact(float(D.single(fresh[None])))
+    count = min(FRESH, len(truth) // (2 * N))
+    fresh, others = truth[: count * N].reshape(count, N, d), truth[count * N :]
+    D = _Lines(others, N, generator) if kind == "wasserstein" else _Pairs(others, kind == "energy")
+    each = pad_sequence([D.single(x, even) for x in laws], batch_first=True, padding_value=torch.nan).cpu()
+    pools = torch.tensor([D.pooled(x, even) for x in laws], dtype=torch.float64)
+    own = [D.law(read(y, None, "train", False, skip_diverged).points.to(truth)) for y in trains]
+    trains_own = torch.tensor(own, dtype=torch.float64)
+    floor = Estimate[float].of_mean(D.single(fresh, False))
     if len(laws) == 1:
-        (value, without), each = pooled[0], single[0]
-        spread = jackknife(each.mean() - value, leave_one_out(torch.mean, each) - without)
-        both = Estimate.of_mean(each), median(each), jackknife(value, without)
-        return Generalization(*both, spread, own[0] if own else None, floor, each)
-    columns = single.mean(1), single.median(1).values, torch.tensor([v for v, _ in pooled], dtype=torch.float64)
-    over = [Estimate.of_mean(v) for v in (*columns, columns[0] - columns[2])]
-    mean = Estimate.of_mean(stacked(own).value) if own else None
-    return Generalization(*over, mean, floor, single)
+        without = D.without(laws[0], even).cpu()
+        spread = jackknife(each.mean() - pools[0], leave_one_out(torch.mean, each[0]) - without)
+        over = Estimate.of_mean(each[0]), median(each[0]), jackknife(pools[0], without), spread
+    else:
+        mean, typical = each.nanmean(1), each.nanquantile(0.5, 1)
+        over = (
+            Estimate.of_mean(mean),
+            Estimate.of_mean(typical),
+            Estimate.of_mean(pools),
+            Estimate.of_mean(mean - pools),
+        )
+    at = None if not own else Estimate.exact(own[0]) if len(own) == 1 else Estimate.of_mean(trains_own)
+    return Generalization(*over, at, floor, each, pools, trains_own if own else None)
 
 
 def _listed(given: Array | Sequence[Array]) -> list[Array]:
-    return list(given) if isinstance(given, list | tuple) else [given]
+    return list(given) if isinstance(given, list | tuple) else [given]  # type: ignore[list-item]
 
 
 class _Pairs:
-    """Energy distance or MMD² to the law of ``y (R, d)``, from sums of f over pairs of different points."""
+    """Energy distance or MMD² to the law of ``y (R, d)``, from sums of f over pairs of points."""
 
-    def __init__(self, y: Tensor, kind: str) -> None:
-        self.y, self.energy = y, kind == "energy"
-        self.c = self._pairs(y) / (len(y) * (len(y) - 1))
+    def __init__(self, y: Tensor, energy: bool) -> None:
+        self.y, self.energy = y, energy
+        self.c = self._within(y[None], False)[0][0]
 
-    def single(self, x: Tensor) -> Tensor:
+    def single(self, x: Tensor, even: bool) -> Tensor:
         """Return the distance of each member, ``(M,)``."""
-        return self._to_y(x) - torch.stack([self._pairs(own) for own in x]) / (x.shape[1] * (x.shape[1] - 1)) - self.c
+        return self._to_y(x) - self._within(x, even)[0] - self.c
 
-    def pooled(self, x: Tensor) -> tuple[float, Tensor]:
-        """Return the distance of the average law, from pairs of different members, and that without each member."""
-        M, N, _ = x.shape
-        a, points = self._to_y(x), x.flatten(0, 1)
-        rows = self._sums(points, points).reshape(M, N).sum(1) - torch.stack([self._sums(own, own).sum() for own in x])
-        rows /= N**2
-        value = a.mean() - rows.sum() / (M * (M - 1)) - self.c
-        without = (a.sum() - a) / (M - 1) - (rows.sum() - 2 * rows) / ((M - 1) * (M - 2)) - self.c
-        return float(value), without
+    def pooled(self, x: Tensor, even: bool) -> float:
+        """Return the distance of the average law, from pairs of different members."""
+        rows, M = self._between(x, even), len(x)
+        return float(self._to_y(x).mean() - rows.sum() / (M * (M - 1)) - self.c)
+
+    def without(self, x: Tensor, even: bool) -> Tensor:
+        """Return the distance of the average law without each member, ``(M,)``."""
+        a, rows, M = self._to_y(x), self._between(x, even), len(x)
+        return (a.sum() - a) / (M - 1) - (rows.sum() - 2 * rows) / ((M - 1) * (M - 2)) - self.c
 
     def law(self, y: Tensor) -> float:
         """Return the distance of the law with an atom of equal weight at each of ``y (n, d)``."""
-        return float(self._to_y(y[None]) - self._sums(y, y).sum() / len(y) ** 2 - self.c)
+        return float(self.single(y[None], True))
 
     def _to_y(self, x: Tensor) -> Tensor:
+        """Return 2a, ``(M,)``."""
         return 2 * self._sums(x.flatten(0, 1), self.y).reshape(x.shape[:2]).mean(1) / len(self.y)
 
-    def _pairs(self, x: Tensor) -> Tensor:
-        """Return the sum of f over pairs of different points."""
-        alone = 0.0 if self.energy else sum(self._sums(p, p).sum() for p in x[:, None])
-        return self._sums(x, x).sum() - alone
+    def _within(self, x: Tensor, even: bool) -> tuple[Tensor, Tensor]:
+        """Return b of each member with itself, and the sum of f over all pairs of its points, ``(M,)``."""
+        N, total = x.shape[1], torch.stack([self._sums(own, own).sum() for own in x])
+        if even:
+            return total / N**2, total
+        alone = self._same(x.flatten(0, 1)[None]).reshape(x.shape[:2]).sum(1)  # a start with itself
+        return (total - alone) / (N * (N - 1)), total
+
+    def _between(self, x: Tensor, even: bool) -> Tensor:
+        """Return the sum of b over the other members, for each member, ``(M,)``."""
+        M, N, _ = x.shape
+        points = x.flatten(0, 1)
+        rows = self._sums(points, points).reshape(M, N).sum(1) - self._within(x, True)[1]
+        if even:
+            return rows / N**2
+        same = self._same(x).sum(1) - self._same(points[None]).reshape(M, N).sum(1)
+        return (rows - same) / (N * (N - 1))
+
+    def _same(self, x: Tensor) -> Tensor:
+        """Return the sums of f over members at the same start, ``(M, N)``."""
+        starts = x.movedim(1, 0).split(max(1, CHUNK // len(x) ** 2))
+        return torch.cat([self._f(at, at).sum(2) for at in starts]).mT
 
     def _sums(self, x: Tensor, y: Tensor) -> Tensor:
         """Return Σ_j f(x_i, y_j), ``(n,)``; in one dimension distances are summed by sorting."""
@@ -147,36 +182,50 @@ class _Pairs:
             before = torch.cat([ordered.new_zeros(1), ordered.cumsum(0)])
             k = torch.searchsorted(ordered, x[:, 0].contiguous())
             return x[:, 0] * (2 * k - len(y)) + before[-1] - 2 * before[k]
-        blocks = x.split(max(1, CHUNK // len(y)))
-        f = torch.cdist if self.energy else lambda a, b: -kernel(a, b)
-        return torch.cat([f(block, y).sum(1) for block in blocks])
+        return torch.cat([self._f(block, y).sum(1) for block in x.split(max(1, CHUNK // len(y)))])
+
+    def _f(self, x: Tensor, y: Tensor) -> Tensor:
+        if not self.energy:
+            return -kernel(x, y)
+        # by differences in few dimensions, by the faster product in many
+        return torch.cdist(x, y, compute_mode=f"{'donot_use' if x.shape[-1] <= 16 else 'use'}_mm_for_euclid_dist")
 
 
 class _Lines:
     """W₁ of N points to the law of ``y (R, d)``: by quantiles on the line, by the mean over lines in the plane."""
 
     def __init__(self, y: Tensor, N: int, generator: Generator) -> None:
-        d = y.shape[1]
-        u = rng.randn((LINES, d), rng.as_generator(generator), torch.device("cpu"), torch.float64) if d > 1 else None
-        self.u = torch.ones(1, 1, dtype=y.dtype) if u is None else u / u.norm(dim=1, keepdim=True)
-        self.levels = (torch.arange(N, dtype=y.dtype) + 0.5) / N
+        source, cpu = rng.as_generator(generator), torch.device("cpu")
+        u = rng.randn((LINES if y.shape[1] > 1 else 1, y.shape[1]), source, cpu, torch.float64)
+        self.u = (u / u.norm(dim=1, keepdim=True)).to(y)
+        self.block = rng.randn((N,), source, cpu, torch.float64).argsort().to(y.device)  # a random order of the starts
+        self.levels = (torch.arange(N, dtype=y.dtype, device=y.device) + 0.5) / N
         self.quantiles = self._along(y)
 
-    def single(self, x: Tensor) -> Tensor:
+    def single(self, x: Tensor, even: bool) -> Tensor:
         """Return the distance of each member, ``(M,)``."""
-        return torch.stack([(self._along(own) - self.quantiles).abs().mean() for own in x])
+        return torch.stack([self._distance(own) for own in x])
 
-    def pooled(self, x: Tensor) -> tuple[float, Tensor]:
-        """Return the distance of N points, each start from one member, and that without each member."""
+    def pooled(self, x: Tensor, even: bool) -> float:
+        """Return the distance of N points, each start from one member: the mean over assignments."""
+        return float(torch.stack([self._distance(x[who, torch.arange(len(who))]) for who in self._who(len(x))]).mean())
 
-        def blocks(some: Tensor) -> Tensor:
-            return self.single(torch.cat([own[m :: len(some)] for m, own in enumerate(some)])[None])[0]
-
-        return float(blocks(x)), leave_one_out(blocks, x)
+    def without(self, x: Tensor, even: bool) -> Tensor:
+        """Return the same without the block of each member, ``(M,)``."""
+        starts, M = torch.arange(x.shape[1]), len(x)
+        found = [self._distance(x[who, starts][who != m]) for m in range(M) for who in self._who(M)]
+        return torch.stack(found).reshape(M, M).mean(1)
 
     def law(self, y: Tensor) -> float:
         """Return the distance of the law with an atom of equal weight at each of ``y (n, d)``."""
-        return float(self.single(y[None]))
+        return float(self._distance(y))
+
+    def _who(self, M: int) -> Tensor:
+        """Return which member takes each start, ``(M, N)``: one row for each cyclic assignment."""
+        return (self.block + torch.arange(M, device=self.block.device)[:, None]) % M
+
+    def _distance(self, x: Tensor) -> Tensor:
+        return (self._along(x) - self.quantiles).abs().mean()
 
     def _along(self, x: Tensor) -> Tensor:
         """Return N quantiles along each line, ``(lines, N)``: order statistics, of as many points as there are."""
