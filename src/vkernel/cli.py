@@ -5,6 +5,7 @@ Input that cannot be used is refused with one sentence on standard error and exi
 
 from __future__ import annotations
 
+import os
 import sys
 import tomllib
 from collections.abc import Callable
@@ -187,9 +188,10 @@ def reproduce(
     out: Annotated[Path, option("reproduce.out")] = Path("out"),
     seed: Seed = 0,
     everything: Annotated[bool, option("reproduce.everything")] = False,
+    workers: Annotated[int | None, option("reproduce.workers")] = None,
 ) -> None:
-    """Make the figures of the paper and further ones, with a page that explains what each shows."""
-    vk.reproduce.run(out, seed=seed, everything=everything)
+    """Make the figures of the paper and further ones, a page that explains each, and a scorecard of the claims."""
+    vk.reproduce.run(out, seed=seed, everything=everything, workers=workers or os.cpu_count() or 1)
 
 
 @app.command()

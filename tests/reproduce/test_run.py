@@ -115,7 +115,7 @@ def test_exhibits_are_found_and_in_order() -> None:
 
 def only(monkeypatch: pytest.MonkeyPatch, make) -> None:
     monkeypatch.setattr(reproduce, "exhibits", lambda: [Part("A <b>", 1.0, make)])
-    monkeypatch.setattr(exhibit, "read", lambda name: {"sizes": "One number."})
+    monkeypatch.setattr(exhibit, "read", lambda name: {"sizes": "One number.", "scorecard": []})
 
 
 def small(run: Run) -> Exhibit:

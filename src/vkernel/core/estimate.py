@@ -201,9 +201,9 @@ def ratio_of_means(a: Tensor, b: Tensor, *, paired: bool) -> Estimate[N]:
 class Twins:
     """Averages of paired numbers a_m, b_m, and what holds of a typical pair; the result of :func:`twins`.
 
-    ``ratio`` and ``difference`` compare means. ``medians``, and ``none``, the shares of numbers that are zero, belong to
-    a and to b. ``more`` and ``less`` are the shares of pairs with a > b and a < b; ``p`` is that of the two-sided sign
-    test over pairs that differ. ``top`` is the share of the sum of a that its largest tenth holds.
+    ``ratio`` and ``difference`` compare means. ``medians`` and ``none``, the shares of numbers that are zero, are given
+    for a and for b. ``more`` and ``less`` are the shares of pairs with a > b and a < b; ``p`` is that of the two-sided
+    sign test over pairs that differ. ``top`` is the share of the sum of a that its largest tenth holds.
     """
 
     ratio: Estimate

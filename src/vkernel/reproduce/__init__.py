@@ -6,7 +6,6 @@ and may raise :class:`~vkernel.reproduce.exhibit.Skip` with a sentence, which th
 ``--all`` the shipped studies are exhibits too (``studies``); their stores are kept, so that a run can go on.
 """
 
-import dataclasses
 import functools
 import math
 import platform
@@ -20,12 +19,13 @@ import numpy
 import torch
 
 from vkernel import study
+from vkernel.core.checks import check_whole
 from vkernel.core.errors import InputError
 from vkernel.core.files import write
-from vkernel.core.progress import progress
+from vkernel.core.progress import Progress, progress as report_progress
 from vkernel.reports import html
-from vkernel.reproduce import exact, exhibit, images, learned, variances
-from vkernel.reproduce.exhibit import Exhibit, Page, Part, Run, Values
+from vkernel.reproduce import exact, exhibit, images, learned, pool, scorecard, variances
+from vkernel.reproduce.exhibit import Exhibit, Page, Part, Run, Skip, Values
 from vkernel.study import Spec, report
 from vkernel.study.spec import shipped
 from vkernel.study.store import Store
@@ -38,55 +38,65 @@ SECONDS = 47.0  # of one study on one core, in the mean
 
 
 def exhibits() -> list[Part]:
-    """Return the exhibits, in the order of the page; ``texts/page.toml`` has titles and seconds on two cores."""
+    """Return the exhibits, in the order of the page; ``texts/page.toml`` has titles and seconds on one core."""
     makes = [exact.figure1, images.digits_line, images.cifar_line, exact.memorise, exact.paths2d, exact.laws]
     makes += [learned.figure2, learned.figure3, variances.v_linear, variances.shares, variances.v_lazy]
     makes += [learned.mlp_plane, images.between_images]
-    return [Part(make=make, **exhibit.read("page")[make.__name__]) for make in makes]
+    return [Part(make=make, name=make.__name__, **exhibit.read("page")[make.__name__]) for make in makes]
 
 
-def run(out: Path, *, seed: int = 0, quick: bool = False, everything: bool = False) -> Path:
-    """Make every figure into the folder ``out`` and return its ``index.html``.
+def run(
+    out: Path,
+    *,
+    seed: int = 0,
+    quick: bool = False,
+    everything: bool = False,
+    workers: int = 1,
+    progress: Progress = True,
+) -> Path:
+    """Make every figure and the scorecard into the folder ``out`` and return its ``index.html``.
 
     The same ``seed`` gives the same numbers. ``quick`` makes the figures coarser and the intervals wider, for tests.
     ``everything`` adds the shipped studies, whose results are kept in ``out/studies``: a run that was stopped goes on.
+    With more than one of ``workers`` exhibits are made side by side, in processes; a script that asks for them must be
+    importable (``if __name__ == "__main__":``).
     """
+    workers = check_whole(workers, "workers", 1)
     start, out = time.perf_counter(), exhibit.open_folder(Path(out).expanduser())
     more = studies(out, seed, quick=quick) if everything else []
     parts = [*exhibits(), *more]
     command = shlex.join(("vkernel", "reproduce", "--out", str(out), "--seed", str(seed), *["--all"] * everything))
     versions = f"torch {torch.__version__}, numpy {numpy.__version__}, Python {platform.python_version()}"
     about = {"command": command + " (quick)" * quick, "seed": seed, "versions": f"vkernel {__version__}, {versions}"}
-    about["machine"] = f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads, no GPU used"
-    made: list[Exhibit] = []
-    skipped: list[dict[str, str]] = []
+    about["machine"] = f"{platform.system()} {platform.machine()}, {workers} processes, no GPU used"
+    made: dict[int, Exhibit] = {}
+    reasons: dict[int, dict[str, str]] = {}
+    counts: dict[str, int] = {}
 
     def write_page(complete: bool) -> Path:
+        nonlocal counts
         seconds, hint = time.perf_counter() - start, complete and not everything
-        text = html.page("index.html", exhibits=made, skipped=skipped, hint=hint, seconds=seconds, **about)
-        return write(out / "index.html", text).resolve()
+        shown, left_out = [made[i] for i in sorted(made)], [reasons[i] for i in sorted(reasons)]
+        counts = scorecard.save(out, shown, parts, about)
+        values = {"exhibits": shown, "skipped": left_out, "hint": hint, "counts": counts, "seconds": seconds}
+        return write(out / "index.html", html.page("index.html", **values, **about)).resolve()
 
-    with progress(sum(part.seconds for part in parts)) as show:
-        for part in parts:
-            began = time.perf_counter()
-
-            def step(share: float, part: Part = part) -> None:
-                show(part.title, share * part.seconds)
-
-            step(0.0)
-            try:
-                found = part.make(Run(out, seed, quick, step))
-            except exhibit.Skip as reason:
-                skipped.append({"title": part.title, "reason": str(reason)})
-                step(1.0)
+    with report_progress(sum(part.seconds for part in parts), progress) as show:
+        begin = Run(out, seed, quick, pool.silent)
+        alone = workers == 1
+        finished = pool.one_by_one(parts, begin, show) if alone else pool.side_by_side(parts, begin, show, workers)
+        for at, found in finished:
+            if isinstance(found, Skip):
+                reasons[at] = {"title": parts[at].title, "reason": str(found)}
                 continue
-            made.append(dataclasses.replace(found, title=part.title, seconds=time.perf_counter() - began))
-            if part in more:  # a run that is stopped leaves the page with what it has
+            made[at] = found
+            if parts[at] in more:  # a run that is stopped leaves the page with what it has
                 write_page(False)
     index = write_page(True)
-    for item in skipped:
+    for item in reasons.values():
         print(f"{item['title']} was not made. {item['reason']}", file=sys.stderr)
-    print(f"{len(made)} figures, made in {time.perf_counter() - start:.0f} s: {index}")
+    print(*(f"{verdict}: {count}" for verdict, count in sorted(counts.items())), sep=", ")
+    print(f"{len(made)} figures and the scorecard, made in {time.perf_counter() - start:.0f} s: {index}")
     return index
 
 

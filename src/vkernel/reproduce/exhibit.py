@@ -7,6 +7,7 @@ these numbers:
 ``sizes``                    how much was computed, one paragraph
 ``opening``, ``closing``     paragraphs before and after the pictures
 ``[finding]``                ``number``, ``interval`` and ``words``: the result of the exhibit
+``[[claims]]``               claims of the paper that the exhibit decides, for the scorecard: see :class:`Claim`
 ``[pictures.NAME]``          ``alt``, for readers who do not see the picture, and ``caption``
 ``[tables.NAME]``            ``caption``, and ``cells``: a line for the head and one for each row, cells between " | "
 ``base``                     another such file, whose keys are added
@@ -78,6 +79,28 @@ class Finding(NamedTuple):  # the number in which an exhibit results
     words: tuple[str, ...]
 
 
+class Claim(NamedTuple):
+    """A claim of the paper, what was computed of it, and the verdict.
+
+    ``rule`` states in words when the claim holds. ``tests`` are the same as expressions over the values of the exhibit:
+    the verdict is the first of ``holds``, ``fails`` and ``part`` whose expression is true, otherwise "undecided".
+    """
+
+    key: str
+    section: str
+    claim: str
+    computed: str
+    number: str
+    verdict: str
+    rule: str
+    tests: dict[str, str]
+    comment: str = ""
+
+
+VERDICTS = {"holds": "holds", "fails": "does not hold", "part": "holds in part"}
+UNDECIDED = "undecided"
+
+
 @dataclass(frozen=True)
 class Exhibit:
     """One section of the page."""
@@ -90,6 +113,7 @@ class Exhibit:
     opening: tuple[str, ...] = ()
     finding: Finding | None = None
     tables: tuple[Table, ...] = ()
+    claims: tuple[Claim, ...] = ()
     closing: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -102,6 +126,7 @@ class Run:
     seed: int
     quick: bool
     step: Callable[[float], None]
+    runner: str = "threads"  # of studies; a process that has one processor to itself takes "inline"
 
     def key(self, purpose: str, member: int = 0) -> int:
         """Return the seed of one purpose: it depends on the seed of the page and on nothing else."""
@@ -139,14 +164,20 @@ class Run:
         whole = {**spec, **changes}
         whole["block"] = whole["members"]
         with tempfile.TemporaryDirectory() as folder:
-            return study.run(whole, Path(folder, "store.zarr"), "threads", progress=self.progress(share)).load()
+            return study.run(whole, Path(folder, "store.zarr"), self.runner, progress=self.progress(share)).load()
 
 
 @dataclass(frozen=True)
-class Part:  # an exhibit to be made: its title, the seconds it takes, and its function
+class Part:
+    """An exhibit to be made: its title, its seconds on one processor, its function, the file of its text, and the name
+    of the exhibit that it comes ``after``."""
+
     title: str
     seconds: float
     make: Callable[[Run], Exhibit]
+    name: str = ""
+    text: str = ""
+    after: str | None = None
 
 
 class Page:
@@ -191,8 +222,19 @@ class Page:
         for table in (self("tables") if "tables" in self.text else {}).values():
             lines = [tuple(line.strip().split(" | ")) for line in table["cells"].splitlines() if line.strip()]
             tables += [Table(table["caption"], lines[0], tuple(lines[1:]))] if lines else []
+        found["claims"] = tuple(self.claim(given) for given in self.text.get("claims", ()))
         self.run.step(share)
         return Exhibit(self.name, tuple(self.pictures), data, tables=tuple(tables), **found)
+
+    def claim(self, given: Mapping[str, str]) -> Claim:
+        """Fill in a claim and evaluate its expressions."""
+        tests = {key: given[key] for key in VERDICTS if key in given}
+        met = (key for key, test in tests.items() if _TEMPLATES.compile_expression(test, False)(self.values))
+        verdict = VERDICTS.get(next(met, ""), UNDECIDED)
+        texts = _fill(
+            {key: text for key, text in given.items() if key not in tests}, self.values | {"verdict": verdict}
+        )
+        return Claim(**texts, verdict=verdict, tests=tests)
 
 
 @functools.cache
