@@ -8,17 +8,24 @@ from trained import PLANE, POINTS, PROCESS, X, fitted, model, quietly
 
 import vkernel as vk
 from vkernel.core.errors import InputError
-from vkernel.kernels import SGD, Lazy, Linear, Measured
+from vkernel.kernels import SGD, Lazy, Linear, Measured, linear
 
 LINE = model(3)
 GOOD = {"lr": 0.1, "batch": 4, "steps": 3}
 
 # -------------------- errors and models
 
+COSINES = vk.models.Linear(vk.features.random_fourier(16, 1, PROCESS, generator=3), "noise", 0.0)
 LAZY = vk.models.Lazy(vk.models.NTK(1, init_width=64), 2.0)
 PREDICTIONS = {
     "linear": lambda seed: Linear(model(4), POINTS, PROCESS, draws=60, sets=24, seed=seed),
+    "misfit": lambda seed: Linear(model(4), POINTS, PROCESS, draws=60, sets=24, seed=seed).only("misfit"),
+    "leading": lambda seed: Linear(model(4), POINTS, PROCESS, draws=900, form="leading", quadrature=1 << 10, seed=seed),
+    "sgd": lambda seed: SGD(
+        COSINES, POINTS, PROCESS, lr=0.1, batch=8, steps=100, nodes=6, quadrature=1 << 10, seed=seed
+    ),
     "lazy": lambda seed: Lazy(LAZY, POINTS, PROCESS, draws=12, sets=16, seed=seed),
+    "measured": lambda seed: Measured(fitted(model(4), members=40, draws=60, seed=seed)),
 }
 
 
@@ -30,14 +37,36 @@ def test_the_error_is_the_spread_of_independent_predictions(name):
     told = torch.stack([V.error(X, 0.2) for V in made])
     assert told.shape == (24, len(X))
     assert 0.7 < float((told.square().mean(0).sqrt() / seen).mean()) < 1.4
+    for V, variance in zip(made[:3], variances, strict=False):
+        close = {"rtol": 0.2} if name in ("leading", "sgd") else {"rtol": 1e-8}  # parts of a quadrature have a bias
+        torch.testing.assert_close(V.estimates(X, 0.2).mean(0), variance, atol=1e-3 * float(variance.max()), **close)
 
 
 def test_closed_forms_have_no_error():
     held = Linear(model(4), POINTS, PROCESS, draws=60, vary=("targets",))
-    order = quietly(lambda: Linear(model(4), POINTS, PROCESS, draws=60, form="leading", quadrature=1 << 10))
     fixed = Lazy(LAZY, POINTS, PROCESS, draws=12, vary=("targets", "init"))
-    for V in (held, order, fixed):
+    for V in (held, fixed):
         assert torch.equal(V.error(X, 0.2), torch.zeros(len(X), dtype=torch.float64))
+        assert V.relative_error == 0
+        assert "without sampling error" in V.why
+
+
+def test_sets_are_added_until_the_error_is_small(monkeypatch):
+    monkeypatch.setattr(linear, "FIRST", 16)
+    monkeypatch.setattr(linear, "MOST", 128)
+    V = quietly(lambda: Linear(model(4), POINTS, PROCESS, draws=60))
+    same = Linear(model(4), POINTS, PROCESS, draws=60, sets=V.sets)
+    assert V.sets in (16, 32, 64, 128)
+    assert V.relative_error <= 0.05 or V.sets == 128
+    torch.testing.assert_close(V.cov(X, 0.2).trace(), same.cov(X, 0.2).trace())
+    monkeypatch.setattr(linear, "ACCURATE", 1e-6)
+    with pytest.warns(UserWarning, match="variances are known to .* a larger sets=… lowers this"):
+        assert Linear(model(4), POINTS, PROCESS, draws=60).sets == 128
+
+
+def test_one_set_of_inputs_has_an_unknown_error():
+    V = quietly(lambda: Linear(model(4), POINTS, PROCESS, draws=60, sets=1))
+    assert V.error(X, 0.2).isnan().all()
 
 
 def test_models_of_a_linear_kernel_are_linear_ensembles():

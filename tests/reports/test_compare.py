@@ -135,6 +135,31 @@ def test_the_error_of_the_pooled_ratio_is_the_spread_of_ensembles():
     assert np.mean(values) == pytest.approx(1, abs=3.5 * np.std(values, ddof=1) / math.sqrt(30))
 
 
+def uncertain(seed: int, units: int = 8, draws: int = 20) -> LinearField:
+    """The exact kernel as it is known from ``units`` × ``draws`` models, with estimates of each unit."""
+    z = drawn(EXACT, units * draws, 1000 + seed).state["weights"][..., 0] - EXACT.mean_weights[:, 0]
+    groups = torch.stack([part.mT @ part / draws for part in z.chunk(units)])
+    return LinearField(MODEL, PROCESS, groups.mean(0), EXACT.mean_weights, groups)
+
+
+def test_intervals_cover_the_truth_and_the_verdict_is_seldom_wrong_where_V_itself_has_an_error():
+    """Ensembles of 30 members of the kernel itself, which is known from 160 models: both errors matter."""
+    found = [compare(drawn(EXACT, 30, seed), uncertain(seed), X, T, laws=False) for seed in range(150)]
+    names = ("ratio_pooled", *(f"ratio_by_time {k}" for k in range(3)))
+    for name in names:
+        stem, _, k = name.partition(" ")
+        low, high = (
+            np.array([ds[f"{stem}_{end}"].values.flat[int(k or 0)] for ds in found]) for end in ("low", "high")
+        )
+        share = float(((low <= 1) & (high >= 1)).mean())
+        assert 0.9 <= share <= 0.99, (name, share)  # 95 %: 136 to 148 of 150
+    alarms = sum(not bool(ds.agrees) for ds in found)
+    assert alarms <= 7  # 1 % is nominal; with 30 members the jackknife's tails give 2 %
+    assert all(("theory within" in ds.attrs["summary"]) == bool(ds.agrees) for ds in found)
+    without = [compare(drawn(EXACT, 30, seed), EXACT, X, T, laws=False) for seed in range(3)]
+    assert all(float(a.ratio_pooled_se) > float(b.ratio_pooled_se) for a, b in zip(found, without, strict=False))
+
+
 def test_a_kernel_wrong_by_two_is_called_wrong_by_two():
     ds = compare(drawn(EXACT, 300, factor=2.0), EXACT, X, T, laws=False)
     assert float(ds.ratio_pooled) == pytest.approx(2, abs=3 * float(ds.ratio_pooled_se))

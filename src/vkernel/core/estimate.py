@@ -178,7 +178,9 @@ def bootstrap(
 
 
 def relative_se(samples: Tensor) -> Tensor:
-    """Return the relative standard error of the mean over the first axis."""
+    """Return the relative standard error of the mean over the first axis; NaN of one sample."""
+    if len(samples) < 2:
+        return torch.full_like(samples.mean(0), math.nan)
     return samples.std(0) / math.sqrt(len(samples)) / samples.mean(0)
 
 
@@ -195,6 +197,19 @@ def ratio_of_means(a: Tensor, b: Tensor, *, paired: bool) -> Estimate[N]:
     va, vb = relative_se(a).square(), relative_se(b).square()
     dof = (va + vb).square() / (va.square() / (len(a) - 1) + vb.square() / (len(b) - 1)).clamp_min(1e-300)
     return Estimate.of_log(value, (va + vb).sqrt(), max(1, int(dof.min())))
+
+
+def ratio_test(value: Number, without: Tensor, other: Tensor) -> tuple[Estimate, float]:
+    """Estimate a positive ratio, and return the p value of its being 1 by Student's test of the logarithm. Of its two
+    independent errors one is the jackknife's, of values ``without (n,)`` each unit, and one that of the mean of
+    ``other (m,)``, values that each use one of m units. The degrees of freedom are Welch's."""
+    from scipy.special import stdtr
+
+    value, n, m = float(value), len(without), len(other)
+    a, b = (float(jackknife_se(without)) / value) ** 2, float(other.var()) / m / value**2
+    dof = max(1, int(min((a + b) ** 2 / max(a**2 / (n - 1) + b**2 / (m - 1), TINY), 1e9)))
+    p = 2 * float(stdtr(dof, -abs(math.log(value)) / math.sqrt(max(a + b, TINY))))
+    return Estimate[float].of_log(value, math.sqrt(a + b), dof), p
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 r"""The base class of V-kernels, and the two kinds that users define (docs/theory.md, §5).
 
 A V-kernel is the covariance :math:`\mathrm{Cov}_\theta[\hat s(x,t), \hat s(x',t')]` of the learned score over training
-randomness, together with the mean score; :math:`V = D\,\mathrm{Cov}\,D'`. Its ``error`` is the relative standard error
-of the predicted variance :math:`\mathrm{tr}\,\mathrm{Cov}`. It is 0 for closed forms, follows from the spread over
-``sets`` of inputs for Linear and Lazy, and is :math:`\sqrt{2/(M-1)}` for Measured, M counting groups if there are any.
+randomness, together with the mean score; :math:`V = D\,\mathrm{Cov}\,D'`. The predicted variance
+:math:`\mathrm{tr}\,\mathrm{Cov}` of all but closed forms is a mean of independent ``estimates`` :math:`v_u`: U sets
+of inputs (Linear, Lazy), parts of a quadrature (leading order, SGD) or members (Measured). Its relative standard error,
+``error``, is :math:`\mathrm{sd}(v_u)/(\sqrt U\,\bar v)`.
 """
 
 import warnings
@@ -19,6 +20,7 @@ from vkernel.core import rng
 from vkernel.core.checks import check_type, check_whole
 from vkernel.core.covariance import Covariance, Cross, Factored, Matrix, Transformed
 from vkernel.core.errors import InputError, require
+from vkernel.core.estimate import relative_se
 from vkernel.core.rng import Generator
 from vkernel.process import Anisotropic, Process
 from vkernel.sample.scores import Groups, Scores
@@ -53,9 +55,16 @@ class Kernel(VKernel):
         gamma = self.process.gamma if isinstance(self.process, Anisotropic) else None
         return Transformed(self.cov(x, t, x2, t2), (here * there).sqrt(), gamma)
 
+    def estimates(self, x: Tensor, t: Time) -> Tensor | None:
+        """Return independent estimates of tr Cov, ``(units, *batch)``, with mean tr Cov; ``None`` for a closed form."""
+        return None
+
     def error(self, x: Tensor, t: Time) -> Tensor:
         """Return the relative standard error of the predicted variance, ``(*batch,)``."""
-        return torch.zeros(self.cov(x, t).batch, dtype=x.dtype, device=x.device)
+        found = self.estimates(x, t)
+        if found is None:
+            return torch.zeros(self.cov(x, t).batch, dtype=x.dtype, device=x.device)
+        return relative_se(found).to(x)
 
     def models(self, members: int, generator: Generator = None) -> Scores:
         """Draw models of this kernel, each the mean score plus an independent field."""

@@ -12,7 +12,6 @@ What does not vary is fixed at its value for member 0: the inputs (then there is
 targets, :math:`f_0`; the last two then belong to :math:`E(f|X)`.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -26,7 +25,7 @@ from vkernel.core.errors import require
 from vkernel.core.progress import Progress, progress as show_progress
 from vkernel.data.empirical import Empirical
 from vkernel.kernels.base import Function, times_of
-from vkernel.kernels.linear import target_noise
+from vkernel.kernels.linear import known, largest_error, target_noise
 from vkernel.process import Process
 from vkernel.score.base import Time
 from vkernel.train import models
@@ -34,6 +33,7 @@ from vkernel.train.ensemble import Ensemble
 from vkernel.train.objectives import VARIES, Objective, Quantile, Training
 
 PAIRS, WIDEST, FEW = 1 << 21, 64, 4  # of Lazy: pairs held at once, the largest dimension, the fewest sets
+PLACES = 128  # at which the error is taken
 
 
 class _Points(NamedTuple):
@@ -61,7 +61,7 @@ class Lazy(Function):
         draws: int,
         objective: str | Objective = "J1",
         vary: Sequence[str] = VARIES,
-        sets: int = 16,
+        sets: int = 64,
         seed: int = 0,
         times: str | Quantile = "uniform",
         progress: Progress = False,
@@ -73,16 +73,17 @@ class Lazy(Function):
         good = shape == (self.d,) and self.d <= WIDEST
         require(good, f"This kernel takes vectors of up to {WIDEST} numbers; an event of the data is {shape}.")
         super().__init__(self._sum, process)
-        held = "inputs" not in training.vary
-        self.model, self.draws, self.sets, self.device = model, P, 1 if held else sets, training.data.device
+        self.held = "inputs" not in training.vary
+        self.model, self.draws, self.sets, self.device = model, P, 1 if self.held else sets, training.data.device
         self.varies_init = model.init and "init" in training.vary
         # the model of E(f|X): from f0 = 0 where f0 varies
         centre = replace(model, init=model.init and not self.varies_init)
         self._states = self._learn(centre, training, progress)
         self._mean = Ensemble(centre, self._states, process, shape).mean_score
-        inputs = "for one set of inputs" if held else f"averaged over {sets} sets of inputs"
-        why = f"exact in the lazy limit, {inputs}; F_eff/P = {self.effective / P:.2g}"
-        self._assess(held or sets >= FEW, why, f"Give sets ≥ {FEW}: the covariance over inputs is hardly measured.")
+        self.relative_error = largest_error(training, self.estimates, PLACES)
+        inputs = "for one set of inputs" if self.held else f"averaged over {sets} sets of inputs"
+        why = f"exact in the lazy limit, {inputs}; F_eff/P = {self.effective / P:.2g}; {known(self.relative_error)}"
+        self._assess(self.held or sets >= FEW, why, f"Give sets ≥ {FEW}: the misfit is hardly measured.")
 
     def _learn(self, centre: models.Lazy, training: Training, progress: Progress) -> dict[str, Tensor]:
         """Compute G, G K0(X,X) and the noise N of the targets ``(d, d, S P)``; return the states of E(f|X)."""
@@ -133,17 +134,23 @@ class Lazy(Function):
             columns.append(total.movedim(3, 2).flatten(3, 4).flatten(1, 2))
         return torch.cat(columns, -1)
 
-    def error(self, x: Tensor, t: Time) -> Tensor:
-        if self.sets == 1:
-            return x.new_zeros(x.shape[:-1])
-        points, S = self._points(x.reshape(-1, 1, self.d), times_of(t, x).reshape(-1, 1)), self.sets
-        v = points.mean.square().sum(0)[:, 0] * S / (S - 1)
+    def estimates(self, x: Tensor, t: Time) -> Tensor | None:
+        if self.held:
+            return None
+        flat = x.reshape(-1, 1, self.d).split(self._width(1)), times_of(t, x).reshape(-1, 1).split(self._width(1))
+        found = torch.cat([self._by_set(a, u) for a, u in zip(*flat, strict=True)])
+        return found.movedim(-1, 0).reshape(self.sets, *x.shape[:-1])
+
+    def _by_set(self, x: Tensor, t: Tensor) -> Tensor:
+        """Return the variance at ``x (N, 1, d)`` that each set of inputs gives, ``(N, S)``."""
+        points, S = self._points(x, t), self.sets
+        v = points.mean.square().sum(0)[:, 0] * S / max(S - 1, 1)
         if self._N is not None:
             v = v + (points.w.square() * self._N.diagonal().sum(-1)).reshape(-1, S, self.draws).sum(-1)
         if self.varies_init:
             change = ((points.rest - points.prior) * points.w).reshape(-1, S, self.draws).sum(-1)
             v = v + self.d * (self.model.kernel.prior(points.u, points.u)[:, 0] + change)
-        return (v.std(-1) / (v.mean(-1) * math.sqrt(S))).reshape(x.shape[:-1]).to(x.dtype)
+        return v * points.slope[:, 0].square()
 
     def _width(self, groups: int) -> int:
         """Return how many points of each of several groups are evaluated at once."""

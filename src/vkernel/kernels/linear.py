@@ -22,7 +22,8 @@ then weight decay, added to every eigenvalue :math:`\rho` of :math:`\Sigma`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -30,6 +31,7 @@ from torch import Tensor
 
 from vkernel.core.checks import check_choice, check_positive, check_whole
 from vkernel.core.errors import require
+from vkernel.core.estimate import relative_se
 from vkernel.core.progress import Progress, Reporter, progress as show_progress
 from vkernel.core.rng import Generator
 from vkernel.data.empirical import Empirical
@@ -45,9 +47,12 @@ from vkernel.train.objectives import VARIES, Batch, Objective, Quantile, Trainin
 CHUNK = 1 << 24  # numbers of a table of features held at once
 LARGEST = 6000  # weights whose covariance is a matrix
 RATIO = 0.05  # largest F_eff / P at which the leading order is accurate; at .11 it is off by a factor of 2
-GROUPS, ROOM = 8, 1 << 26  # groups of sets for the error of the prediction, and numbers kept for them
+GROUPS, ROOM = 8, 1 << 26  # groups of draws for the error of the prediction, and numbers kept for them
+FIRST, MOST = 256, 1024  # sets of inputs, doubled until the error is small
+ACCURATE, PLACES, LEVELS = 0.05, 1024, 8  # that error, and the noised points and ranges of t at which it is taken
 FEWEST = 8  # sets of inputs from which a covariance over inputs is measured
 STEP = 0.2  # lr * rho above which a step of SGD is not small
+Variances = Callable[[Tensor, Tensor], Tensor | None]  # at x (N, d) and t (N,): (units, N), or none if exact
 
 
 def target_noise(model: models.Model, training: Training, batch: Batch) -> Tensor | None:
@@ -62,6 +67,8 @@ def target_noise(model: models.Model, training: Training, batch: Batch) -> Tenso
 class LinearField(FiniteRank):
     """A kernel whose basis is a linear model's: ``weights`` is Cov[W], (F o, F o), ``mean_weights`` is E[W], (F, o).
     ``groups (G, F, F)`` are independent estimates of Cov[W], traced over outputs, from which ``error`` follows."""
+
+    relative_error: float = 0.0
 
     def __init__(
         self, model: models.Linear, process: Process, weights: Tensor, mean: Tensor, groups: Tensor | None = None
@@ -78,12 +85,11 @@ class LinearField(FiniteRank):
         eye = torch.eye(self.mean_weights.shape[-1], dtype=x.dtype, device=x.device)
         return torch.einsum("f...,ab->fa...b", phi, eye).flatten(0, 1)
 
-    def error(self, x: Tensor, t: Time) -> Tensor:
+    def estimates(self, x: Tensor, t: Time) -> Tensor | None:
         if self.groups is None:
-            return x.new_zeros(x.shape[:-1])
-        phi = self.model.features(x, times_of(t, x)).double()
-        v = torch.einsum("...f,gfh,...h->g...", phi, self.groups, phi)
-        return (v.std(0) / (v.mean(0) * math.sqrt(len(v)))).to(x.dtype)
+            return None
+        when = times_of(t, x).double()
+        return _variances(self.model, self.groups, x.double(), when) * self.model.slope(when, self.process).square()
 
     def _changes(self, members: int, generator: Generator) -> Tensor:
         z = self._normals(members, len(self.root), generator)
@@ -100,9 +106,11 @@ class LinearField(FiniteRank):
 
 class Linear(LinearField):
     """The covariance that training gives a linear ``model`` fitted to ``draws`` noised points.
-    ``form`` is "given-inputs" (averaged over ``sets`` sets of inputs) or "leading" (expectations over ``quadrature``
-    draws); the other arguments are those of ``vk.train_ensemble``. With the seed of an ensemble the kernel uses that
-    ensemble's inputs; give another one for an independent prediction. ``target_noise`` and ``misfit`` are its terms."""
+    ``form`` is "given-inputs" (averaged over ``sets`` sets of inputs; by default as many as an error of 5 % needs, 256
+    to 1,024) or "leading" (expectations over ``quadrature`` draws); the other arguments are those of
+    ``vk.train_ensemble``. With the seed of an ensemble the kernel uses that ensemble's inputs; give another one for an
+    independent prediction. ``target_noise`` and ``misfit`` are its terms. ``relative_error`` is the error of the
+    variance averaged over noised points with t in each eighth of the training times, at its largest."""
 
     def __init__(
         self,
@@ -116,78 +124,113 @@ class Linear(LinearField):
         vary: Sequence[str] = VARIES,
         seed: int = 0,
         times: str | Quantile = "uniform",
-        sets: int = 512,
+        sets: int | None = None,
         quadrature: int = 1 << 17,
         progress: Progress = False,
     ) -> None:
         training = Training(data, process, objective, draws, vary, seed, times)
-        self.model, self.features, self.draws = _check_linear(model, training), model.features.count, draws
-        P, held = training.finite_draws("A linear model"), "inputs" not in training.vary
-        self.form, sets = check_choice(form, "form", ("given-inputs", "leading")), check_whole(sets, "sets")
+        self.process, self.draws = process, draws
+        self.model, self.features = _check_linear(model, training), model.features.count
+        P, self.held = training.finite_draws("A linear model"), "inputs" not in training.vary
+        self.form = check_choice(form, "form", ("given-inputs", "leading"))
+        given = 1 if self.held else None if sets is None else check_whole(sets, "sets")
         if form == "leading":
             good = "targets" in training.vary
             require(good, "The leading order averages over targets; where they are held, use form='given-inputs'.")
-            mean, groups = self._leading(_Gradients(model, training, quadrature), P, held), None
+            mean = self._leading(training, quadrature, P)
             valid, advice = self.effective <= RATIO * P, "Use form='given-inputs'."
             why = f"effective features / draws = {{:.2g}}; the leading order in 1/P is for ratios up to {RATIO}"
         else:
-            with show_progress(sets, progress) as report:
-                mean, groups = self._given_inputs(training, P, 1 if held else sets, report)
-            valid, advice = held or sets >= FEWEST, f"Give sets ≥ {FEWEST}: the misfit is hardly measured."
-            inputs = "which are held" if held else f"averaged over {sets} sets of them"
+            with show_progress(given or MOST, progress) as report:
+                mean = self._given_inputs(training, P, given, report)
+            valid, advice = self.held or self.sets >= FEWEST, f"Give sets ≥ {FEWEST}: the misfit is hardly measured."
+            inputs = "which are held" if self.held else f"averaged over {self.sets} sets of them"
             why = f"exact given the inputs, {inputs}; effective F/P = {{:.2g}}"
-        super().__init__(model, process, self.target_noise + self.misfit, mean, groups)
-        self._assess(valid, why.format(self.effective / P), advice)
+        super().__init__(model, process, self.target_noise + self.misfit, mean, self.groups)
+        self.relative_error = largest_error(training, self.estimates)
+        self._assess(valid, f"{why.format(self.effective / P)}; {known(self.relative_error)}", advice)
+        if form != "leading" and sets is None and self.relative_error > ACCURATE:
+            warnings.warn(f"Linear kernel: {known(self.relative_error)}; a larger sets=… lowers this.", stacklevel=2)
 
     def only(self, part: str) -> LinearField:
         """Return the kernel of one term alone, "target_noise" or "misfit"."""
         parts = {"target_noise": self.target_noise, "misfit": self.misfit}
         require(part in parts, f"The terms are target_noise and misfit, not {part!r}.")
-        return LinearField(self.model, self.process, parts[part], self.mean_weights)
+        groups = self.groups_of[part] if self.groups_of else None
+        return LinearField(self.model, self.process, parts[part], self.mean_weights, groups)
 
-    def _given_inputs(self, training: Training, P: int, sets: int, report: Reporter) -> tuple[Tensor, Tensor | None]:
-        """Compute the two terms of Cov[W] given sets of inputs; return E[W], and estimates of Cov[W] by groups."""
-        model, exact, F, o = self.model, training.without_noise(), self.features, training.data.d
-        parts = torch.arange(sets).chunk(max(2, min(GROUPS, ROOM // F**2)))
-        found, by_group, self.effective = [], [], 0.0
-        for part in parts:
-            noise = torch.zeros((F * o, F * o), dtype=torch.float64, device=training.data.device)
-            for block in part.split(max(1, CHUNK // (P * F))):
-                batch = exact.batch(block.tolist(), P)
-                A, Y = model.system(batch, training.process)
-                if F <= P:
-                    H = torch.cholesky_solve(A.mT, factor(A.mT @ A, model.ridge, F, P))
-                else:
-                    H = torch.cholesky_solve(A, factor(A @ A.mT, model.ridge, F, P)).mT
-                found.append(H @ Y)
-                self.effective += float(torch.einsum("mfp,mpf->", H, A)) / sets
-                N = target_noise(model, training, batch)
-                if N is not None:
-                    noise += _outer(H, (model.omega(batch.t, training.process) / P)[..., None, None] * N)
-                report("sets of inputs", len(block))
-            by_group.append(noise)
-        W = torch.cat(found)
-        away = W - W.mean(0)
-        self.target_noise = sum(by_group, torch.zeros_like(by_group[0])) / sets
-        self.misfit = away.reshape(sets, -1).mT @ away.reshape(sets, -1) / max(sets - 1, 1)
-        if sets == 1:
-            return W.mean(0), None
-        spread = [torch.einsum("sfa,sga->fg", a, a) * sets / (sets - 1) for a in (away[p] for p in parts)]
-        traced = [torch.einsum("faga->fg", n.reshape(F, o, F, o)) for n in by_group]
-        return W.mean(0), torch.stack([(n + s) / len(p) for n, s, p in zip(traced, spread, parts, strict=True)])
+    def _given_inputs(self, training: Training, P: int, sets: int | None, report: Reporter) -> Tensor:
+        """Compute the two terms of Cov[W] given sets of inputs, and of groups of sets; return E[W]."""
+        count, self.effective = max(2, min(GROUPS, ROOM // self.features**2)), 0.0
+        sums: list[tuple[list[Tensor], Tensor]] = []  # of each group: E(W|X) of its sets, and the sum of their noise
+        self.sets, more = 0, sets or FIRST
+        while True:
+            parts = torch.arange(self.sets, self.sets + more).chunk(count)
+            new = [self._sets(training, P, part, report) for part in parts]
+            sums = [([*a, *b], n + m) for (a, n), (b, m) in zip(sums, new, strict=True)] if sums else new
+            self.sets += more
+            mean = self._average([torch.cat(found) for found, _ in sums], [noise for _, noise in sums])
+            if sets or self.sets >= MOST or largest_error(training, self.estimates) <= ACCURATE:
+                break
+            more = self.sets
+        self.effective /= self.sets
+        if self.sets < (sets or MOST):
+            report("sets of inputs", MOST - self.sets)
+        return mean
 
-    def _leading(self, gradients: _Gradients, P: int, held: bool) -> Tensor:
-        """Compute the two terms of Cov[W] to leading order in 1/P; return E[W]."""
-        F, ridge = self.features, self.model.ridge
-        root = factor(gradients.gram, ridge, F, gradients.total)
-        W, inverse = torch.cholesky_solve(gradients.cross, root), torch.cholesky_inverse(root)
+    def _sets(self, training: Training, P: int, part: Tensor, report: Reporter) -> tuple[list[Tensor], Tensor]:
+        """Return E(W|X) of some sets of inputs, and the sum over them of the covariance that noise of targets gives."""
+        model, exact, F = self.model, training.without_noise(), self.features
+        size, found = F * training.data.d, []
+        noise = torch.zeros((size, size), dtype=torch.float64, device=training.data.device)
+        for block in part.split(max(1, CHUNK // (P * F))):
+            batch = exact.batch(block.tolist(), P)
+            A, Y = model.system(batch, training.process)
+            if F <= P:
+                H = torch.cholesky_solve(A.mT, factor(A.mT @ A, model.ridge, F, P))
+            else:
+                H = torch.cholesky_solve(A, factor(A @ A.mT, model.ridge, F, P)).mT
+            found.append(H @ Y)
+            self.effective += float(torch.einsum("mfp,mpf->", H, A))
+            N = target_noise(model, training, batch)
+            if N is not None:
+                noise += _outer(H, (model.omega(batch.t, training.process) / P)[..., None, None] * N)
+            report("sets of inputs", len(block))
+        return found, noise
 
-        def sandwich(middle: Tensor) -> Tensor:  # (Σ+γ)^-1 on both sides, on the index of features
-            full = torch.einsum("ef,fagb,gh->eahb", inverse, middle.reshape(*W.shape, *W.shape), inverse)
-            return full.reshape(middle.shape) / P
+    def _average(self, weights: list[Tensor], noise: list[Tensor]) -> Tensor:
+        """Compute both terms of Cov[W] from E(W|X) and the noise of groups of sets; return E[W]."""
+        W, n = torch.cat(weights), sum(map(len, weights))
+        mean = W.mean(0)
+        away = (W - mean).reshape(n, -1)
+        self.target_noise = sum(noise, torch.zeros_like(noise[0])) / n
+        self.misfit = away.mT @ away / max(n - 1, 1)
+        spread = [torch.einsum("sfa,sga->fg", w - mean, w - mean) * (n / max(n - 1, 1) / len(w)) for w in weights]
+        traced = [_traced(v, mean) / len(w) for v, w in zip(noise, weights, strict=True)]
+        groups = {"target_noise": torch.stack(traced), "misfit": torch.stack(spread)}
+        self.groups_of = {} if self.held else groups
+        self.groups = sum(self.groups_of.values(), torch.zeros(())) if self.groups_of else None
+        return mean
 
-        self.target_noise, misfit = map(sandwich, gradients.covariance(W))
-        self.misfit = torch.zeros_like(misfit) if held else misfit
+    def _leading(self, training: Training, count: int, P: int) -> Tensor:
+        """Compute the two terms of Cov[W] to leading order in 1/P, and those of parts of the draws; return E[W]."""
+        F, model, ridge = self.features, self.model, self.model.ridge
+
+        def terms(gradients: _Gradients) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+            root = factor(gradients.gram, ridge, F, gradients.total)
+            W, inverse = torch.cholesky_solve(gradients.cross, root), torch.cholesky_inverse(root)
+
+            def sandwich(middle: Tensor) -> Tensor:  # (Σ+γ)^-1 on both sides, on the index of features
+                full = torch.einsum("ef,fagb,gh->eahb", inverse, middle.reshape(*W.shape, *W.shape), inverse)
+                return full.reshape(middle.shape) / P
+
+            noise, misfit = map(sandwich, gradients.covariance(W))
+            return noise, misfit * (not self.held), W, inverse
+
+        self.target_noise, self.misfit, W, inverse = terms(_Gradients(model, training, count))
+        parts = zip(*(terms(part)[:2] for part in _parts(model, training, count)), strict=True)
+        noise, misfit = (torch.stack([_traced(v, W) for v in term]) for term in parts)
+        self.groups_of, self.groups = {"target_noise": noise, "misfit": misfit}, noise + misfit
         self.effective = F - ridge * float(inverse.trace())
         return W
 
@@ -219,8 +262,21 @@ class SGD(LinearField):
         check_whole(nodes, "nodes, the times at which the noise is evaluated,", 2)
         training = Training(data, process, objective, None, VARIES, seed, times)
         gradients = _Gradients(_check_linear(model, training), training, quadrature)
+        parts = _parts(model, training, quadrature)
+        u = self.tau * torch.linspace(0, 1, nodes, dtype=torch.float64).square()  # the residual moves fast at first
+        at = [self.tau] if stationary else u.tolist()
+        with show_progress((1 + len(parts)) * len(at), progress) as report:
+            weights, mean, rho = self._descend(gradients, at, report)
+            groups = torch.stack([_traced(self._descend(part, at, report)[0], mean) for part in parts])
+        super().__init__(model, process, weights, mean, groups)
+        self.largest, self.relative_error = lr * rho, largest_error(training, self.estimates)
+        why = f"lr × largest eigenvalue = {self.largest:.2g}; the closed form is for small steps, up to {STEP}"
+        self._assess(self.largest <= STEP, f"{why}; {known(self.relative_error)}", "Lower the learning rate.")
+
+    def _descend(self, gradients: _Gradients, at: list[float], report: Reporter) -> tuple[Tensor, Tensor, float]:
+        """Return Cov[W] and E[W] after training, with M evaluated at some times, and the largest eigenvalue."""
         rho, Q = torch.linalg.eigh(gradients.gram)
-        rho, pull = rho.clamp_min(0) + model.ridge, Q.mT @ gradients.cross
+        rho, pull = rho.clamp_min(0) + gradients.model.ridge, Q.mT @ gradients.cross
         rates = (rho[:, None] + rho)[:, None, :, None]
 
         def mean(u: float) -> Tensor:  # E[W] at time u, (F, o)
@@ -228,26 +284,18 @@ class SGD(LinearField):
 
         def noise(u: float) -> Tensor:  # M at time u in the eigenbasis, (F, o, F, o)
             target, misfit = gradients.covariance(mean(u))
+            report("training time")
             return torch.einsum("fk,fagb,gl->kalb", Q, (target + misfit).reshape(*pull.shape, *pull.shape), Q)
 
-        with show_progress(nodes - 1, progress) as report:
-            if stationary:
-                cov = noise(self.tau) * _relaxed(rates, self.tau)
-            else:
-                u = self.tau * torch.linspace(0, 1, nodes, dtype=torch.float64).square()  # it moves fast at first
-                before = noise(0.0)
-                cov = torch.zeros_like(before)
-                for left, right in pairwise(u.tolist()):
-                    h, after = right - left, noise(right)
-                    whole, tilted = _relaxed(rates, h), _tilted(rates, h)  # ∫ e^{-r(h-v)} dv and ∫ e^{-r(h-v)} v/h dv
-                    cov = cov * (-rates * h).exp() + before * (whole - tilted) + after * tilted
-                    before = after
-                    report("training time")
+        before = noise(at[0])
+        cov = before * _relaxed(rates, self.tau) if len(at) == 1 else torch.zeros_like(before)
+        for left, right in pairwise(at):
+            h, after = right - left, noise(right)
+            whole, tilted = _relaxed(rates, h), _tilted(rates, h)  # ∫ e^{-r(h-v)} dv and ∫ e^{-r(h-v)} v/h dv
+            cov = cov * (-rates * h).exp() + before * (whole - tilted) + after * tilted
+            before = after
         weights = torch.einsum("fk,kalb,gl->fagb", Q, cov, Q).reshape(pull.numel(), pull.numel())
-        super().__init__(model, process, lr / batch * weights, mean(self.tau))
-        self.largest = lr * float(rho.max())
-        why = f"lr × largest eigenvalue = {self.largest:.2g}; the closed form is for small steps, up to {STEP}"
-        self._assess(self.largest <= STEP, why, "Lower the learning rate.")
+        return self.lr / self.batch * weights, mean(self.tau), float(rho.max())
 
 
 def _relaxed(rate: Tensor, h: float) -> Tensor:
@@ -264,11 +312,12 @@ def _tilted(rate: Tensor, h: float) -> Tensor:
 
 
 class _Gradients:
-    """Moments over ``count`` draws of the gradient of a linear model's loss: ``gram`` is Σ, ``cross`` E[ω φ y^T]."""
+    """Moments over ``count`` draws, from the ``first`` on, of the gradient of a linear model's loss: ``gram`` is Σ and
+    ``cross`` is E[ω φ y^T]."""
 
-    def __init__(self, model: models.Linear, training: Training, count: int) -> None:
+    def __init__(self, model: models.Linear, training: Training, count: int, first: int = 0) -> None:
         check_whole(count, "quadrature")
-        self.model, self.process, self.training = model, training.process, training
+        self.model, self.process, self.training, self.first = model, training.process, training, first
         self.noise: Tensor | None = None
         self.size = min(count, max(1, CHUNK // model.features.count))
         self.blocks, self.gram, self.cross = count // self.size, torch.zeros(()), torch.zeros(())
@@ -279,7 +328,7 @@ class _Gradients:
 
     def _batches(self) -> Iterator[Batch]:
         exact = self.training.without_noise()
-        return (exact.batch([0], self.size, k * self.size) for k in range(self.blocks))
+        return (exact.batch([0], self.size, self.first + k * self.size) for k in range(self.blocks))
 
     def covariance(self, W: Tensor) -> tuple[Tensor, Tensor]:
         """Return the part of M(W) with N, which does not depend on W and is computed once, and the rest: (F o, F o)."""
@@ -295,6 +344,41 @@ class _Gradients:
                 noise += _outer(phi.mT, scale[..., None, None] * N)
         self.noise = noise
         return noise, misfit
+
+
+def _parts(model: models.Linear, training: Training, count: int) -> list[_Gradients]:
+    """Return the gradients over equal parts of ``count`` draws, of a few F draws each where there are as many."""
+    parts = max(2, min(GROUPS, count // (4 * model.features.count)))
+    size = max(1, count // parts)
+    return [_Gradients(model, training, size, k * size) for k in range(parts)]
+
+
+def _traced(weights: Tensor, like: Tensor) -> Tensor:
+    """Return Cov[W] ``(F o, F o)`` traced over outputs, ``(F, F)``, for W ``like (F, o)``."""
+    return torch.einsum("faga->fg", weights.reshape(*like.shape, *like.shape))
+
+
+def _variances(model: models.Linear, groups: Tensor, x: Tensor, t: Tensor) -> Tensor:
+    """Return φ^T G φ at ``x (*batch, d)`` for each of ``groups (G, F, F)``."""
+    phi = model.features(x, t).double()
+    return torch.stack([((phi @ group) * phi).sum(-1) for group in groups])
+
+
+def largest_error(training: Training, estimates: Variances, places: int = PLACES) -> float:
+    """Return the largest relative error, over ranges of t, of ``estimates(x, t)`` at noised points, in the unit of the
+    loss (small t would dominate otherwise); 0 if they are exact."""
+    batch = training.without_noise().batch([0], places)
+    x, t = batch.x[0], batch.t[0]
+    v = estimates(x, t)
+    if v is None:
+        return 0.0
+    v = v * training.process.base.S(t.double())
+    return max(float(relative_se(v[:, some].mean(1))) for some in t.argsort().chunk(LEVELS))
+
+
+def known(error: float) -> str:
+    """State how well variances are known."""
+    return f"variances are known to {100 * error:.2g} %" if error else "without sampling error"
 
 
 def _check_linear(model: models.Linear, training: Training) -> models.Linear:

@@ -9,7 +9,7 @@ from vkernel.core.covariance import Covariance
 from vkernel.core.errors import require
 from vkernel.core.rng import Generator
 from vkernel.kernels.base import Kernel
-from vkernel.sample.scores import Scores
+from vkernel.sample.scores import Groups, Scores
 from vkernel.sample.sde import Field
 from vkernel.score.base import Time
 
@@ -21,6 +21,7 @@ class Measured(Kernel):
 
     Its field :math:`\sum_m z_m\,(\hat s_m - s_{avg})/\sqrt{M-1}`, z standard normal, is Gaussian: samples differ from
     those of the members by the cumulants beyond the second. With groups, factors of the covariance replace deviations.
+    The error is that of the jackknife, or, with too few units for it, that of Gaussian scores, sqrt(2 / (units - 1)).
     """
 
     def __init__(self, scores: Scores) -> None:
@@ -40,7 +41,21 @@ class Measured(Kernel):
     def factors(self, x: Tensor, t: Time) -> Tensor:
         return self.scores.deviations(x, t)
 
+    def estimates(self, x: Tensor, t: Time) -> Tensor | None:
+        s, groups = self.scores(x, t).double(), self.scores.groups
+        event = len(self.mean.split(x)[0])
+
+        def variance(some: Tensor, groups: Groups) -> Tensor:
+            return groups.factors(some).flatten(1 + event).square().sum((0, -1))
+
+        if not groups.grouped:
+            return (s - s.mean(0)).flatten(1 + event).square().sum(-1) * (len(s) / (len(s) - 1))
+        whole, kept, n = variance(s, groups), groups.without(), groups.units  # the jackknife's pseudo-values
+        return torch.stack([n * whole - (n - 1) * variance(s[k], groups.keep(k)) for k in kept]) if kept else None
+
     def error(self, x: Tensor, t: Time) -> Tensor:
+        if self.valid:
+            return super().error(x, t)
         return torch.full(self.mean.split(x)[0], self.relative_error, dtype=x.dtype, device=x.device)
 
     def draw(self, members: int, generator: Generator = None) -> Field:
