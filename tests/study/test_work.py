@@ -46,6 +46,52 @@ def test_a_block_is_a_function_of_its_index() -> None:
     assert not np.array_equal(first["nearest"], block(spec | {"seed": 1}, 1)["nearest"])
 
 
+def test_sets_of_a_population_depend_on_the_seed_and_their_index_alone() -> None:
+    drawn = {"data": {"population": "uniform", "n": 5, "set": 3}}
+    spec = with_(measure={"keep": 8}, sampler={"samples": 8}) | drawn
+    other = with_(model={"per_axis": 5}, objective={"c": 2.0}) | drawn
+
+    def points(given: Any) -> torch.Tensor:
+        found = read(given)
+        return work.Problem(found, next(iter(found.conditions()))).data[:]
+
+    assert torch.equal(points(spec), points(other))
+    assert points(spec).shape == (5, 1)
+    assert not torch.equal(points(spec), points(spec | {"data": spec["data"] | {"set": 4}}))
+    assert not torch.equal(points(spec), points(spec | {"seed": 1}))
+    assert torch.equal(points(spec), vk.data.population("uniform", 5, vk.core.rng.stream(0, "study/set", 3)))
+    # the same cell of a grid over sets, and models that do not share their randomness between sets
+    whole = spec | {"grid": {"data.set": [2, 3]}}
+    assert np.array_equal(block(whole, cell=1)["sample"], block(spec)["sample"])
+    same = spec | {"data": {"points": points(spec).tolist()}}
+    assert not np.allclose(block(same)["sample"], block(spec)["sample"])
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "covariance"),
+    [
+        ("uniform", [0], [[1 / 3]]),
+        ("normal", [0], [[1]]),
+        ("square", [0, 0], [[1 / 3, 0], [0, 1 / 3]]),
+        ("circle", [0, 0], [[1 / 2, 0], [0, 1 / 2]]),
+    ],
+)
+def test_moments_of_populations(name: str, mean: list[float], covariance: list[list[float]]) -> None:
+    x = vk.data.population(name, 40_000, 0)
+    assert np.allclose(x.mean(0), mean, atol=0.02)
+    assert np.allclose(torch.cov(x.mT).reshape(len(mean), -1), covariance, atol=0.02)
+
+
+def test_two_moons_are_two_half_circles() -> None:
+    x = vk.data.population("two_moons", 2000, 0) * 1.5
+    upper, lower = x - torch.tensor([-0.5, -0.25]), x - torch.tensor([0.5, 0.25])
+    on = [(y.norm(dim=1) - 1).abs() < 1e-6 for y in (upper, lower)]
+    assert bool((on[0] | on[1]).all())
+    assert 900 < int((on[0] & (upper[:, 1] >= 0)).sum()) < 1100
+    with pytest.raises(InputError, match="population"):
+        vk.data.population("disk", 3)
+
+
 def start(process: Any, n: int) -> torch.Tensor:
     u = (np.arange(n) + 0.5) / n
     return torch.from_numpy(stats.norm.ppf(u) * float(process.sigma(torch.tensor(process.T).double())))[:, None]

@@ -1,10 +1,17 @@
-"""Toy training sets of the paper (theory, §3.4), as functions; :func:`toy` returns one by its name."""
+"""Toy training sets of the paper (theory, §3.4), as functions; :func:`toy` returns one by its name. Known populations, from
+which training sets are drawn: :func:`population`."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from vkernel.core import rng
+from vkernel.core.checks import check_choice, check_whole
 from vkernel.core.errors import InputError, require
+from vkernel.core.rng import Generator
 from vkernel.data.empirical import Empirical
 
 
@@ -45,6 +52,28 @@ def digits() -> Empirical:
     except ImportError as error:
         raise InputError("The digits ship with scikit-learn; install it: pip install 'vkernel[digits]'.") from error
     return Empirical((load_digits().images[:, None] / 8 - 1).astype(np.float32), name="digits")
+
+
+POPULATIONS = ("uniform", "normal", "square", "circle", "two_moons")
+
+
+def population(name: str, n: int, generator: Generator = None) -> Tensor:
+    """Return ``n`` independent points of a known law, ``(n, d)`` in float64. On the line: "uniform" on [-1, 1], or
+    "normal" with variance 1. In the plane: "square", uniform on [-1, 1]²; "circle", uniform on the unit circle;
+    "two_moons", the upper half of a unit circle around (-½, -¼) and the lower half of one around (½, ¼), times ⅔."""
+    check_choice(name, "population", POPULATIONS)
+    check_whole(n, "n, the number of points,")
+    source = rng.as_generator(generator)
+    if name == "normal":
+        return rng.randn((n, 1), source, torch.device("cpu"), torch.float64)
+    u = torch.rand(n, 2, generator=source, dtype=torch.float64)
+    if name in ("uniform", "square"):
+        return 2 * u[:, : 2 if name == "square" else 1] - 1
+    angle, side = math.pi * u[:, 0], (u[:, 1] < 0.5).double() * 2 - 1
+    if name == "circle":
+        angle = 2 * angle
+        return torch.stack([angle.cos(), angle.sin()], 1)
+    return torch.stack([side * angle.cos() - side / 2, side * angle.sin() - side / 4], 1) * 2 / 3
 
 
 TOYS: dict[str, Callable[..., Empirical]] = {"hexagon": hexagon, "line": line, "L": ell, "random": random_six}

@@ -47,6 +47,9 @@ class Data(Table):  # the training set
     path: str | None = None
     points: list[list[float]] | list[float] | None = None
     even: int | None = Field(None, ge=2)
+    population: Literal["uniform", "normal", "square", "circle", "two_moons"] | None = None
+    n: int | None = Field(None, ge=1)
+    set: int = Field(0, ge=0)
     weights: list[float] | None = None
 
 
@@ -367,12 +370,16 @@ def _check_keys(spec: Spec, conditions: list[Condition]) -> None:
 def _check_condition(c: Condition) -> None:
     """Refuse tables that contradict themselves or each other."""
     d, t, o, s, m, linear = c.data, c.training, c.objective, c.sampler, c.measure, c.model.kind == "linear"
-    sources = [key for key in ("name", "path", "points", "even") if key in d.model_dump(exclude_none=True)]
+    sources = [
+        key for key in ("name", "path", "points", "even", "population") if key in d.model_dump(exclude_none=True)
+    ]
     got, sizes = ", ".join(sources) or "none", sorted({len(p) for p in d.points or [] if isinstance(p, list)})
     (low, high), whole = m.gap or (0, 1), o.K >= 1 and (math.isinf(o.K) or o.K.is_integer())
     drawn = t.draws is not None or t.F_over_P is not None or c.model.kind == "mlp" or s.law in WITHOUT_MODEL
     checks: list[tuple[object, str]] = [
-        (len(sources) == 1, f"data: give exactly one of name, path, points and even; got {got}."),
+        (len(sources) == 1, f"data: give exactly one of name, path, points, even and population; got {got}."),
+        ((d.population is None) == (d.n is None), "data: population and n, the number of its draws, belong together."),
+        (d.set == 0 or d.population is not None, "data.set counts training sets drawn from a population; give one."),
         (len(sizes) <= 1, f"data: points must have equally many coordinates; got {sizes}."),
         (t.draws is None or t.F_over_P is None, "training: give draws or F_over_P, not both."),
         (t.F_over_P is None or linear, "training.F_over_P is for linear models; give training.draws."),

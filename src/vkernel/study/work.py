@@ -24,7 +24,7 @@ from vkernel import kernels
 from vkernel.core import rng
 from vkernel.core.covariance import Factored
 from vkernel.core.errors import InputError, require
-from vkernel.data import Empirical, load, toy
+from vkernel.data import Empirical, load, population, toy
 from vkernel.metrics import nearest
 from vkernel.process import Process, from_spec as make_process
 from vkernel.sample import Scores, effective_sde, end, naive, pf_ode, semiclassical
@@ -152,6 +152,8 @@ class Problem:
             found = load(d.path)
         elif d.name is not None:
             found = toy(d.name, d.rotation)
+        elif d.population is not None:
+            found = Empirical(population(d.population, d.n or 1, rng.stream(self.spec.seed, "study/set", d.set)))
         else:
             try:
                 even = torch.linspace(-1, 1, d.even or 2, dtype=torch.float64)
@@ -161,6 +163,12 @@ class Problem:
         if d.weights is not None:
             found = Empirical(found[:], weights=d.weights)
         return found.to(self.device)
+
+    @property
+    def seed(self) -> int:
+        """The seed of all training. Sets of one population are independent, and so are the models trained on them."""
+        seed, d = self.spec.seed, self.condition.data
+        return seed if d.population is None else rng.key(seed, "study/models", d.set)
 
     @functools.cached_property
     def process(self) -> Process:
@@ -231,7 +239,7 @@ def _last(kind: str, key: str, make: Callable[[], T]) -> T:
 
 def _law(problem: Problem, members: range) -> tuple[Scores | Score, Callable[[Tensor], Tensor]]:
     """Return the scores of the members, and the function that samples them from x_T; one score is for all members."""
-    s, seed, data, process = problem.condition.sampler, problem.spec.seed, problem.data, problem.process
+    s, seed, data, process = problem.condition.sampler, problem.seed, problem.data, problem.process
     steps: dict[str, Any] = {"steps": s.steps, "spacing": s.spacing}
     if s.law in WITHOUT_MODEL:
         exact, kappa = EmpiricalScore(data, process), s.kappa or 0.0
