@@ -1,0 +1,47 @@
+"""Copy the scorecard of a run into the documentation, and draw README's table from it: ``python docs/scorecard.py out``.
+
+``docs/scorecard.json`` and ``docs/scorecard.md`` are those of a full run of ``vkernel reproduce``. README shows the
+central claims between two comments; a test compares that block with :func:`table`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+README = DOCS.parent / "README.md"
+BLOCK = re.compile(r"(?<=<!-- scorecard -->\n).*?(?=<!-- end of scorecard -->)", re.DOTALL)
+CENTRAL = ("noise_fills_gaps", "effective_sde", "average_over_trainings", "one_model", "networks_alike", "v_follows_c")
+
+
+def table(found: dict[str, object]) -> str:
+    """Return the counts of all verdicts and the central claims, as Markdown."""
+    claims = {claim["key"]: claim for claim in found["claims"]}
+    counts = Counter(claim["verdict"] for claim in claims.values())
+    summary = ", ".join(f"{counts[verdict]} {verdict.replace('holds', 'hold')}" for verdict in sorted(counts))
+    lines = [f"Of {len(claims)} claims, {summary.replace('does not', 'do not')}. The central ones:", ""]
+    lines += ["| claim | verdict | number |", "|---|---|---|"]
+    for key in CENTRAL:
+        claim = claims[key]
+        lines.append(f"| [{claim['claim']}](docs/scorecard.md#{key}) | **{claim['verdict']}** | {claim['number']} |")
+    return "\n".join([*lines, ""])
+
+
+def main(out: Path) -> None:
+    """Replace the committed scorecard by that of the folder ``out``."""
+    for name in ("scorecard.json", "scorecard.md"):
+        shutil.copyfile(out / name, DOCS / name)
+    found = json.loads((DOCS / "scorecard.json").read_text())
+    text, count = BLOCK.subn(lambda _: table(found), README.read_text())
+    if count != 1:
+        raise SystemExit("README has no block between <!-- scorecard --> and <!-- end of scorecard -->.")
+    README.write_text(text)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
