@@ -1,7 +1,8 @@
-"""Copy the scorecard of a run into the documentation, and draw README's table from it: ``python docs/scorecard.py out``.
+"""Copy the scorecard of a run into the documentation and draw README's table from it.
 
-``docs/scorecard.json`` and ``docs/scorecard.md`` are those of a full run of ``vkernel reproduce``. README shows the
-central claims between two comments; a test compares that block with :func:`table`.
+``python docs/scorecard.py out`` does it. ``docs/scorecard.json`` and ``docs/scorecard.md`` are those of a full run of
+``vkernel reproduce``. README shows the central claims between two comments; a test compares that block with
+:func:`table`.
 """
 
 from __future__ import annotations

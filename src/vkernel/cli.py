@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf8"))
 
 
-def option(where: str, kind: Callable[..., Any] = Option) -> Any:
+def option(where: str, kind: Callable[..., object] = Option) -> object:
     """Return the option (or argument) that cli.toml describes as ``where``, "command.name"."""
     command, name = where.split(".")
     given = dict(TEXTS[command][name])
@@ -120,8 +120,7 @@ def audit(
     """Audit checkpoints: copies of training images, membership, blind directions, and agreement of several runs.
 
     Unconditional networks, class-conditional ones (one class at a time) and networks in latent space (--latents).
-    Guided sampling and text-conditional pipelines are not supported: they sample from no model's own score.
-    """
+    Guided sampling and text-conditional pipelines are not supported: they sample from no model's own score."""
     from vkernel.reports.audit import Sizes
     from vkernel.reports.audit.report import screen
 

@@ -146,6 +146,15 @@ def test_intrinsic_dimension(k: int, d: int) -> None:
     assert found.value == pytest.approx(k, rel=0.15)
 
 
+def test_few_points_have_no_intrinsic_dimension() -> None:
+    """Twelve neighbours of six points are the whole set: no number is better than a number without meaning."""
+    few = vk.profile(torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), queries=16)
+    assert few.intrinsic_dimension is None
+    assert few.to_dict()["intrinsic_dimension"] is None
+    assert "too few, or too alike, for an estimate of their intrinsic dimension" in few.summary()
+    assert "-dimensional" not in few.summary()
+
+
 def test_duplicates_are_found_and_merged() -> None:
     g = torch.Generator().manual_seed(0)
     points = torch.randn(200, 40, generator=g)

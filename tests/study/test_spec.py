@@ -89,7 +89,9 @@ def test_K_from_one_to_inf() -> None:
 
 def test_factors_that_cannot_be() -> None:
     refused(grid(nope__K=[1]), "grid", "'nope.K'", "objective")
-    refused(grid(model__wdith=[1, 2]), "wdith = 1", "model.wdith", "no such key", "width")
+    said = refused(grid(model__wdith=[1, 2]), "wdith = 1", "model.wdith", "no such key", "per_axis")
+    assert "width" not in said  # keys of linear models alone
+    refused(with_(model={"kind": "mlp", "wdith": 1, "per_axis": 16}), "model.wdith", "there are kind, target", "width")
     refused(grid(model__ridge=[1, 2], data__name=["pair", "nope"]), "ridge = 1, name = nope", "no toy set")
     two = {"values": [1, 2], "name": "K"}
     refused(grid(objective__K=[1, 2], model__ridge=two), "two factors", "K")
@@ -245,7 +247,7 @@ def test_a_study_read_back_makes_the_same_models() -> None:
         spec = read(SMALL | {"model": {"kind": kind, "depth": 3}})
         again = Spec(**json.loads(spec.to_json()))
         for one in (spec, again):
-            made = work.Problem(one, next(one.conditions())).model
+            made = work.Experiment(one, next(one.conditions())).model
             assert name in json.dumps(made.spec)
 
 

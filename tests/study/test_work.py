@@ -147,7 +147,7 @@ def test_two_dimensions_by_a_second_route() -> None:
     process, data = vk.VP(), toy("square")
     model = models.Linear(features.grid("gaussian", 3, 2, -1.5, 1.5, process), "x0", 0.1)
     trained = train_ensemble(model, data, process, members=[0, 1], draws=64)
-    x_T = work.Problem(found, next(found.conditions())).start(64)
+    x_T = work.Experiment(found, next(found.conditions())).start(64)
     assert float(x_T.mean().abs()) < 0.1
     x = trained.sample(x_T=x_T, steps=10, method="exponential", spacing="log").numpy()
     for m in range(2):
@@ -159,7 +159,7 @@ def test_two_dimensions_by_a_second_route() -> None:
 def test_F_over_P_and_weights_and_paths(tmp_path: Path) -> None:
     spec = read(with_(training={"draws": None, "F_over_P": 0.5}))
     condition = next(spec.conditions())
-    assert work.Problem(spec, condition).training["draws"] == 32
+    assert work.Experiment(spec, condition).training["draws"] == 32
     np.save(tmp_path / "p.npy", np.array([-1.0, 1.0]))
     base = {k: v for k, v in SMALL.items() if k != "data"}
     for data in ({"path": str(tmp_path / "p.npy")}, {"points": [-1.0, 1.0]}, {"even": 2}):

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from vkernel.adapters import diffusers, weights
 from vkernel.core.errors import require
-from vkernel.process import Process
 from vkernel.sample.scores import Groups, Scores
 from vkernel.score.base import Score, Time, check_like
 from vkernel.score.wrapped import TimeInput, Wrapped, interval
@@ -36,7 +35,7 @@ class Checkpoint(Wrapped):
         path: str | os.PathLike[str],
         factory: str | Callable[[], nn.Module],
         *,
-        betas: str | Sequence[float] | Tensor | Process,
+        betas: weights.Betas,
         predicts: str = "noise",
         time: TimeInput = "index",
         range: Sequence[float] | str | None = (-1.0, 1.0),
@@ -53,8 +52,7 @@ class Checkpoint(Wrapped):
         code, and importing it runs it. ``betas`` are ``"linear:1e-4:.02:1000"``, ``"scaled_linear:…"``,
         ``"cosine:1000"``, ``"key:NAME"`` (a buffer in the file), numbers, a process, or its name (``"edm"``,
         ``"flow"``, ``"vpsong:beta_max=10"``). ``strip`` is the prefix of the network's keys in the file; other keys
-        are ignored. The other arguments are the conventions of :mod:`vkernel.score.wrapped`.
-        """
+        are ignored. The other arguments are the conventions of :mod:`vkernel.score.wrapped`."""
         held = weights.read_weights(path)
         process, note = weights.read_process(betas, held, str(path))
         module = weights.fill(weights.build(factory), held, str(path), strip).to(device).eval().requires_grad_(False)

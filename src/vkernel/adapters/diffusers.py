@@ -30,19 +30,13 @@ from vkernel.score.base import Score, Time, check_score, wide_time
 from vkernel.score.conversions import convert
 
 PREDICTION = {"epsilon": "noise", "sample": "x0", "v_prediction": "v"}
-
-
 _WEIGHTS = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
-
-
 _SAVED = "a diffusers model is a folder made by save_pretrained"
-
-
 _ONLY = "only UNet2DModel networks in pixel space can be read"
 
 
 def read(
-    source: Any, scheduler: Any = None, device: torch.device | str = "cpu", label: int | None = None
+    source: object, scheduler: object = None, device: torch.device | str = "cpu", label: int | None = None
 ) -> tuple[nn.Module, DDPM, str, tuple[int, ...] | None, str]:
     """Return network, process, prediction, image shape and name.
     ``source`` is a pipeline or its folder; or a UNet2DModel or its folder, with a scheduler, an object or a folder."""
@@ -72,7 +66,7 @@ def read(
     return net, process_of(scheduler), prediction_of(scheduler), None if size is None else (channels, *size), name
 
 
-def process_of(scheduler: Any) -> DDPM:
+def process_of(scheduler: object) -> DDPM:
     """Return the process of a diffusers scheduler, without a last index that has no signal (zero terminal SNR)."""
     abar = getattr(scheduler, "alphas_cumprod", None)
     hint = "give a scheduler that has, such as DDPMScheduler, or wrap the network with vk.as_score and its process"
@@ -81,9 +75,9 @@ def process_of(scheduler: Any) -> DDPM:
     return DDPM.from_alphas_cumprod(abar[abar > 0])
 
 
-def prediction_of(scheduler: Any) -> str:
+def prediction_of(scheduler: object) -> str:
     """Return what the network of a scheduler predicts, by the names of this package."""
-    kind = getattr(scheduler.config, "prediction_type", "epsilon")
+    kind = getattr(getattr(scheduler, "config", None), "prediction_type", "epsilon")
     require(kind in PREDICTION, f"prediction_type must be one of {', '.join(PREDICTION)}; the scheduler has {kind!r}.")
     return PREDICTION[kind]
 
@@ -191,7 +185,9 @@ class ScoreUNet(nn.Module):
         return self.where.dtype
 
     @torch.no_grad()
-    def forward(self, sample: Tensor, timestep: Time, return_dict: bool = True, **_: Any) -> Any:
+    def forward(
+        self, sample: Tensor, timestep: Time, return_dict: bool = True, **_: object
+    ) -> SimpleNamespace | tuple[Tensor]:
         t = self.schedule.check(wide_time(timestep, sample.device))
         x = y = sample.double()
         u = t

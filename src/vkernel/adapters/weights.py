@@ -15,10 +15,9 @@ import itertools
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -28,6 +27,7 @@ from vkernel.core.errors import InputError, require
 from vkernel.process import DDPM, Process, parse
 
 Weights = dict[str, Tensor]
+Betas = str | Sequence[float] | Tensor | Process
 _DEPTH = 8  # of nested dictionaries
 _PICKLED = (
     "plain tensors: it is damaged, or it holds Python objects, which could run code and are never loaded. "
@@ -54,7 +54,7 @@ def read_weights(path: str | os.PathLike[str]) -> Weights:
     return weights
 
 
-def _flat(held: Mapping[Any, Any], prefix: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, Tensor]]:
+def _flat(held: Mapping[str, object], prefix: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, Tensor]]:
     for key, value in held.items():
         if isinstance(value, Tensor):
             yield f"{prefix}{key}", value.detach()
@@ -75,11 +75,12 @@ def build(factory: str | Callable[[], nn.Module]) -> nn.Module:
         module = make()
     except Exception as error:
         raise InputError(f"The factory {factory!r} failed: {type(error).__name__}: {reason(error)}.") from error
-    require(isinstance(module, nn.Module), f"The factory {factory!r} returned a {type(module).__name__}, not a Module.")
-    return module
+    if isinstance(module, nn.Module):
+        return module
+    raise InputError(f"The factory {factory!r} returned a {type(module).__name__}, not a Module.")
 
 
-def named(text: str, what: str = "factory") -> Callable[..., Any]:
+def named(text: str, what: str = "factory") -> Callable[..., object]:
     """Import ``package.file:factory`` or ``path/to/file.py:factory``; this runs the user's file."""
     where, _, name = text.rpartition(":")
     require(where and name, f"A {what} is named package.file:{what} or path/to/file.py:{what}, not {text!r}.")
@@ -130,7 +131,7 @@ def _listed(names: Iterable[str], count: int = 4) -> str:
     return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
 
 
-def read_process(betas: Any, weights: Weights, source: str) -> tuple[Process, str]:
+def read_process(betas: Betas, weights: Weights, source: str) -> tuple[Process, str]:
     """Return the process that ``betas`` describes, and a sentence on what was assumed."""
     if not isinstance(betas, str):
         return betas if isinstance(betas, Process) else DDPM(betas), ""

@@ -1,5 +1,6 @@
-"""Toy training sets of the paper (theory, §3.4), as functions; :func:`toy` returns one by its name. Known populations, from
-which training sets are drawn: :func:`population`."""
+"""Toy training sets of the paper (theory, §3.4), as functions; :func:`toy` returns one by its name.
+
+:func:`population` draws a training set from a known population."""
 
 import math
 from collections.abc import Callable

@@ -4,8 +4,8 @@ They stand in ``assets``: fixed ones in ``content.toml``, the panel and the scri
 number has its error, as estimated by the library."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 
@@ -67,7 +67,7 @@ def snippet(state: State) -> str:
     return _TEMPLATES.get_template("script.py.jinja").render(state=state, limit=LIMIT, process=process, options=options)
 
 
-def report(state: State, result: Result | None) -> dict[str, Any]:
+def report(state: State, result: Result | None) -> Mapping[str, object]:
     """Return state, address, numbers with errors, and script as JSON types; samples only if there is a ``result``."""
     found = {"vkernel": vk.__version__, "state": state.to_dict(), "query": state.to_query(), "python": snippet(state)}
     found["noise_fraction"] = asdict(compute.noise_share(state))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -82,19 +82,20 @@ class State:
         process = self.make_process()
         given["t"] = min(max(self.t, process.eps), process.T)
 
-    def replace(self, **changes: Any) -> State:
+    def replace(self, **changes: object) -> State:
         """Return this state with some fields changed; points that remain keep their weights, new ones weigh one."""
-        if "points" in changes and "weights" not in changes:
-            added, known = len(changes["points"]) - len(self.points), dict(zip(self.points, self.weights, strict=True))
-            removed = tuple(known.get(p, 1) for p in changes["points"]) if added < 0 else ()
-            changes["weights"] = removed or self.weights + (1,) * added
-        return replace(self, **changes)
+        points, fields = changes.get("points"), dict[str, Any](changes)
+        if isinstance(points, Sequence) and "weights" not in changes:
+            added, known = len(points) - len(self.points), dict(zip(self.points, self.weights, strict=True))
+            removed = tuple(known.get(p, 1) for p in points) if added < 0 else ()
+            fields["weights"] = removed or self.weights + (1,) * added
+        return replace(self, **fields)
 
     def make_process(self) -> Process:
         """Build the forward process."""
         return from_spec({"kind": self.process, "eps": self.eps, **PROCESS_OPTIONS.get(self.process, {})})
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Convert to JSON types; infinity becomes "inf"."""
         lists = {"points": [list(p) for p in self.points], "weights": list(self.weights), "layers": list(self.layers)}
         return vars(self) | lists | {"tau": "inf" if math.isinf(self.tau) else self.tau, "version": VERSION}

@@ -11,8 +11,7 @@ from vkernel.core.errors import InputError, require
 from vkernel.core.rng import Generator
 from vkernel.kernels.base import Kernel
 from vkernel.sample.sde import Field
-from vkernel.score.base import Time
-from vkernel.score.empirical import EmpiricalScore
+from vkernel.score import EmpiricalScore, Time
 
 
 class Naive(Kernel):

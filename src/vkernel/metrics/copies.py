@@ -176,7 +176,7 @@ class Reference:
         return distance, index, authentic
 
 
-def check_samples(samples: Any, data: Empirical, least: int = 1) -> Tensor:
+def check_samples(samples: Tensor, data: Empirical, least: int = 1) -> Tensor:
     """Return samples ``(n, *shape)`` of the data's shape in float64 on the CPU."""
     require(isinstance(samples, Tensor), f"Samples must be a tensor (n, *shape), not {type(samples).__name__}.")
     require(not samples.is_complex(), "Samples must be real.")

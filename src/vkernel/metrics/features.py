@@ -23,6 +23,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -166,7 +167,7 @@ def extractor(spec: Features) -> Extractor:
         require(callable(spec), f"Features are named by a text or computed by a function, not {name}.")
     ready = not (isinstance(function, nn.Module) and function.training)
     require(ready, f"The network {name!r} is in training mode: features may change between calls; call .eval() first.")
-    return Extractor(name, function, custom=True)
+    return Extractor(name, cast(Callable[[Tensor], Tensor], function), custom=True)
 
 
 def _pixels(images: Tensor) -> Tensor:

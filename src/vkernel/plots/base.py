@@ -146,10 +146,10 @@ def error_bars(
         ax.plot([place], [top], marker="_", ms=9, color=colour)
 
 
-def axes(size: Size, rows: int = 1, columns: int = 1, **how: Any) -> tuple[Figure, Any]:
-    """Return a figure of ``size`` inches and its axes, as ``figure.subplots`` does: one, or an array of several."""
-    figure = Figure(figsize=size)
-    return figure, figure.subplots(rows, columns, **how)
+def axes(size: Size, rows: int = 1, columns: int = 1, **how: object) -> tuple[Figure, np.ndarray]:
+    """Return a figure of ``size`` inches and its axes ``(rows, columns)``; ``how`` goes to ``figure.subplots``."""
+    figure, options = Figure(figsize=size), dict[str, Any](how, squeeze=False)
+    return figure, figure.subplots(rows, columns, **options)
 
 
 def grid(
@@ -157,7 +157,7 @@ def grid(
 ) -> tuple[Figure, np.ndarray]:
     """Return a figure of labelled panels that share axes, of ``size`` inches each, with ``more`` inches around them."""
     whole = size[0] * len(columns) + more[0], size[1] * len(rows) + more[1]
-    figure, panels = axes(whole, len(rows), len(columns), sharex=True, sharey=sharey, squeeze=False)
+    figure, panels = axes(whole, len(rows), len(columns), sharex=True, sharey=sharey)
     for ax, title in zip(panels[0], columns, strict=True):
         ax.set_title(title)
     for ax, name in zip(panels[:, 0], rows, strict=True):
@@ -177,9 +177,9 @@ def legend_below(figure: Figure, shown: Axes | Sequence[Artist], labels: Names =
             handle.set_markeredgecolor(ink())  # white crosses are seen on a map, but not on white paper
 
 
-def colour_bar(figure: Figure, image: ScalarMappable, axes: Axes | np.ndarray, label: str, **look: Any) -> Colorbar:
-    """Add a colour bar beside the axes."""
-    bar = figure.colorbar(image, ax=axes, **({"pad": 0.015} | look))
+def colour_bar(figure: Figure, image: ScalarMappable, axes: Axes | np.ndarray, label: str, **look: object) -> Colorbar:
+    """Add a colour bar beside the axes; ``look`` are options of matplotlib's ``figure.colorbar``."""
+    bar = figure.colorbar(image, ax=axes, **dict[str, Any]({"pad": 0.015} | look))
     bar.set_label(label)
     bar.outline.set_visible(False)
     return bar

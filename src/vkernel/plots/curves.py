@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -100,7 +100,7 @@ class Panel:
                 base.log_axis(ax, "y", np.array([low, high]))
 
 
-def panel(name: str, x: Values, curves: Curves, **more: Any) -> Panel:
+def panel(name: str, x: Values, curves: Curves, **more: object) -> Panel:
     """Return a panel with the labels and the look that ``panels.toml`` holds under ``name``, and ``more`` fields."""
     return Panel(x, curves, **(_LOOKS[name] | more))
 
@@ -109,7 +109,7 @@ def panel(name: str, x: Values, curves: Curves, **more: Any) -> Panel:
 def curve_panels(*panels: Panel, share: bool = False) -> Figure:
     """Draw panels side by side, with a legend below each; ``share`` makes one y axis and one legend for all."""
     size = {1: 6.6, 2: 9.6}.get(len(panels), 3.8 * len(panels)), 4.2
-    figure, (axes,) = base.axes(size, 1, len(panels), sharey=share, squeeze=False)
+    figure, (axes,) = base.axes(size, 1, len(panels), sharey=share)
     for ax, panel in zip(axes, panels, strict=True):
         panel.draw(ax)
         handles, labels = ax.get_legend_handles_labels()
@@ -157,7 +157,7 @@ def distances(nn: Values, unit: str = "data unit") -> Figure:
     nn = array(nn).ravel()
     require(nn.size > 0 and bool(np.isfinite(nn).all()), "A histogram of distances needs finite numbers, at least one.")
     apart = nn[nn > 0]
-    figure, ax = base.axes((6.4, 3.6))
+    figure, ((ax,),) = base.axes((6.4, 3.6))
     title = f"{nn.size:,} points" + (f", of which {nn.size - apart.size:,} are copies" if apart.size < nn.size else "")
     ax.set(xlabel=f"distance to the nearest other point ({unit})", ylabel="training points", title=title)
     if apart.size:
@@ -182,7 +182,7 @@ def ratio_curve(t: Values, curves: Curves, ratios: Values, low: float, high: flo
     """Draw a ratio against t, and every single one of the ``ratios`` at the ``chosen`` time, where the interval of
     their mean is from ``low`` to ``high``."""
     t, ratios = array(t, 1, "times"), array(ratios, 1, "ratios")
-    figure, (left, right) = base.axes((9.6, 3.9), 1, 2, width_ratios=(1.25, 1))
+    figure, ((left, right),) = base.axes((9.6, 3.9), 1, 2, width_ratios=(1.25, 1))
     panel("midpoint_ratio", t, curves, marks={f"t = {chosen:.3g}, where ρ is greatest": chosen}).draw(left)
     left.set_ylim(0.5, min(1e4, left.get_ylim()[1]))
     left.legend()
@@ -211,7 +211,7 @@ def value_curves(
     order = np.argsort(at)
     wide = numeric and len(at) > 2 and bool((at > 0).all() and at.max() >= 8 * at.min())
     keyed = {label: curve[:, order] for label, curve in zip(labels, curves, strict=True)}
-    (figure, ax), style = base.axes((6.6, 4.6)), "" if any(isinstance(v, str) for v in x) else "-"
+    (figure, ((ax,),)), style = base.axes((6.6, 4.6)), "" if any(isinstance(v, str) for v in x) else "-"
     Panel(at[order], keyed, names[0], names[1], title, "x" * wide + "y" * log, styles=[style]).draw(ax)
     if not numeric:
         ax.set_xticks(at, [_tick(v) for v in x])
@@ -226,7 +226,7 @@ def phase_diagram(x: Factor, y: Factor, mean: Values, se: Values, *, names: Name
     """Draw a mean over two factors, ``(y, x)``, as a map with its numbers; ``names`` label x, y and the value."""
     mean, se, shape = array(mean, 2, "means"), array(se, 2, "standard errors"), (len(y), len(x))
     require(mean.shape == shape, f"The map has shape {mean.shape}; its axes have {len(y)} and {len(x)} values.")
-    figure, ax = base.axes((1.1 * len(x) + 2.4, 0.72 * len(y) + 1.6))
+    figure, ((ax,),) = base.axes((1.1 * len(x) + 2.4, 0.72 * len(y) + 1.6))
     image = ax.imshow(mean, origin="lower", aspect="auto", vmin=0)
     top = np.nanmax(mean) if np.isfinite(mean).any() else 1.0
     for (i, j), value in np.ndenumerate(mean):

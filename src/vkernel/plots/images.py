@@ -110,7 +110,7 @@ def end_images(
     require(sum(size for _, size in groups) == columns, "The groups must cover the columns.")
     both = np.concatenate([array(nearest)[:, None], images], 1)
     shown = iter(_pictures(both.reshape(-1, *images.shape[2:]), (-1, 1)))
-    figure, ax = base.axes((1.06 * columns + 1.6, 1.25 * count + 0.3))
+    figure, ((ax,),) = base.axes((1.06 * columns + 1.6, 1.25 * count + 0.3))
     places: list[float] = []
     for name, size in (("training", 1), *groups):
         start = places[-1] + 1.3 if places else 0.0  # groups are further apart than images
@@ -134,7 +134,7 @@ def scatter_pairs(points2d: Values, isolated: Values = (), pairs: Values = ()) -
     points = array(points2d, 2, "points in the plane")
     require(points.shape[1] == 2, f"Points in the plane are (n, 2); got shape {points.shape}.")
     rings, edges = _indices(isolated, len(points)).reshape(-1), _indices(pairs, len(points)).reshape(-1, 2)
-    (figure, ax), size = base.axes((5.6, 5.4)), float(np.clip(3000 / max(len(points), 1), 4, 36))
+    (figure, ((ax,),)), size = base.axes((5.6, 5.4)), float(np.clip(3000 / max(len(points), 1), 4, 36))
     if len(edges):
         look: dict[str, Any] = {"colors": lines()[1], "lw": 1.4, "alpha": 0.8, "zorder": 1, "label": "boundary pairs"}
         ax.add_collection(LineCollection(list(points[edges]), **look))

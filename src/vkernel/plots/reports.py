@@ -91,7 +91,7 @@ def neighbour_ratios(ratios: Mapping[str, Values], threshold: float = 1 / 3, ref
     each = {label: _finite(values, f"ratios of {label}") for label, values in ratios.items()}
     least = min(np.isfinite(v).sum() for v in each.values())
     edges = np.linspace(0, 1, int(np.clip(2 * least ** (1 / 3), 10, 50)) + 1)
-    figure, ax = base.axes((6.4, 4.2))
+    figure, ((ax,),) = base.axes((6.4, 4.2))
     for k, (label, values) in enumerate(each.items()):
         inside = not ((values < 0) | (values > 1)).any()
         require(inside, f"Ratios of the nearest to the second nearest distance lie in 0 to 1; those of {label} do not.")
@@ -117,7 +117,7 @@ def membership_losses(train: Values, test: Values, auc_t: Values, auc: Values, r
     require(bool((both > 0).any()), "No loss is larger than zero; there is nothing to draw on a logarithmic axis.")
     ends = both[both > 0].min() * 0.999, both.max() * 1.001
     edges = np.geomspace(*ends, int(np.clip(2 * (len(both) / 2) ** (1 / 3), 8, 50)) + 1)
-    figure, (left, right) = base.axes((10.2, 4.0), 1, 2)
+    figure, ((left, right),) = base.axes((10.2, 4.0), 1, 2)
     for (name, values), colour, ls in zip(losses.items(), lines(), ("-", DASHED), strict=False):
         _steps(left, values, edges, name, "not shown", colour, ls)
     left.set(xlabel="loss: |predicted − true noise|² / d", ylabel="images (% in each step)", title="Loss of each image")
@@ -137,7 +137,7 @@ def responses(ds: xarray.Dataset, threshold: float = 0.05) -> Figure:
     known = "response" in ds and "change" in ds and "r" in ds
     require(known, "responses draws what vkernel.reports.audit.blind(…).to_dataset() returns.")
     curves = {str(change): _curve(ds.isel(change=k), "response") for k, change in enumerate(ds["change"].values)}
-    figure, ax = base.axes((6.6, 4.4))
+    figure, ((ax,),) = base.axes((6.6, 4.4))
     panel("responses", array(ds["r"]), curves).draw(ax)
     ax.axhline(threshold, color=ink(), lw=1, ls=DASHED, label=f"blind below {threshold:g}")
     ax.set_ylim(min(ax.get_ylim()[0], threshold / 1.5))
@@ -148,7 +148,7 @@ def responses(ds: xarray.Dataset, threshold: float = 0.05) -> Figure:
 @styled
 def image_moments(samples: Mapping[str, tuple[Values, Values]], data: tuple[Values, Values]) -> Figure:
     """Draw mean and variance of each image, of the data and of samples; at most 2,000 of each are shown."""
-    every, (figure, ax) = [], base.axes((6.4, 4.8))
+    every, (figure, ((ax,),)) = [], base.axes((6.4, 4.8))
     for k, (label, pair) in enumerate([("data", data), *samples.items()]):
         mean, variance = (array(v, 1, f"moments of {label}") for v in pair)
         same = len(mean) == len(variance)
@@ -174,7 +174,7 @@ def agreement_curves(ds: xarray.Dataset) -> Figure:
     x, places = _levels(ds, "variance", "bias", "rank", "place"), [str(place) for place in ds["place"].values]
     ranks = [name for name in ("rank", "rank_coordinates") if name in ds]
     size, widths = (5.0 + 4.0 * len(ranks), 4.4), (1.25, *(1,) * len(ranks))
-    figure, (left, *right) = base.axes(size, 1, len(widths), width_ratios=widths)
+    figure, ((left, *right),) = base.axes(size, 1, len(widths), width_ratios=widths)
     pairs = [(k, name) for k in range(len(places)) for name in ("variance", "bias")]
     curves = {f"_{places[k]} {name}": _curve(ds.isel(place=k), name) for k, name in pairs}
     colours, markers = [k % 6 for k, _ in pairs], "".join(MARKERS[k % 6] for k, _ in pairs)
@@ -201,7 +201,7 @@ def comparison(ds: xarray.Dataset) -> Figure:
     panels = (_variance, _ratio_along) if line else (_ratio,)
     laws = 0 if "density" not in ds else 1 if line else len(LAWS)
     count = len(panels) + 1 + laws
-    figure, axes = base.axes((3.1 * count + 0.6, 2.9 * len(conditions) + 0.7), len(conditions), count, squeeze=False)
+    figure, axes = base.axes((3.1 * count + 0.6, 2.9 * len(conditions) + 0.7), len(conditions), count)
     for row, k in zip(axes, conditions, strict=True):
         one = ds.isel(condition=k) if several else ds
         for draw, ax in zip((*panels, _cumulants), row, strict=False):

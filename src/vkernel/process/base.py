@@ -24,10 +24,10 @@ Device = torch.device | str | None
 Dtype = torch.dtype | None
 
 
-def formula(f: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Time], Tensor]:
+def formula(f: Callable[..., Tensor]) -> Callable[[Process, Time], Tensor]:
     """Let ``f(self, t)`` take numbers, integers and half precision; the result has t's dtype."""
 
-    def at(self: Any, t: Time) -> Tensor:
+    def at(self: Process, t: Time) -> Tensor:
         t = _tensor(t)
         return f(self, t.to(wide_dtype(t.dtype))).to(t.dtype)
 

@@ -69,14 +69,14 @@ class DDPM(_Preserving):
 
     betas: Sequence[float] | Tensor
     eps: float = 0.0
-    T: float = None  # type: ignore[assignment]  # N - 1
+    T: float = math.inf  # N - 1, the last index
 
     def __post_init__(self) -> None:
         betas = tuple(numbers("betas", self.betas))
         bad = [b for b in betas if b <= 0 or b >= 1]
         require(len(betas) > 1, f"DDPM needs at least two betas, not {len(betas)}.")
         require(not bad, f"The betas of DDPM must lie strictly between 0 and 1; {bad[:1]} does not.")
-        vars(self).update(betas=betas, T=len(betas) - 1 if self.T is None else self.T)
+        vars(self).update(betas=betas, T=len(betas) - 1 if math.isinf(self.T) else self.T)
         super().__post_init__()
         require(len(betas) - 1 >= self.T, f"T must be at most {len(betas) - 1}, the last index, not {self.T:g}.")
 
@@ -233,8 +233,7 @@ class Anisotropic(Process):
     :class:`~vkernel.core.covariance.Matrix` or :class:`~vkernel.core.covariance.Diagonal` with their shape.
 
     ``root`` and ``inverse_root`` are Γ^(1/2) and Γ^(-1/2), of gamma's kind; ``half_log_det`` and ``inverse_trace``,
-    ½ log det Γ and tr Γ^-1, are for densities and norms in whitened coordinates.
-    """
+    ½ log det Γ and tr Γ^-1, are for densities and norms in whitened coordinates."""
 
     process: Process
     gamma: Diagonal | Matrix

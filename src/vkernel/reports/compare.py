@@ -104,8 +104,7 @@ def compare(
         bins, range: the grid of the laws (default: 120, or 40 a side, over nearly all samples of the members).
         laws: whether to compare laws (default: in one or two dimensions, for kernels with factors; others need a field
             for every start, which is slow, and have no semiclassical law).
-        labels, by: the values of the conditions and the name of their quantity (default: F/P, for Linear kernels).
-    """
+        labels, by: the values of the conditions and the name of their quantity (default: F/P, for Linear kernels)."""
     import xarray
 
     pairs = _pairs(scores, theory)

@@ -26,8 +26,7 @@ from vkernel.core.progress import Progress, progress as report_progress
 from vkernel.reports import html
 from vkernel.reproduce import exact, exhibit, images, learned, pool, scorecard, variances
 from vkernel.reproduce.exhibit import Exhibit, Page, Part, Run, Skip, Values
-from vkernel.study import Spec, report
-from vkernel.study.spec import shipped
+from vkernel.study import Spec, report, shipped
 from vkernel.study.store import Store
 from vkernel.version import __version__
 
@@ -105,7 +104,7 @@ def studies(out: Path, seed: int, *, quick: bool) -> list[Part]:
     found = []
     for name, path in shipped().items():
         raw = tomllib.loads(path.read_text()) | {"seed": seed}
-        spec, store = study.read(tiny(raw) if quick else raw), out / FOLDER / f"{name}.zarr"
+        spec, store = study.read(_tiny(raw) if quick else raw), out / FOLDER / f"{name}.zarr"
         try:
             with Store.open(store, spec):
                 pass
@@ -115,16 +114,14 @@ def studies(out: Path, seed: int, *, quick: bool) -> list[Part]:
     return found
 
 
-def tiny(raw: Values) -> Values:
+def _tiny(raw: Values) -> Values:
     """Return the study at a size for tests, too small for conclusions."""
-    model, training = raw.get("model", {}), raw.get("training", {})
-    small = raw | {"members": 2, "block": 2, "model": model, "training": training}
-    small["sampler"] = raw.get("sampler", {}) | {"samples": 8, "steps": 6, "sets": 8}
-    if model.get("kind", "linear") == "linear":
-        small["model"] = model | {"per_axis": 4}
-    if "draws" in training:
-        small["training"] = training | {"draws": 24}
-    return small
+    tables = {"sampler": {"samples": 8, "steps": 6, "sets": 8}}
+    if raw.get("model", {}).get("kind", "linear") == "linear":
+        tables["model"] = {"per_axis": 4}
+    if "draws" in raw.get("training", {}):
+        tables["training"] = {"draws": 24}
+    return raw | {"members": 2, "block": 2} | {key: raw.get(key, {}) | table for key, table in tables.items()}
 
 
 def _exhibit(name: str, spec: Spec, store: Path, run: Run) -> Exhibit:

@@ -29,7 +29,6 @@ from vkernel.reproduce.exhibit import MEMORY, Exhibit, Page, Run, Values, number
 from vkernel.score import EmpiricalScore
 
 # Maps of the plane
-
 SETS = ("hexagon", "line", "L", "random")
 TIMES = (0.05, 0.1, 0.2, 0.5, 0.75)
 SMALL = (0.05, 0.01)  # times at which C at the points is compared with C on the boundaries
@@ -121,7 +120,6 @@ def _path(found: object) -> Tensor:
 
 
 # Memorisation
-
 GAP = (0.25, 0.75)
 EPSILONS = (1e-4, 1e-3, 1e-2)
 SHOWN = 1  # the eps of the picture
@@ -193,7 +191,6 @@ def _samples(run: Run, score: EmpiricalScore, s: SimpleNamespace) -> dict[str, T
 
 
 # Laws of the effective SDE
-
 KAPPAS, COARSE_KAPPAS = (0.0, 0.01, 0.1, 1.0), (0.0, 0.1, 1.0)
 EPS, COARSE_EPS, COMPARED, FILL = 0.02, 0.01, 0.1, 0.3
 LINES = {"{-1, +1}": "pair", "{-1, 0, +1}": "triple"}

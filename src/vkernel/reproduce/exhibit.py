@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, SupportsFloat, TypeAlias, TypeVar
 
 import jinja2
 import numpy as np
@@ -50,7 +50,9 @@ from vkernel.study.work import torch_threads
 
 T = TypeVar("T")
 Values = dict[str, Any]
-NONE: Values = {}
+Filled: TypeAlias = "str | tuple[Filled, ...] | dict[str, Filled]"  # a text, its paragraphs, or a table of such
+NONE: Mapping[str, object] = {}
+Draw = Callable[..., Figure]
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 MEMORY = 1 << 28  # of exact scores: fixed, so that blocks, and with them the rounding, are the same everywhere
 
@@ -59,7 +61,9 @@ class Skip(Exception):
     """Raised by an exhibit that cannot be made here; the message is a sentence for the page."""
 
 
-class Picture(NamedTuple):  # three files whose names begin with ``stem``, with a description and a caption
+class Picture(NamedTuple):
+    """A picture is three files whose names begin with ``stem``, with a description and a caption."""
+
     stem: str
     alt: str
     caption: tuple[str, ...]
@@ -67,13 +71,17 @@ class Picture(NamedTuple):  # three files whose names begin with ``stem``, with 
     height: int
 
 
-class Table(NamedTuple):  # numbers as text; the first cell of a row is its name
+class Table(NamedTuple):
+    """A table has numbers as text; the first cell of a row is its name."""
+
     caption: str
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
-class Finding(NamedTuple):  # the number in which an exhibit results
+class KeyNumber(NamedTuple):
+    """The number in which an exhibit results, its interval, and sentences about it."""
+
     number: str
     interval: str
     words: tuple[str, ...]
@@ -111,7 +119,7 @@ class Exhibit:
     sizes: str
     title: str = ""
     opening: tuple[str, ...] = ()
-    finding: Finding | None = None
+    finding: KeyNumber | None = None
     tables: tuple[Table, ...] = ()
     claims: tuple[Claim, ...] = ()
     closing: tuple[str, ...] = ()
@@ -159,7 +167,7 @@ class Run:
         """Return a callback for the progress, from 0 to 1, of work that is ``share`` of the exhibit."""
         return part(lambda _, done=1.0: self.step(done), "", share)
 
-    def study(self, spec: Mapping[str, Any], share: float, **changes: Any) -> Dataset:
+    def study(self, spec: Mapping[str, object], share: float, **changes: object) -> Dataset:
         """Run a study with some tables changed and return its results; it is ``share`` of the work of the exhibit."""
         whole = {**spec, **changes}
         whole["block"] = whole["members"]
@@ -183,21 +191,22 @@ class Part:
 class Page:
     """An exhibit in the making: the templates of its text, the values for them, and the pictures and tables so far."""
 
-    def __init__(self, run: Run, name: str, arrays: Mapping[str, Any], text: str = "", **values: Any) -> None:
+    def __init__(self, run: Run, name: str, arrays: Mapping[str, object], text: str = "", **values: object) -> None:
         self.run, self.name, self.arrays = run, name, arrays
         self.text, self.values = read(text or name), {**arrays, **values}
         self.pictures: list[Picture] = []
 
-    def __call__(self, key: str, **more: Any) -> Any:
+    def __call__(self, key: str, **more: object) -> Filled:
         """Fill in what stands under ``key``, such as "finding.words"; a template refers to another as ``text(key)``."""
-        part = functools.reduce(lambda tree, name: tree[name], key.split("."), self.text)
-        return _fill(part, self.values | more | {"text": functools.partial(self, **more)})
+        part: object = functools.reduce(lambda tree, name: tree[name], key.split("."), self.text)
+        return _fill(part, self.values | more | {"text": functools.partial(self, **dict[str, Any](more))})
 
     def picture(
-        self, stem: str, draw: Callable[..., Figure], *args: Any, key: str = "main", more: Values = NONE, **how: Any
+        self, stem: str, draw: Draw, *args: object, key: str = "main", more: Mapping[str, object] = NONE, **how: object
     ) -> None:
         """Add ``draw(*args, **how)``, for light and dark pages, as PNG and SVG, with the text ``pictures.key``."""
-        text, dpi = self(f"pictures.{key}", **more), 50 if self.run.quick else 144
+        text: Any = self(f"pictures.{key}", **more)
+        dpi = 50 if self.run.quick else 144
         for dark in (False, True):
             with plots.style(dark=dark):
                 figure = draw(*args, **how)
@@ -211,15 +220,16 @@ class Page:
 
     def exhibit(self, share: float = 0.0, data: str = "") -> Exhibit:
         """Write the arrays, unless a file ``data`` holds them, and return the exhibit; drawing was ``share`` of it."""
-        found: dict[str, Any] = {key: self(key) for key in ("sizes", "opening", "closing") if key in self.text}
-        if "finding" in self.text:
-            found["finding"] = Finding(**self("finding"))
+        parts = ("sizes", "opening", "closing", "finding", "tables")
+        found: dict[str, Any] = {key: self(key) for key in parts if key in self.text}
+        if "finding" in found:
+            found["finding"] = KeyNumber(**found["finding"])
         if not data:
             buffer = io.BytesIO()
             np.savez_compressed(buffer, **{key: np.asarray(value) for key, value in self.arrays.items()})  # type: ignore[arg-type]
             data = write(self.run.out / f"{self.name}.npz", buffer.getvalue()).name
         tables = []
-        for table in (self("tables") if "tables" in self.text else {}).values():
+        for table in found.pop("tables", {}).values():
             lines = [tuple(line.strip().split(" | ")) for line in table["cells"].splitlines() if line.strip()]
             tables += [Table(table["caption"], lines[0], tuple(lines[1:]))] if lines else []
         found["claims"] = tuple(self.claim(given) for given in self.text.get("claims", ()))
@@ -231,9 +241,8 @@ class Page:
         tests = {key: given[key] for key in VERDICTS if key in given}
         met = (key for key, test in tests.items() if _TEMPLATES.compile_expression(test, False)(self.values))
         verdict = VERDICTS.get(next(met, ""), UNDECIDED)
-        texts = _fill(
-            {key: text for key, text in given.items() if key not in tests}, self.values | {"verdict": verdict}
-        )
+        values = self.values | {"verdict": verdict}
+        texts = {key: str(_fill(text, values)) for key, text in given.items() if key not in tests}
         return Claim(**texts, verdict=verdict, tests=tests)
 
 
@@ -244,7 +253,7 @@ def read(name: str) -> dict[str, Any]:
     return {**read(found["base"]), **found} if "base" in found else found
 
 
-def _fill(part: Any, values: Mapping[str, Any]) -> Any:
+def _fill(part: Any, values: Mapping[str, object]) -> Filled:
     if isinstance(part, Mapping):
         return {key: _fill(value, values) for key, value in part.items()}
     if not isinstance(part, str):
@@ -255,7 +264,7 @@ def _fill(part: Any, values: Mapping[str, Any]) -> Any:
     return text.strip()
 
 
-def number(value: Any, digits: int = 3) -> str:
+def number(value: SupportsFloat, digits: int = 3) -> str:
     """Format a number for a sentence, with powers of ten where it is very small or large; a count as it is."""
     if isinstance(value, int):
         return f"{value:,}"
@@ -268,25 +277,25 @@ def number(value: Any, digits: int = 3) -> str:
     return f"{mantissa} · 10{str(int(exponent)).translate(_RAISED)}"
 
 
-def percent(share: Any) -> str:
+def percent(share: SupportsFloat) -> str:
     """Format a share of a whole, cut at 0 and 1, with one decimal below 10 %."""
     share = min(1.0, max(0.0, float(share)))
     return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"
 
 
-def interval(found: Estimate | Sequence[Any], form: int | str = 3) -> str:
+def interval(found: Estimate | Sequence[SupportsFloat], form: int | str = 3) -> str:
     """Format the interval of an estimate, "low to high", with so many digits, as "%" or in a format such as ".2f"."""
     low, high = (found.low, found.high) if isinstance(found, Estimate) else found[1:]
     return f"{_format(low, form)} to {_format(high, form)}"
 
 
-def estimate(found: Estimate | Sequence[Any], form: int | str = 3, ends: int | str = "") -> str:
+def estimate(found: Estimate | Sequence[SupportsFloat], form: int | str = 3, ends: int | str = "") -> str:
     """Format an estimate with its interval, "value (low to high)"; ``ends`` is the format of the interval."""
     value = found.value if isinstance(found, Estimate) else found[0]
     return f"{_format(value, form)} ({interval(found, ends or form)})"
 
 
-def _format(value: Any, form: int | str) -> str:
+def _format(value: SupportsFloat, form: int | str) -> str:
     if form == "%":
         return percent(value)
     return number(value, form) if isinstance(form, int) else f"{float(value):{form}}"

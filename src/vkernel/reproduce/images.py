@@ -178,8 +178,7 @@ def ends(run: Run, name: str, sizes: SimpleNamespace) -> SimpleNamespace:
 
     Of the ends ``flow (start, …)`` and ``x (κ, run, start, …)``, divided by alpha: the nearest training image ``at``,
     the ``distance`` to it and to the ``second`` nearest, their ``quartiles (3, κ)``, and whether a run ends
-    ``elsewhere`` than the PF-ODE, with the ``shares`` of those at each κ and an interval over starts.
-    """
+    ``elsewhere`` than the PF-ODE, with the ``shares`` of those at each κ and an interval over starts."""
     process, data = VP(eps=EPS), sizes.data
     score = EmpiricalScore(data, process, memory=MEMORY)
     x_T = process.prior((sizes.starts, *data.shape), generator=run.stream(f"images/{name}"))

@@ -39,7 +39,6 @@ GOALS = {"J1": "J1, noisy targets", "J0": "J0, exact targets"}
 LIMIT = 1.5  # of the maps, and of the laws of Figure 2
 
 # Figure 2
-
 MODES = ("left", "middle", "right")
 WORDS = {"published": "as published: 30 Euler steps", "converged": "converged"}
 GAP, F = (0.25, 0.75), 256
@@ -96,7 +95,6 @@ def figure2(run: Run) -> Exhibit:
 
 
 # Laws in the plane
-
 REGIONS = {"far": "away", "arcs": "arcs", "sides": "sides", "centre": "centre"}  # names in the study and on the page
 ROTATIONS, KINDS = (0.0, 22.5, 45.0), ("Gaussian", "Fourier")
 EPS, NEAR = 0.01, 0.25

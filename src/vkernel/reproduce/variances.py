@@ -180,7 +180,6 @@ def shares(run: Run) -> Exhibit:
 
 
 # Training time
-
 PARTS = {"targets": "target noise", "inputs": "inputs", "init": "initialisation"}
 TIME, EULER = 0.2, 30  # uniform Euler steps, as in the paper
 TAUS, QUICK_TAUS = tuple(10 ** (k / 2) for k in range(-4, 11)), (0.1, 1.0, 1e2, 1e4)

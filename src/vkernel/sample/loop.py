@@ -34,8 +34,7 @@ class Options(TypedDict, total=False):
     ``steps`` is a number of steps with the given ``spacing`` ("log": even in log σ/α; "uniform" or "edm"), or a tensor
     of descending times. ``callback(step, t, x)`` is called at the start and after each step. With ``allow_nan``,
     samples that diverged are returned as they are, instead of an error. With ``save``, any of "path" and, for ODEs,
-    "error" (by halving the step) and "logp", a sampler returns a :class:`Solution`, otherwise the sample.
-    """
+    "error" (by halving the step) and "logp", a sampler returns a :class:`Solution`, otherwise the sample."""
 
     steps: int | Tensor
     spacing: str | None

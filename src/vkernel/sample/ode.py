@@ -38,8 +38,6 @@ from vkernel.score.base import Score, signs
 from vkernel.score.empirical import EmpiricalScore
 
 Trace = Callable[[Tensor, float], Tensor]  # the integrand of the log-likelihood, of whitened x and t
-
-
 Flow = tuple[list[Tensor], Tensor | None]  # the states, and the integral of the trace
 
 
@@ -58,8 +56,7 @@ def pf_ode(
     ``score`` is a :class:`~vkernel.score.base.Score`; wrap a function with ``vk.as_score``. ``method`` is "exponential"
     (DDIM), "multistep", "euler", "heun" or "dopri5", which chooses its own steps to the relative ``tolerance``;
     ``steps`` are then the times that are saved, and a batch shares its steps. ``probes`` and ``generator`` are for the
-    divergence of a score that is not exact (Hutchinson 1989). ``options`` are :class:`~vkernel.sample.loop.Options`.
-    """
+    divergence of a score that is not exact (Hutchinson 1989). ``options`` are :class:`~vkernel.sample.loop.Options`."""
     check_choice(method, "method", METHODS)
     check_positive(tolerance, "tolerance")
     problem = Problem(score, x_T, ("path", "error", "logp"), **options)
@@ -82,8 +79,7 @@ def pf_ode(
 
 def drift(problem: Problem, x: Tensor, at: Level) -> Tensor:
     """Return dx/dt of the flow, in the form that does not cancel where alpha vanishes."""
-    rate = at.D / at.sigma**2 - at.beta
-    return rate * x - (at.alpha * at.D / at.sigma**2) * problem.m(x, at)
+    return (at.D / at.sigma**2 - at.beta) * x - (at.alpha * at.D / at.sigma**2) * problem.m(x, at)
 
 
 def direct(problem: Problem, order: int) -> Step:
@@ -116,8 +112,6 @@ def exponential(problem: Problem, order: int) -> Step:
 
 # with the order
 STEPS = {"euler": (direct, 1), "heun": (direct, 2), "exponential": (exponential, 1), "multistep": (exponential, 2)}
-
-
 METHODS = (*STEPS, "dopri5")
 
 

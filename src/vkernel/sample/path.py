@@ -117,8 +117,7 @@ def most_probable(
     White: a local search (L-BFGS on -log_prob, central differences) from the path of least action, in the normals that
     make a path; the answer belongs to its step, as a warning says. Quenched: the mode *in the coordinates of the
     field*, where the density is normal: with a free end the mean field, so :func:`zero_action`; to ``x_end`` the least
-    :math:`\tfrac12|w|^2` that ends there, by Newton's iteration from weights to the end (for a V with factors).
-    """
+    :math:`\tfrac12|w|^2` that ends there, by Newton's iteration from weights to the end (for a V with factors)."""
     problem = _problem(check_kernel(V, mean), x_T, steps, spacing)
     start, dt = problem.x_T.detach().double(), -problem.times.diff()
     d = start.shape[-1]

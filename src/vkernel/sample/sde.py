@@ -133,8 +133,7 @@ def effective_sde(
     ``members=None`` draws one model for each sample, and the result is like ``x_T``; ``members=M`` draws M models that
     all start from ``x_T``, and the result is ``(M, *x_T.shape)``. For a white V every sample has independent noise, so
     M members are M repetitions. ``method`` is the ODE method for a quenched V, for which ``save`` is that of
-    :func:`~vkernel.sample.pf_ode`; a white V is integrated by Euler–Maruyama, in Itô's sense.
-    """
+    :func:`~vkernel.sample.pf_ode`; a white V is integrated by Euler–Maruyama, in Itô's sense."""
     own, mean = mean is None, check_kernel(V, mean)
     check_choice(method, "method", METHODS)
     if members is not None:

@@ -29,8 +29,6 @@ from vkernel.process.base import real_dtype, wide_dtype
 from vkernel.score.base import Score, Time, as_time, check_score
 
 PREDICTIONS = ("noise", "x0", "v", "flow", "edm", "score")
-
-
 ISOTROPIC = "Noise, x0, v, flow and edm predictions are defined for isotropic noise."
 
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+import xarray
+from rich.table import Table
 
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate, ratio_of_means
@@ -23,9 +25,7 @@ from vkernel.study.spec import Figure, Spec, short
 from vkernel.study.store import load
 
 if TYPE_CHECKING:
-    import xarray
     from matplotlib.figure import Figure as MatplotlibFigure
-    from rich.table import Table
 
 
 def spec_of(ds: xarray.Dataset) -> Spec:
@@ -45,8 +45,6 @@ def scalars(ds: xarray.Dataset) -> list[str]:
 
 def means(ds: xarray.Dataset) -> xarray.Dataset:
     """Return means over members (those NaN where others are not left out), with errors, intervals and counts."""
-    import xarray
-
     out: dict[str, xarray.DataArray] = {}
     for name in (str(n) for n in ds.data_vars if "member" in ds[n].dims):
         values, axis = ds[name].values, int(ds[name].get_axis_num("member"))
@@ -96,8 +94,6 @@ def sentence(ds: xarray.Dataset) -> str:
 
 def table(ds: xarray.Dataset) -> Table:
     """Return means ± standard errors of every scalar quantity for a terminal, one row for each condition."""
-    from rich.table import Table
-
     spec, found, names = spec_of(ds), means(ds), scalars(ds)
     out = Table(title=spec.title, caption=sentence(ds) or None, title_justify="left", caption_justify="left")
     for head in (*(factor.dim for factor in spec.grid), *names):

@@ -5,8 +5,6 @@ schedules, retries when a worker or a node is lost, and assigns GPUs. At most ``
 flight, so that results do not pile up.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import logging
@@ -17,9 +15,10 @@ import warnings
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import xarray
 
 from vkernel.core.checks import check_choice
 from vkernel.core.errors import InputError, require
@@ -27,9 +26,6 @@ from vkernel.core.progress import Progress, progress as show_progress
 from vkernel.study.spec import Condition, Spec, read
 from vkernel.study.store import Store, load
 from vkernel.study.work import compute, prepare
-
-if TYPE_CHECKING:
-    import xarray
 
 Work = list[tuple[Condition, int]]
 Results = Generator[tuple[Condition, int, dict[str, np.ndarray]], None, None]
@@ -120,8 +116,7 @@ def run(
 
     ``spec`` is a TOML file, the name of a shipped study, or a dictionary; ``large`` takes the values of its ``[large]``
     table. ``runner`` is "inline", "threads" or "ray", with the ``address`` of a cluster, "auto" or HOST:PORT, unless it
-    is on this machine. ``progress`` is a bool, or a function of a condition and the share of blocks that are done.
-    """
+    is on this machine. ``progress`` is a bool, or a function of a condition and the share of blocks that are done."""
     study = read(spec, large=large)
     check_choice(runner, "runner", RUNNERS)
     require(address is None or runner == "ray", "An address is for the runner 'ray'.")

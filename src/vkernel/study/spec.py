@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from vkernel.core.errors import InputError, require
 from vkernel.process import from_spec as make_process
@@ -37,11 +37,13 @@ SHIPPED = ["target_noise", "process_and_cutoff", "nonlinearity", "capacity", "fe
 SHIPPED += ["phase_capacity_noise", "phase_size_time", "phase_cutoff_capacity"]  # in the order of the documentation
 
 
-class Table(BaseModel):  # a table of the file: unknown keys are refused
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class Table(BaseModel, extra="forbid", frozen=True):
+    """A table of the file; unknown keys are refused."""
 
 
-class Data(Table):  # the training set
+class Data(Table):
+    """The table of the training set; it has exactly one of name, path, points and even."""
+
     name: str | None = None
     rotation: float | None = None
     path: str | None = None
@@ -53,8 +55,9 @@ class Data(Table):  # the training set
     weights: list[float] | None = None
 
 
-class ProcessTable(BaseModel):  # the forward process; a condition checks its parameters by making it
-    model_config = ConfigDict(extra="allow", frozen=True)
+class ProcessTable(Table, extra="allow"):
+    """The table of the forward process, whose parameters a condition checks by making it."""
+
     kind: str = "vp"
 
     def with_eps(self) -> ProcessTable:
@@ -70,7 +73,9 @@ class ProcessTable(BaseModel):  # the forward process; a condition checks its pa
         return ProcessTable(**given)
 
 
-class Model(Table):  # the model; keys are arguments of its constructor, and each kind has its own (MODEL_KEYS)
+class Model(Table):
+    """The table of the model; keys are arguments of its constructor, and each kind has its own (MODEL_KEYS)."""
+
     kind: Literal["linear", "lazy", "mlp"] = "linear"
     target: Literal["score", "x0", "noise"] = "x0"
     ridge: float = Field(0.1, ge=0)
@@ -92,26 +97,34 @@ class Model(Table):  # the model; keys are arguments of its constructor, and eac
     decay: Literal["cosine"] | None = None
 
 
-class TrainingTable(Table):  # the number of draws, the density of their times, and what differs between members
+class TrainingTable(Table):
+    """The table that sets the number of draws, the density of their times, and what differs between members."""
+
     draws: int | None = Field(None, ge=1)
     F_over_P: float | None = Field(None, gt=0)
     times: Literal["uniform", "log"] = "uniform"
     vary: list[Literal["inputs", "targets", "init", "order"]] = ["inputs", "targets", "init", "order"]
 
 
-class ObjectiveTable(Table):  # how many targets are averaged (1 is J1, inf is J0), or the factor of their noise
+class ObjectiveTable(Table):
+    """The table that sets how many targets are averaged (1 is J1, inf is J0), or the factor of their noise."""
+
     K: float = 1.0
     of: Literal["draws", "subset", "efm"] = "draws"
     c: float | None = Field(None, allow_inf_nan=False)
 
 
-class Lookup(Table):  # a grid on which scores in one dimension are evaluated once a step for all samples
+class Lookup(Table):
+    """The table of a grid on which scores in one dimension are evaluated once a step for all samples."""
+
     nodes: int = Field(2001, ge=2)
     limit: float = Field(5.0, gt=0)
     read: Literal["linear", "right"] = "linear"
 
 
-class Sampler(Table):  # which law is sampled, and how
+class Sampler(Table):
+    """The table that sets which law is sampled, and how."""
+
     samples: int = Field(256, ge=0)
     steps: int = Field(100, ge=1)
     method: Literal["euler", "heun", "exponential", "dopri5"] = "exponential"
@@ -123,7 +136,9 @@ class Sampler(Table):  # which law is sampled, and how
     first: int | None = Field(None, ge=1)  # members beyond the first so many are not sampled
 
 
-class Region(Table):  # a part of space; a sample lies in it if it meets every condition that is given
+class Region(Table):
+    """The table of a part of space; a sample lies in it if it meets every condition that is given."""
+
     norm: tuple[float, float] | None = None
     away: float | None = Field(None, gt=0)
     beside: float | None = Field(None, gt=0)
@@ -131,7 +146,9 @@ class Region(Table):  # a part of space; a sample lies in it if it meets every c
     within: float | None = Field(None, gt=0)
 
 
-class Measure(Table):  # what is kept of each member
+class Measure(Table):
+    """The table that sets what is kept of each member."""
+
     gap: tuple[float, float] | None = None
     away: float = Field(0.5, gt=0, lt=1)
     bins: int = Field(60, ge=1)
@@ -142,7 +159,9 @@ class Measure(Table):  # what is kept of each member
     keep: int = Field(0, ge=0)
 
 
-class Figure(Table):  # what study plot draws: a value against x, with lines for another factor, or over x and y
+class Figure(Table):
+    """The table that sets what study plot draws: a value against x, with lines for another factor, or over x and y."""
+
     x: str
     lines: str | None = None
     y: str | None = None
@@ -151,7 +170,9 @@ class Figure(Table):  # what study plot draws: a value against x, with lines for
     title: str | None = None
 
 
-class Finding(Table):  # the number a study ends in: the ratio or the difference of a value between two conditions
+class Finding(Table):
+    """The table of the number a study ends in: the ratio or the difference of a value between two conditions."""
+
     value: str = "away"
     of: dict[str, str | float]
     to: dict[str, str | float]
@@ -159,7 +180,9 @@ class Finding(Table):  # the number a study ends in: the ratio or the difference
     words: str
 
 
-class Factor(Table):  # one axis of the grid: a field, its values, their labels, and the name of the axis
+class Factor(Table):
+    """The table of one axis of the grid: a field, its values, their labels, and the name of the axis."""
+
     field: str
     values: list[Any] = Field(min_length=1)
     labels: list[str | float | int] | None = None
@@ -185,7 +208,9 @@ class Factor(Table):  # one axis of the grid: a field, its values, their labels,
         return [v if isinstance(v, str) else json.dumps(v, default=str) for v in given]
 
 
-class Tables(Table):  # they describe one condition
+class Tables(Table):
+    """The tables that describe one condition."""
+
     data: Data
     process: ProcessTable = ProcessTable()
     model: Model = Model()
@@ -231,7 +256,8 @@ class Spec(Tables):
     finding: Finding | None = None
 
     @property
-    def blocks(self) -> int:  # of members in each condition
+    def blocks(self) -> int:
+        """The number of blocks of members in each condition."""
         return -(-self.members // self.block)
 
     @property
@@ -252,7 +278,7 @@ class Spec(Tables):
                 _check_condition(condition)
             except ValueError as error:  # ValidationError and InputError
                 where = f"Where {_labelled(labels)}: " if labels else ""
-                raise InputError(f"{where}{_sentence(error)}") from None
+                raise InputError(f"{where}{_sentence(error, tables)}") from None
             yield condition
 
     def members_of(self, block: int) -> range:
@@ -313,7 +339,7 @@ def _build(given: dict[str, Any], larger: dict[str, Any], name: str) -> Spec:
         _check_factors(spec)
         _check_keys(spec, list(spec.conditions()))
     except ValueError as error:
-        raise InputError(f"{name}: {_sentence(error, tables['grid'])}") from None
+        raise InputError(f"{name}: {_sentence(error, tables)}") from None
     return spec
 
 
@@ -404,12 +430,12 @@ def _check_condition(c: Condition) -> None:
         require(good, sentence)
 
 
-def _sentence(error: ValueError, grid: Any = None) -> str:
+def _sentence(error: ValueError, tables: Mapping[str, Any]) -> str:
     """Return the first mistake as a sentence: the key, what is wrong, and what would be valid."""
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors()[0]
-    at = list(first["loc"])
+    at, grid = list(first["loc"]), tables.get("grid")
     if len(at) > 1 and at[0] == "grid" and isinstance(at[1], int) and isinstance(grid, list):
         at[1] = str(grid[at[1]].get("field", at[1])) if isinstance(grid[at[1]], dict) else at[1]
     key = ".".join(str(part) for part in at if "[" not in str(part))  # not the names of pydantic's unions
@@ -418,7 +444,8 @@ def _sentence(error: ValueError, grid: Any = None) -> str:
         known: dict[str, Any] = {"grid": Factor, "figure": Figure, "finding": Finding}
         known |= {name: field.annotation for name, field in Tables.model_fields.items()}
         table = Region if "regions" in at else Lookup if "lookup" in at else known[str(at[0])] if len(at) > 1 else Spec
-        message = f"there is no such key; there are {', '.join(table.model_fields)}"
+        keys = MODEL_KEYS.get(str(tables["model"].get("kind", "linear")) if table is Model else "", table.model_fields)
+        message = f"there is no such key; there are {', '.join(key for key in table.model_fields if key in keys)}"
     elif first["type"] == "model_type":
         message = f"it must be a table, [{key}]"
     elif message[1:2].islower():  # in mid-sentence, but a symbol keeps its case

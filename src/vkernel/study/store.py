@@ -22,17 +22,15 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import xarray
 
 from vkernel.core.errors import InputError, require
 from vkernel.study.spec import Condition, Spec
 from vkernel.study.work import datasets, fingerprint, layout
 from vkernel.version import __version__
-
-if TYPE_CHECKING:
-    import xarray
 
 RESULTS = 2
 DONE = "done"
@@ -103,8 +101,6 @@ class Store:
 
 def load(path: Path | str) -> xarray.Dataset:
     """Return the results in a store as labelled arrays; members that are not computed yet are NaN."""
-    import xarray
-
     path = Path(path)
     require(path.exists(), f"There is no store at {path}; make one with 'vkernel study run SPEC --store {path}'.")
     try:

@@ -83,15 +83,15 @@ def prepare(spec: Spec) -> None:
     """Make every object of every condition once, so that mistakes show before the first block."""
     for condition in spec.conditions():
         try:
-            problem = Problem(spec, condition)
-            o, d, n = condition.objective, problem.data.d, problem.data.n
-            assert isinstance(problem.model, models.Model)  # made here for the first time
+            experiment = Experiment(spec, condition)
+            o, d, n = condition.objective, experiment.data.d, experiment.data.n
+            assert isinstance(experiment.model, models.Model)  # made here for the first time
             good = o.of != "subset" or math.inf == o.K or n >= o.K
             require(good, f"objective.K: a subset of {o.K:g} points needs as many; the data have {n}.")
             good = condition.sampler.lookup is None or d == 1
             require(good, f"sampler.lookup is for one dimension; the data have {d}.")
             for t in condition.measure.times:
-                problem.process.check(t)
+                experiment.process.check(t)
         except InputError as error:
             raise InputError(f"Where {condition}: {error}" if spec.grid else str(error)) from None
     numbers = [name for name, quantity in layout(spec).items() if not quantity.shape]
@@ -109,16 +109,16 @@ def compute(spec: Spec, condition: Condition, block: int) -> dict[str, np.ndarra
     good = spec.device != "cuda" or torch.cuda.is_available()
     require(good, "device: there is no CUDA device where the blocks are computed; give device = 'cpu' or 'auto'.")
     device = "cuda" if spec.device != "cpu" and torch.cuda.is_available() else "cpu"
-    problem, members, m = Problem(spec, condition, device), spec.members_of(block), condition.measure
+    experiment, members, m = Experiment(spec, condition, device), spec.members_of(block), condition.measure
     wanted = _last("layout", spec.to_json(), lambda: layout(spec))
     found: dict[str, Tensor] = {}
     with torch_threads(spec.threads), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # members that diverged are NaN in the store
-        scores, sample = _law(problem, members)
+        scores, sample = _law(experiment, members)
         dtype = scores.dtype if isinstance(scores, Scores) else torch.float64
         if condition.sampler.samples:
-            x = sample(problem.start(condition.sampler.samples).to(dtype)).double()
-            found = _measure(x.expand(len(members), *x.shape[1:]).flatten(2), problem, wanted)
+            x = sample(experiment.start(condition.sampler.samples).to(dtype)).double()
+            found = _measure(x.expand(len(members), *x.shape[1:]).flatten(2), experiment, wanted)
         if "score" in wanted:
             places = torch.linspace(-m.limit, m.limit, m.places, dtype=torch.float64, device=device)[:, None]
             values = [scores(places.to(dtype), t)[..., 0].double() for t in m.times]
@@ -138,7 +138,7 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Problem:
+class Experiment:
     """What the tables of a condition stand for: a training set, a process, a model, and how it is trained."""
 
     spec: Spec
@@ -214,7 +214,7 @@ class Problem:
 
 def datasets(spec: Spec) -> list[Empirical]:
     """Return the training sets of a study, each once."""
-    return [Problem(spec, c).data for c in {c.data.model_dump_json(): c for c in spec.conditions()}.values()]
+    return [Experiment(spec, c).data for c in {c.data.model_dump_json(): c for c in spec.conditions()}.values()]
 
 
 def fingerprint(sets: list[Empirical]) -> str:
@@ -237,9 +237,9 @@ def _last(kind: str, key: str, make: Callable[[], T]) -> T:
     return found
 
 
-def _law(problem: Problem, members: range) -> tuple[Scores | Score, Callable[[Tensor], Tensor]]:
+def _law(experiment: Experiment, members: range) -> tuple[Scores | Score, Callable[[Tensor], Tensor]]:
     """Return the scores of the members, and the function that samples them from x_T; one score is for all members."""
-    s, seed, data, process = problem.condition.sampler, problem.seed, problem.data, problem.process
+    s, seed, data, process = experiment.condition.sampler, experiment.seed, experiment.data, experiment.process
     steps: dict[str, Any] = {"steps": s.steps, "spacing": s.spacing}
     if s.law in WITHOUT_MODEL:
         exact, kappa = EmpiricalScore(data, process), s.kappa or 0.0
@@ -250,35 +250,35 @@ def _law(problem: Problem, members: range) -> tuple[Scores | Score, Callable[[Te
                 return torch.stack([end(effective_sde(V, x_T, generator=g, **steps)) for g in streams])
             return torch.stack([end(naive(exact, x_T, kappa=kappa, generator=g, **steps)) for g in streams])
 
-        return exact, noisy if s.law in NOISY else functools.partial(_flow, problem, exact)
+        return exact, noisy if s.law in NOISY else functools.partial(_flow, experiment, exact)
     if s.law in ("members", "mean"):
         which = range(s.sets) if s.law == "mean" else members
-        how = {"members": list(which), "seed": seed, **problem.training}
-        train = functools.partial(train_ensemble, problem.model, data, process, **how)
-        trained = _last("ensemble", f"{which} {problem.key}", train)
+        how = {"members": list(which), "seed": seed, **experiment.training}
+        train = functools.partial(train_ensemble, experiment.model, data, process, **how)
+        trained = _last("ensemble", f"{which} {experiment.key}", train)
         score = trained.mean_score if s.law == "mean" else trained
-        return score, functools.partial(_flow, problem, score, start=members.start)
-    assert isinstance(problem.model, models.Linear)
-    how = {"seed": seed + 1, "sets": s.sets, **problem.training}  # inputs that the models have not seen
-    predict = functools.partial(kernels.Linear, problem.model, data, process, **how)
-    theory = _last("kernel", f"{s.sets} {problem.key}", predict)
+        return score, functools.partial(_flow, experiment, score, start=members.start)
+    assert isinstance(experiment.model, models.Linear)
+    how = {"seed": seed + 1, "sets": s.sets, **experiment.training}  # inputs that the models have not seen
+    predict = functools.partial(kernels.Linear, experiment.model, data, process, **how)
+    theory = _last("kernel", f"{s.sets} {experiment.key}", predict)
     size, streams = (len(theory.root),), [rng.stream(seed, "study/field", m) for m in members]
     z = torch.stack([rng.randn(size, stream, theory.root.device, torch.float64) for stream in streams])
     # mean plus field is a linear model again, with random weights
     weights = theory.mean_weights + (z @ theory.root).reshape(len(z), *theory.mean_weights.shape)
-    fields = Ensemble(problem.model, {"weights": weights}, process, data.shape)
+    fields = Ensemble(experiment.model, {"weights": weights}, process, data.shape)
 
     def linearised(x_T: Tensor) -> Tensor:
         mean, cov = semiclassical(theory, x_T, **steps)
         assert isinstance(cov, Factored)
         return end(mean) + torch.einsum("mf,f...->m...", z, cov.factors)
 
-    return fields, linearised if s.law == "semiclassical" else functools.partial(_flow, problem, fields)
+    return fields, linearised if s.law == "semiclassical" else functools.partial(_flow, experiment, fields)
 
 
-def _flow(problem: Problem, scores: Scores | Score, x_T: Tensor, start: int = 0) -> Tensor:
+def _flow(experiment: Experiment, scores: Scores | Score, x_T: Tensor, start: int = 0) -> Tensor:
     """Return samples ``(M, n, *shape)`` by the PF-ODE; members that diverged, or beyond ``sampler.first``, are NaN."""
-    s = problem.condition.sampler
+    s = experiment.condition.sampler
     how: dict[str, Any] = {"steps": s.steps, "method": s.method, "spacing": s.spacing}
     if isinstance(scores, Score):
         return end(pf_ode(LookedUp(scores, s.lookup) if s.lookup else scores, x_T[None], **how))
@@ -316,13 +316,13 @@ class LookedUp(Score):
         return (alpha * self.denoise(x, t) - x) / var
 
 
-def _measure(x: Tensor, problem: Problem, wanted: dict[str, Quantity]) -> dict[str, Tensor]:
+def _measure(x: Tensor, experiment: Experiment, wanted: dict[str, Quantity]) -> dict[str, Tensor]:
     """Return the quantities of samples ``x (M, n, d)``."""
-    data, m = problem.data, problem.condition.measure
-    alpha = float(problem.process.alpha(torch.tensor(problem.process.eps, dtype=torch.float64)))
+    data, m = experiment.data, experiment.condition.measure
+    alpha = float(experiment.process.alpha(torch.tensor(experiment.process.eps, dtype=torch.float64)))
     near = nearest(x.nan_to_num(posinf=0, neginf=0).reshape(-1, data.d) / alpha, data, 1)
     distance, index = (part.reshape(x.shape[:2]) for part in (alpha * near[0], near[1]))
-    radius = m.away * alpha * _last("least", problem.key, lambda: _least(data)) / 2
+    radius = m.away * alpha * _last("least", experiment.key, lambda: _least(data)) / 2
     found = {"away": (distance > radius).double().mean(1), "nearest": distance.mean(1)}
     if "share" in wanted:
         counts = x.new_zeros(len(x), wanted["share"].shape[0])

@@ -23,7 +23,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,6 +41,8 @@ from vkernel.train import models
 from vkernel.train.models.base import Model, State
 from vkernel.train.objectives import VARIES, Objective, Quantile, Training
 from vkernel.version import __version__
+
+Info = dict[str, object]  # how an ensemble was trained: members, draws, objective, vary, seed, times and data
 
 
 def train_ensemble(
@@ -64,8 +65,7 @@ def train_ensemble(
     number of noised points of each, ``None`` for fresh draws at every step of a network. ``objective`` is "J1", "J0",
     ``vk.JC(c)`` or ``vk.JK(K, kind)``; all use the same inputs at equal ``seed``. ``vary`` names what differs between
     members: "inputs", "targets", "init", "order". ``times`` is the density of t: "uniform", "log" (in log sigma/alpha)
-    or a quantile function u -> t.
-    """
+    or a quantile function u -> t."""
     require(isinstance(model, Model), f"train_ensemble needs a model such as vk.models.Linear(…), not {model!r}.")
     training = Training(data, process, objective, draws, vary, seed, times, dtype or model.state_dtype)
     try:
@@ -76,7 +76,7 @@ def train_ensemble(
     require(good, f"members must be a number ≥ 1 or distinct indices ≥ 0; got {members!r}.")
     with show_progress(1.0, progress) as report:
         state = model.fit(training, indices, partial(report, f"{len(indices)} members, {training.objective!r}"))
-    info: dict[str, Any] = {"members": list(indices), "draws": draws, "objective": training.objective.spec}
+    info: Info = {"members": list(indices), "draws": draws, "objective": training.objective.spec}
     info |= {"vary": list(training.vary), "seed": int(seed), "times": times if isinstance(times, str) else "function"}
     info["data"] = {"name": training.data.name, "n": training.data.n}
     found = Ensemble(model, state, process, training.data.shape, info)
@@ -91,7 +91,7 @@ class Ensemble(Scores):
     shape: tuple[int, ...]
 
     def __init__(
-        self, model: Model, state: State, process: Process, shape: tuple[int, ...], info: dict[str, Any] | None = None
+        self, model: Model, state: State, process: Process, shape: tuple[int, ...], info: Info | None = None
     ) -> None:
         good = len(state) > 0 and all(a.ndim > 0 and len(a) > 0 for a in state.values())
         require(good, "An ensemble needs a state: named tensors whose first axis is the member.")
@@ -108,12 +108,14 @@ class Ensemble(Scores):
 
     @property
     def indices(self) -> Sequence[int]:
-        return list(self.info.get("members", range(len(self))))
+        found = self.info.get("members")
+        return found if isinstance(found, list) else range(len(self))
 
     def __repr__(self) -> str:
         lost = f", {len(self.diverged)} diverged" if self.diverged else ""
-        goal = self.info.get("objective", {}).get("kind")
-        return f"Ensemble({len(self)} members{lost}, {self.model!r}, objective={goal}, {self.process!r})"
+        goal = self.info.get("objective")
+        kind = goal.get("kind") if isinstance(goal, dict) else None
+        return f"Ensemble({len(self)} members{lost}, {self.model!r}, objective={kind}, {self.process!r})"
 
     def member(self, index: int) -> Member:
         return Member(self, index)
@@ -121,7 +123,7 @@ class Ensemble(Scores):
     def select(self, indices: Sequence[int]) -> Ensemble:
         info, which = dict(self.info), list(indices)
         if "members" in info:
-            info["members"] = [info["members"][k] for k in which]
+            info["members"] = [self.indices[k] for k in which]
         return Ensemble(self.model, {k: a[which] for k, a in self.state.items()}, self.process, self.shape, info)
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
@@ -181,7 +183,7 @@ class Ensemble(Scores):
         from safetensors.torch import save
 
         content = save({k: a.detach().cpu().contiguous() for k, a in self.state.items()})
-        about: dict[str, Any] = {"vkernel": __version__, "shape": list(self.shape), "info": self.info}
+        about: dict[str, object] = {"vkernel": __version__, "shape": list(self.shape), "info": self.info}
         about |= {"model": self.model.spec, "process": processes.spec(self.process)}
         about["sha256"] = hashlib.sha256(content).hexdigest()  # the two files belong together
         write(Path(path) / "state.safetensors", content)
@@ -218,6 +220,8 @@ def load_ensemble(path: Path | str, device: torch.device | str = "cpu") -> Ensem
         # 0.1 called the time embedding of a U-Net's block "told"
         state = {k.replace(".told.", ".embed."): a.to(device) for k, a in load(raw).items()}
         model, process = models.from_spec(about["model"]), processes.from_spec(about["process"])
+        if not isinstance(model, Model):
+            raise TypeError(f"{model!r} is no model")
         found = Ensemble(model, state, process, tuple(about["shape"]), about["info"])
     except SafetensorError as error:
         raise InputError(f"{weights} is damaged: {error}.") from None
@@ -225,8 +229,8 @@ def load_ensemble(path: Path | str, device: torch.device | str = "cpu") -> Ensem
         raise
     except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise InputError(f"{description} does not describe an ensemble: {error!r}.") from None
-    good = isinstance(model, Model) and isinstance(found.info, dict) and all(isinstance(k, int) for k in found.shape)
-    require(good, f"{description} does not describe an ensemble: its model, info or shape is invalid.")
+    good = isinstance(found.info, dict) and all(isinstance(k, int) for k in found.shape)
+    require(good, f"{description} does not describe an ensemble: its info or shape is invalid.")
     good = about.get("sha256") in (None, hashlib.sha256(raw).hexdigest())
     require(good, f"The two files in {path} do not belong together: was saving interrupted? Save the ensemble again.")
     return found

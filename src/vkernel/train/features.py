@@ -17,7 +17,6 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -52,7 +51,7 @@ class Features(ABC):
 
     @property
     @abstractmethod
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> dict[str, object]:
         """The features in JSON, read by :func:`vkernel.train.models.from_spec`."""
 
     def _time(self, x: Tensor, t: float | Tensor) -> Tensor:
@@ -106,8 +105,7 @@ class Grid(Features):
 
     def parts(self, x: Tensor, t: float | Tensor) -> list[Tensor]:
         """Return the functions of every axis, those of t last."""
-        when = self._time(x, t)
-        return [*(axis(x[..., j]) for j, axis in enumerate(self.axes)), self.time(when)]
+        return [*(axis(x[..., j]) for j, axis in enumerate(self.axes)), self.time(self._time(x, t))]
 
     def __call__(self, x: Tensor, t: float | Tensor) -> Tensor:
         parts = self.parts(x, t)
@@ -135,7 +133,7 @@ class Grid(Features):
         return torch.cat(found, 1)
 
     @property
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> dict[str, object]:
         return {"kind": "grid", "axes": [[a.kind, a.count, a.low, a.high] for a in (*self.axes, self.time)]}
 
     def __repr__(self) -> str:
@@ -188,7 +186,7 @@ class RandomFourier(Features):
         return math.sqrt(2 / self.count) * angle.cos()
 
     @property
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> dict[str, object]:
         spec = {"kind": "random_fourier", "eps": self.eps, "T": self.T}
         return spec | {"frequencies": self.frequencies.tolist(), "phases": self.phases.tolist()}
 

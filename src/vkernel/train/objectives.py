@@ -28,7 +28,7 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, SupportsIndex
+from typing import NamedTuple, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -51,7 +51,7 @@ class Objective(ABC):
 
     uniforms: int = 0  # random numbers that one target takes
     ratio: float | None = None  # Cov[m̃|x] / Cov(x0|x,t), or None where it is not a constant
-    settings: Mapping[str, Any] = {}
+    settings: Mapping[str, object] = {}
 
     @abstractmethod
     def target(self, score: EmpiricalScore, x: Tensor, t: Tensor, origin: Tensor, u: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class Objective(ABC):
         return total / (samples - 1)
 
     @property
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> dict[str, object]:
         """The objective in JSON, read by :func:`parse`."""
         return {"kind": type(self).__name__, **self.settings}
 
@@ -138,7 +138,7 @@ class JK(Objective):
         return _conditional_mean(score, x, t, torch.cat([origin[:, None], others], 1), weights.log())
 
 
-def parse(objective: str | Objective | dict[str, Any]) -> Objective:
+def parse(objective: str | Objective | Mapping[str, object]) -> Objective:
     """Return an objective from ``"J0"``, ``"J1"``, an :class:`Objective`, or the ``spec`` of one."""
     if isinstance(objective, Objective):
         return objective

@@ -30,7 +30,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ from vkernel.posterior.weights import NARROW, CentredPoints, Moments, Queries, S
 
 __all__ = ["GPUPath", "trusted_path"]
 
+T = TypeVar("T")
 Take = Callable[[str, Callable[[], Any]], Any]  # takes a step of this name, or replays it
 Staged = tuple[Moments, Tensor, Tensor]  # moments, scores, and which queries need the reference path
 Level = Tensor | float  # α or σ², one for each query or one for all
@@ -96,7 +97,7 @@ class Recording:
         self.free = torch.cuda.Event()
         self.free.record()
 
-    def take(self, name: str, step: Callable[[], Any]) -> Any:
+    def take(self, name: str, step: Callable[[], T]) -> T:
         """Run ``step()`` the first time, which compiles kernels, record it the second, and then replay the graph."""
         if name not in self.graphs:
             self.graphs[name] = None

@@ -90,8 +90,7 @@ def agreement(
     """Measure how much the members disagree at each noise level, and whether they do where C is large.
 
     ``data`` is the training set, in their pixel units, and ``exact`` its score; ``images`` the places of each kind;
-    ``draws`` those of noise for each image, averaged over first; ``samples`` those for :func:`same_noise`.
-    """
+    ``draws`` those of noise for each image, averaged over first; ``samples`` those for :func:`same_noise`."""
     import xarray
 
     kind = type(scores).__name__
@@ -246,8 +245,7 @@ def same_noise(samples: Tensor, data: Empirical) -> SameNoise:
     """Compare samples of members from the same noise: ``samples (M, n, *shape)``, ``[:, i]`` from the i-th start.
 
     ``data`` is the training set in the same units. Correlations are over pixels, less each member's mean sample. Errors
-    are over starts: jackknifed for ratios, Student's for correlations, Wilson's for the share.
-    """
+    are over starts: jackknifed for ratios, Student's for correlations, Wilson's for the share."""
     require(isinstance(samples, Tensor), f"samples must be a tensor (M, n, *shape), not {type(samples).__name__}.")
     shape = tuple(samples.shape[2:]) or (1,)
     require(samples.ndim >= 2 and shape == data.shape, f"Samples are of shape {shape}, the data of {data.shape}.")

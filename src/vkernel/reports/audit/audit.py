@@ -35,10 +35,9 @@ from vkernel.core.estimate import Estimate
 from vkernel.core.files import write
 from vkernel.core.progress import Progress, Reporter, part, progress as report_progress
 from vkernel.data import Empirical, load
-from vkernel.metrics import collapse_ratio
+from vkernel.metrics import Drift, Likeness, collapse_ratio, drift, likeness
 from vkernel.metrics.copies import Copies, Reference
 from vkernel.metrics.features import Extractor, Features, extractor
-from vkernel.metrics.likeness import Drift, Likeness, drift, likeness
 from vkernel.process import DDPM, Anisotropic, Process
 from vkernel.reports.audit.agreement import Agreement, agreement
 from vkernel.reports.audit.blind import Blind, blind
@@ -200,7 +199,7 @@ class Audit:
         """Return the results in sentences."""
         return "\n".join(sentences(self))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return everything but pictures as numbers, lists and dictionaries; numbers without a value are ``None``."""
         return as_dict(self)
 
@@ -238,8 +237,7 @@ def audit(
         threshold: the largest ratio of the nearest to the second nearest distance of a copy.
         groups: the group of each network, equal for networks that share an initialisation, say.
         quick, sizes: whether to take the sizes of a first look, or each of them.
-        profile: the result of ``vk.profile`` for the data, for better advice.
-    """
+        profile: the result of ``vk.profile`` for the data, for better advice."""
     began = time.monotonic()
     data, held = _load(data, "training"), None if test is None else _load(test, "test")
     nets = _networks(models, process, data)
@@ -258,7 +256,7 @@ def audit(
     each = CHECK + LEVELS + MEMBERSHIP * (held is not None) + BLIND + 2 * (SAMPLES + COMPARE)
     together, notes = None, []
     with report_progress(len(nets) * each + AGREE * (len(nets) > 1) + DATA, progress) as step:
-        problems = [_Problem(some, data, held, extract, threshold, sizes, seed, step) for some in _alike(nets)]
+        problems = [_NetworkGroup(some, data, held, extract, threshold, sizes, seed, step) for some in _alike(nets)]
         found = {name: result for problem in problems for name, result in problem.networks().items()}
         results = [found[net.name] for net in nets]
         labels = None if groups is None else {n.name: group for n, group in zip(results, groups, strict=True)}
@@ -323,7 +321,7 @@ def _alike(nets: list[Wrapped]) -> list[list[Wrapped]]:
 
 
 @dataclass(eq=False)
-class _Problem:
+class _NetworkGroup:
     """Networks that are evaluated on the same noisy images, with the data in their units and the ideal score."""
 
     nets: list[Wrapped]
@@ -430,8 +428,7 @@ def draw(
     """Sample from ``x_T (n, *shape)``, like it; samples that diverge are returned as they are.
 
     ``kind`` is "ode" or "ancestral"; ``steps`` are evaluations of the network (``None``: every index of a DDPM, 1,000
-    in continuous time). Ancestral steps of a DDPM are evenly spaced indices; times that share an index count once.
-    """
+    in continuous time). Ancestral steps of a DDPM are evenly spaced indices; times that share an index count once."""
     _check(score, seed)
     check_choice(kind, "kind", KINDS)
     require(isinstance(x_T, Tensor), f"x_T must be a torch tensor, not {type(x_T).__name__}.")

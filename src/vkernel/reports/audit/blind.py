@@ -96,8 +96,7 @@ def blind(
     """Measure which changes of an image the network does not respond to, and its smallest gain.
 
     ``times`` are by default four noise levels. ``budget`` is the largest number of applications of J, and of its
-    transpose, at each level in search of the smallest gain; with 0 it is not sought, nor beyond 4,096 coordinates.
-    """
+    transpose, at each level in search of the smallest gain; with 0 it is not sought, nor beyond 4,096 coordinates."""
     require(budget >= 0, f"budget must be 0 or more applications of the Jacobian; got {budget}.")
     require(images >= 4, f"Intervals over images need 4 images or more; got {images}.")
     net = as_network(model, check_type(data, "data", Empirical))

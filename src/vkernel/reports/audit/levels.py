@@ -34,9 +34,9 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -81,8 +81,7 @@ def levels(
 
     ``train``, ``ideal_train``, ``distance``, ``rayleigh`` and, with ``test``, ``test``, ``ideal_test`` and ``gap`` have
     their ``…_se``, ``…_low`` and ``…_high``. Several models of one process see the same noisy images and share one
-    ideal score (``exact``); the result has a first axis ``model``. At most ``images`` of each set are used.
-    """
+    ideal score (``exact``); the result has a first axis ``model``. At most ``images`` of each set are used."""
     models = list(model) if isinstance(model, Sequence) else [model]
     require(models, "There is no model to audit.")
     process, data, held = check_inputs(models[0], data, test, images=images, draws=draws, batch=batch)
@@ -286,20 +285,20 @@ def mean_of_finite(values: Tensor) -> Estimate:
     return Estimate.of_mean(kept.double()) if len(kept) else Estimate.unknown()
 
 
-def _over_rows(statistic: Any, *samples: Tensor) -> Estimate[Tensor]:
+def _over_rows(statistic: Callable[..., Estimate], *samples: Tensor) -> Estimate[Tensor]:
     """Return a statistic of the last axis, for each element of the first two."""
     rows = zip(*(s.flatten(0, 1) for s in samples), strict=True)
     return stacked([statistic(*row) for row in rows], tuple(samples[0].shape[:2]))
 
 
-def dataset(columns: dict[str, Any], coords: dict[str, Any], attrs: dict[str, Any]) -> xarray.Dataset:
+def dataset(columns: Mapping[str, object], coords: Mapping[str, object], attrs: Mapping[str, object]) -> xarray.Dataset:
     """Return labelled arrays; xarray is imported when the first result is made."""
     import xarray
 
     return xarray.Dataset(columns, coords, attrs)
 
 
-def variables(estimates: Mapping[str, Estimate[Any]], *dims: str) -> dict[str, Any]:
+def variables(estimates: Mapping[str, Estimate | Estimate[Tensor]], *dims: str) -> dict[str, object]:
     """Return the variables ``name``, ``name_se``, ``name_low`` and ``name_high`` of a Dataset for each estimate."""
     ends = {"": "", "_se": "standard error: ", "_low": "low end (95 %): ", "_high": "high end (95 %): "}
     return {
@@ -310,7 +309,7 @@ def variables(estimates: Mapping[str, Estimate[Any]], *dims: str) -> dict[str, A
     }
 
 
-def coordinates(process: Process, t: Tensor) -> dict[str, Any]:
+def coordinates(process: Process, t: Tensor) -> dict[str, object]:
     """Return t and sigma/alpha as coordinates of a Dataset."""
     ratio = ("t", (process.sigma(t) / process.alpha(t)).tolist(), {"long_name": "sigma/alpha", "units": "of the data"})
     return {"t": ("t", t.tolist(), {"long_name": "time of the process", "units": "1"}), "ratio": ratio}

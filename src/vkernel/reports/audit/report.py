@@ -297,7 +297,7 @@ def _together(audit: Audit) -> list[dict[str, Any]]:
     return out
 
 
-def as_dict(audit: Audit) -> dict[str, Any]:
+def as_dict(audit: Audit) -> dict[str, object]:
     """Return everything but pictures as numbers, lists and dictionaries; numbers without a value are ``None``."""
     plain = {name: _plain(value) for name, value in vars(audit).items() if name not in ("networks", "agreement")}
     plain |= {"memorised": _plain(audit.memorised), "verdicts": _plain(audit.verdicts), "advice": _plain(audit.advice)}

@@ -141,8 +141,7 @@ def profile(
     """Profile a training set, or points ``(n, *shape)``, under an isotropic process (default: the paper's VP).
 
     ``queries`` noisy points are drawn at each noise level (default: 256 to 2048, fewer where the data are large), and
-    ``top`` isolated points and boundary pairs are listed. ``memory`` is that of the exact engine, in bytes.
-    """
+    ``top`` isolated points and boundary pairs are listed. ``memory`` is that of the exact engine, in bytes."""
     process = VP() if process is None else process
     require(not isinstance(process, Anisotropic), "Profiles are for isotropic processes; whiten the data first.")
     check_whole(top, "top")

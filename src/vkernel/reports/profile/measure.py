@@ -45,7 +45,7 @@ FLOOR = 0.01  # the window is where the noise fraction exceeds this
 LEVELS, REFINED = 33, 4  # noise levels, and bisections at each crossing
 FLOPS = 8e12  # of products, for all neighbours of all points; beyond it a sample of points is used
 BLOCK = 4096  # queries of a neighbour search at once
-NEIGHBOURS, SAMPLE = 12, 1024  # for the intrinsic dimension
+NEIGHBOURS, SAMPLE, FEWEST = 12, 1024, 48  # for the intrinsic dimension; of fewer points, neighbours are not near
 SHORTLIST = 96  # points whose own collapse time is computed: those farthest from their nearest neighbour
 COST = 2.5e10  # queries × n × d per evaluation, for isolated points and pairs
 BISECTIONS = 12  # of an own collapse time
@@ -205,7 +205,8 @@ def _dimension_and_threshold(data: Empirical, seed: int) -> tuple[Estimate | Non
     dimension = Estimate(1 / inverse.value, inverse.se / inverse.value**2, 1 / inverse.high, high)
     power = 1 / max(dimension.value, 1.0)
     chance = (0.05 / (data.n * k)) ** power
-    return dimension, float(gaps[:, -1].quantile(0.5)) * min(chance, 0.2 * (math.log(2) / k) ** power)
+    known = dimension if data.n >= FEWEST else None
+    return known, float(gaps[:, -1].quantile(0.5)) * min(chance, 0.2 * (math.log(2) / k) ** power)
 
 
 def _groups(index: Tensor, distance: Tensor, neighbour: Tensor, threshold: float) -> list[NearDuplicates]:

@@ -1,30 +1,30 @@
 """Models that can be trained as ensembles: linear, lazy (infinitely wide networks), MLP and U-Net (theory, §6)."""
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from vkernel.core.checks import check_type
 from vkernel.core.errors import InputError, require
-from vkernel.train.features import RandomFourier, grid_of
+from vkernel.train.features import Features, RandomFourier, grid_of
 from vkernel.train.models.base import Model
-from vkernel.train.models.lazy import NNGP, NTK, RBF, Lazy
+from vkernel.train.models.lazy import NNGP, NTK, RBF, Lazy, NetworkKernel
 from vkernel.train.models.linear import Linear
 from vkernel.train.models.network import MLP, UNet
 
 __all__ = ["MLP", "NNGP", "NTK", "RBF", "Lazy", "Linear", "Model", "UNet", "from_spec"]
 
-KINDS: dict[str, Callable[..., Any]] = {c.__name__.lower(): c for c in (Linear, Lazy, MLP, UNet, NTK, NNGP, RBF)}
+Made = Model | NetworkKernel | Features
+KINDS: dict[str, Callable[..., Made]] = {c.__name__.lower(): c for c in (Linear, Lazy, MLP, UNet, NTK, NNGP, RBF)}
 KINDS |= {"grid": grid_of, "random_fourier": RandomFourier}
 
 
-def from_spec(spec: dict[str, Any]) -> Any:
+def from_spec(spec: Mapping[str, object]) -> Made:
     """Return the model, kernel or features of a ``spec``; a weighting function is not kept, and σ² replaces it."""
     given = {k: from_spec(v) if isinstance(v, dict) else v for k, v in check_type(spec, "A spec", dict).items()}
     kind = str(given.pop("kind", None))
     require(kind in KINDS, f"There are no models, kernels or features of kind {kind!r}; known: {', '.join(KINDS)}.")
-    kept = {"function": "sigma2", "inf": math.inf}
-    given |= {name: kept.get(given[name], given[name]) for name in ("weight", "tau") if name in given}
+    kept = {("weight", "function"): "sigma2", ("tau", "inf"): math.inf}
+    given = {k: kept.get((k, v), v) if isinstance(v, str) else v for k, v in given.items()}
     try:
         return KINDS[kind](**given)
     except TypeError as error:

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -86,7 +86,7 @@ class Model(ABC):
         return lam * self.slope(t, process).square()
 
     @property
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> dict[str, object]:
         """The settings in JSON, read by :func:`vkernel.train.models.from_spec`; a weighting function is not kept."""
         settings = {f.name: vars(self)[f.name] for f in fields(self)}  # type: ignore[arg-type]
         settings["weight"] = "function" if callable(self.weight) else self.weight

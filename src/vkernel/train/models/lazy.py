@@ -33,7 +33,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -79,7 +78,7 @@ class NetworkKernel(ABC):
         return self._both(u, v)[0]
 
     @property
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> dict[str, object]:
         """The kernel in JSON, read by :func:`vkernel.train.models.from_spec`."""
         settings = {name.removeprefix("_"): value for name, value in vars(self).items()}  # all attributes are settings
         return {"kind": type(self).__name__.lower()} | settings
@@ -124,7 +123,7 @@ class NTK(NetworkKernel):
 
     depth: int = 2
     activation: str = "relu"
-    weight_var: float = None  # type: ignore[assignment]  # None: 2 for relu, 1 for erf
+    weight_var: float | None = None  # None: 2 for relu, 1 for erf
     bias_var: float = 0.1
     init_width: int = 512
 
@@ -136,7 +135,7 @@ class NTK(NetworkKernel):
         check_whole(self.init_width, "init_width")
 
     def _both(self, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        w, b = self.weight_var, self.bias_var
+        w, b = check_positive(self.weight_var, "weight_var"), self.bias_var
         q, q2 = (w * u.square().mean(-1) + b)[..., :, None], (w * v.square().mean(-1) + b)[..., None, :]
         gap = (w / u.shape[-1]) * _square_distance(u, v)
         s, det = _covariance(q, q2, gap)
@@ -158,11 +157,11 @@ class NTK(NetworkKernel):
 
     def apply(self, state: State, u: Tensor) -> Tensor:
         _check_state(state, [f"{kind}{layer}" for layer in range(self.depth + 1) for kind in "Wb"], u)
-        h = u
+        h, w = u, check_positive(self.weight_var, "weight_var")
         for layer in range(self.depth + 1):
             x = ACTIVATIONS[self.activation][0](h) if layer else u
             W, b = state[f"W{layer}"].to(u), state[f"b{layer}"].to(u)
-            h = math.sqrt(self.weight_var / x.shape[-1]) * x @ W.mT + math.sqrt(self.bias_var) * b[..., None, :]
+            h = math.sqrt(w / x.shape[-1]) * x @ W.mT + math.sqrt(self.bias_var) * b[..., None, :]
         return h
 
 
@@ -259,7 +258,7 @@ class Lazy(Model):
         self.randomness = ("init", "inputs", "targets") if self.init else ("inputs", "targets")
 
     @property
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> dict[str, object]:
         return super().spec | {"kernel": self.kernel.spec, "tau": self.tau if math.isfinite(self.tau) else "inf"}
 
     def fit(self, training: Training, members: Sequence[int], report: Report) -> State:

@@ -12,7 +12,7 @@ differ only in their targets share one factorisation, and their :math:`Y` are co
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -85,7 +85,7 @@ class Linear(Model):
         return self.features.apply(state["weights"].to(x), x, t)
 
     @property
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> dict[str, object]:
         return super().spec | {"features": self.features.spec}
 
 
