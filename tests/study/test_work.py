@@ -53,7 +53,7 @@ def test_sets_of_a_population_depend_on_the_seed_and_their_index_alone() -> None
 
     def points(given: Any) -> torch.Tensor:
         found = read(given)
-        return work.Problem(found, next(iter(found.conditions()))).data[:]
+        return work.Experiment(found, next(iter(found.conditions()))).data[:]
 
     assert torch.equal(points(spec), points(other))
     assert points(spec).shape == (5, 1)
