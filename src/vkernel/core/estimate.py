@@ -439,14 +439,14 @@ def cumulants(s: Tensor, components: int = 3) -> Cumulants:
 
 
 def skewness(s: Tensor) -> Tensor:
-    r"""Return Fisher's :math:`G_1 = \sqrt{n(n-1)}/(n-2)\; m_3/m_2^{3/2}` over the first axis; 0 where nothing varies."""
+    r"""Return Fisher's :math:`G_1 = \sqrt{n(n-1)}/(n-2)\, m_3/m_2^{3/2}` over the first axis; 0 if nothing varies."""
     n, c = len(s), s - s.mean(0)
     m2, m3 = c.square().mean(0), c.pow(3).mean(0)
     return math.sqrt(n * (n - 1)) / (n - 2) * torch.where(m2 > 0, m3 / m2.pow(1.5), 0.0)
 
 
 def kurtosis(s: Tensor) -> Tensor:
-    r"""Return Fisher's :math:`G_2 = \frac{n-1}{(n-2)(n-3)} [(n+1)(m_4/m_2^2 - 3) + 6]`, the excess; 0 where nothing varies."""
+    r"""Return Fisher's :math:`G_2 = \frac{n-1}{(n-2)(n-3)} [(n+1)(m_4/m_2^2 - 3) + 6]`, or 0 if nothing varies."""
     n, c = len(s), s - s.mean(0)
     m2, m4 = c.square().mean(0), c.pow(4).mean(0)
     excess = (n - 1) / ((n - 2) * (n - 3)) * ((n + 1) * (m4 / m2.square() - 3) + 6)
