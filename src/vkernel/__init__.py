@@ -21,20 +21,15 @@ from vkernel.version import __version__ as __version__
 _STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf8")).body
 _NAMES = {name.name: str(node.module) for node in _STUB if isinstance(node, ast.ImportFrom) for name in node.names}
 _PACKAGES = {path.parent.name for path in Path(__file__).parent.glob("*/__init__.py")} | {"features", "models", "path"}
-
 __all__ = ["__version__", *_NAMES]
 
 
 def __getattr__(name: str) -> object:
     if name not in _NAMES:
         raise AttributeError(f"module 'vkernel' has no attribute {name!r}")
-    module = _NAMES[name]
-    value = (
-        importlib.import_module(f"{module}.{name}")
-        if name in _PACKAGES
-        else getattr(importlib.import_module(module), name)
-    )
-    globals()[name] = value
+    package = name in _PACKAGES
+    module = importlib.import_module(f"{_NAMES[name]}.{name}" if package else _NAMES[name])
+    globals()[name] = value = module if package else getattr(module, name)
     return value
 
 

@@ -134,9 +134,8 @@ def audit(
         require(range == "-1,1", "Latents are floats and are used as they are; --range does not apply.")
         scale = "none"
     own = _of_class(load_data(data or latents or "", scale, key, layout), labels, label, "training").to(where)
-    held = (
-        None if test is None else _of_class(load_data(test, scale, key, layout), test_labels, label, "test").to(where)
-    )
+    held = None if test is None else load_data(test, scale, key, layout)
+    held = None if held is None else _of_class(held, test_labels, label, "test").to(where)
     stated: dict[str, Any] = {"device": where, "shape": own.shape, "predicts": predicts, "time": time, "betas": betas}
     stated |= {"range": range, "strip": strip, "label": label}
     nets = [_read(path, module, stated) for path in weights]

@@ -164,3 +164,13 @@ def test_networks_of_other_people_are_one_ensemble(models: Path):
     found = vk.Checkpoints(nets)(0.3 * normal(2, 1, 28, 28).float(), 300.0)
     assert found.shape == (4, 2, 1, 28, 28)
     assert float(found.var(0).mean()) > 0
+
+
+def test_scores_of_checkpoints_have_derivatives():
+    """The likelihood of a member, and of the mean score, needs the derivative with respect to x."""
+    nets = vk.Checkpoints([vk.as_score(lambda x, t, k=k: -k * x, PROCESS, (2,)) for k in (1.0, 3.0)])
+    torch.testing.assert_close(nets.mean_score.divergence(torch.ones(3, 2), 0.5), torch.full((3,), -4.0))
+    x_T = torch.ones(3, 2, dtype=torch.float64)
+    found = nets.sample(x_T=x_T, steps=5, save="logp")
+    for m in range(2):
+        torch.testing.assert_close(found.logp[m], vk.sample.pf_ode(nets[m], x_T, steps=5, save="logp").logp)

@@ -168,11 +168,19 @@ def test_a_kernel_wrong_by_two_is_called_wrong_by_two():
     assert "tv_field" not in ds
 
 
+def test_progress_goes_from_0_to_1():
+    shares: list[float] = []
+    compare(ENSEMBLE[:5], EXACT, X, T, samples=6, steps=5, progress=lambda label, share: shares.append(share))
+    assert len(shares) > 5
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1)
+
+
 @pytest.mark.parametrize(("method", "spacing"), [("euler", "uniform"), ("exponential", "log")])
 def test_laws_are_those_of_the_samplers(method, spacing):
     few = ENSEMBLE[:5]
     x_T, source = few.start(6, 0), vk.core.rng.stream(0, "compare/fields")
-    laws = draw_laws(few, EXACT, 6, 4, 0, 10, method, spacing)
+    laws = draw_laws(few, EXACT, 6, 4, 0, method, {"steps": 10, "spacing": spacing}, lambda label, done=1.0: None)
     with pytest.warns(vk.kernels.ValidityWarning):
         closure = Measured(few)
     args = {"mean": few.mean_score, "steps": 10, "spacing": spacing}

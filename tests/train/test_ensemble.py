@@ -12,6 +12,7 @@ from ensembles import MODELS, PLANE, POINTS, PROCESS, X, broken, grid, places, t
 from hypothesis import given, settings, strategies as st
 
 import vkernel as vk
+from vkernel.core import rng
 from vkernel.core.errors import InputError
 from vkernel.sample import pf_ode
 from vkernel.train.ensemble import Ensemble
@@ -171,6 +172,39 @@ def test_blocks_of_samples_change_nothing(line, monkeypatch):
     torch.testing.assert_close(line.sample(5, steps=6), whole)
 
 
+def test_what_is_saved_of_a_member_is_that_of_its_score(ens):
+    how = {"steps": 4, "save": ("path", "error", "logp")}
+    found = ens.sample(2, seed=3, shared=False, **how)
+    assert found.path.shape == (5, 5, 2, *ens.shape)
+    assert found.error.shape == found.logp.shape == (5, 2)
+    for m in (0, 3):
+        own = pf_ode(ens[m], ens.start(2, 3, shared=False)[m], generator=rng.key(3, "ensemble/probes", m), **how)
+        torch.testing.assert_close(found.times, own.times)
+        for name in ("x", "error", "logp"):
+            torch.testing.assert_close(getattr(found, name)[m], getattr(own, name), rtol=2e-3, atol=2e-4)
+        torch.testing.assert_close(found.path[:, m], own.path, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("method", ["exponential", "dopri5"])
+def test_the_callback_receives_all_members_at_every_time(line, method, monkeypatch):
+    monkeypatch.setattr("vkernel.sample.scores.CHUNK", 2)
+    ens, seen, shares = broken(line[:3], {1: math.nan}), [], []
+    how = {"steps": 6, "method": method, "progress": lambda label, share: shares.append(share)}
+    with pytest.warns(UserWarning, match="1 of 3"):
+        found = ens.sample(2, save="path", callback=lambda k, t, x: seen.append((k, t, x)), **how)
+    assert [k for k, _, _ in seen] == list(range(7))
+    assert [t for _, t, _ in seen] == found.times.tolist()
+    torch.testing.assert_close(torch.stack([x for _, _, x in seen])[:, [0, 2]], found.path[:, [0, 2]])
+    torch.testing.assert_close(found.path[-1], found.x, equal_nan=True)
+    assert found.path[:, 1].isnan().all()
+    assert found.path[:, [0, 2]].isfinite().all()
+    assert found.error is found.logp is None
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1)
+    alone = line[:1].sample(2, callback=lambda k, t, x: None, **how)
+    torch.testing.assert_close(alone[0], found.x[0])
+
+
 # -------------------- members that diverge
 
 
@@ -286,6 +320,7 @@ def test_bad_training_is_refused(options, says):
         (lambda e: e.sample(3, steps=0), "steps"),
         (lambda e: e.sample(3, method="rk4"), "method"),
         (lambda e: e.sample(3, spacing="cubic"), "spacing"),
+        (lambda e: e.sample(3, save="score"), "save"),
         (lambda e: e.sample(x_T=X * math.nan), "NaN"),
         (lambda e: e.sample(x_T=X[0]), "x_T"),
         (lambda e: e.sample(x_T=torch.zeros(5, 3, 1)), "5 members"),

@@ -12,8 +12,9 @@ from torch import Tensor
 
 import vkernel as vk
 from vkernel.core.errors import InputError
+from vkernel.core.estimate import variance_components
 from vkernel.kernels import Linear
-from vkernel.train.ensemble import VarianceSplit, _components
+from vkernel.train.ensemble import VarianceSplit
 from vkernel.train.objectives import J1, VARIES, Training
 
 PROCESS = vk.VP(eps=0.05)
@@ -49,11 +50,13 @@ def analysis_of_variance(y: np.ndarray) -> list[float]:
 @given(sizes=st.lists(st.integers(2, 4), min_size=1, max_size=4), d=st.integers(1, 3), seed=st.integers(0, 99))
 def test_components_are_those_of_the_analysis_of_variance(sizes, d, seed):
     y = np.random.default_rng(seed).standard_normal((*sizes, 2, d))
-    got = _components(torch.from_numpy(y), y.ndim - 2)
+    got = variance_components(torch.from_numpy(y), y.ndim - 2)
     for n in range(2):
         want = sum(np.array(analysis_of_variance(y[..., n, a])) for a in range(d))
         np.testing.assert_allclose(got[:, n], want, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(_components(torch.from_numpy(3 * y + 7), y.ndim - 2), 9 * got, rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(
+        variance_components(torch.from_numpy(3 * y + 7), y.ndim - 2), 9 * got, rtol=1e-9, atol=1e-10
+    )
 
 
 def test_components_are_unbiased():
@@ -61,7 +64,7 @@ def test_components_are_unbiased():
     sizes, true, reps = (5, 4, 3), (1.0, 2.0, 0.5), 3000
     g = np.random.default_rng(0)
     y = sum(math.sqrt(v) * g.standard_normal((*sizes[: k + 1], *(1,) * (2 - k), reps, 1)) for k, v in enumerate(true))
-    got = _components(torch.from_numpy(y), y.ndim - 2)
+    got = variance_components(torch.from_numpy(y), y.ndim - 2)
     se = got.std(1) / math.sqrt(reps)
     assert ((got.mean(1) - torch.tensor(true)).abs() <= 4 * se).all()
 

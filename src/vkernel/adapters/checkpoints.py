@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from vkernel.adapters import diffusers, weights
 from vkernel.core.errors import require
-from vkernel.sample.scores import Groups, Scores
-from vkernel.score.base import Score, Time, check_like
+from vkernel.sample import Groups, Scores
+from vkernel.score.base import Score, Time, check_like, differentiated
 from vkernel.score.wrapped import TimeInput, Wrapped, interval
 
 GRID = 65  # times at which processes are compared
@@ -146,7 +146,7 @@ class Checkpoints(Scores):
 
     def _score(self, m: int, x: Tensor, t: Time) -> Tensor:
         out = check_like(self.members[m](x, t), x, f"network {self.names[m]}")
-        return out if x.requires_grad else out.detach()
+        return out if differentiated(x) else out.detach()
 
     def _check_alike(self, other: Score, name: str) -> None:
         """Refuse a member whose conventions differ from the first; the sentence names the first difference."""

@@ -210,7 +210,9 @@ class _Run:
         good = x.isfinite().flatten(1).all(1)
         require(good.any(), "Every model diverged while sampling: take more steps, a larger eps, or another process.")
         part, few = self.part("sampling single models", half - 0.1, half), found.select(range(len(found))[:SHOWN])
-        single = few.sample(SHOWN_EACH[self.state.sampler], steps=self.state.steps, seed=self.seed + 1, progress=part)
+        single = vk.sample.end(
+            few.sample(SHOWN_EACH[self.state.sampler], steps=self.state.steps, seed=self.seed + 1, progress=part)
+        )
         single = single[single.isfinite().flatten(1).all(1)]
         path, note = self.paths(found, half)
         if not good.all():
@@ -228,21 +230,16 @@ class _Run:
         learner, part = model(self.state), self.part(f"training {count} {name}", start, middle)
         found = vk.train_ensemble(learner, self.data, self.process, objective=objective, progress=part, **given)
         part = self.part(f"sampling {count} {name}", middle, stop)
-        return found, found.sample(EACH[self.state.sampler], steps=self.state.steps, seed=self.seed, progress=part)
+        return found, vk.sample.end(
+            found.sample(EACH[self.state.sampler], steps=self.state.steps, seed=self.seed, progress=part)
+        )
 
     def paths(self, of: vk.Ensemble, share: float) -> tuple[Tensor, str]:
         """Integrate a few particles of every model, each from a start of its own."""
-        M, n = len(of), math.ceil(PARTICLES / len(of))
-
-        def paired(x: Tensor, t: Tensor) -> Tensor:
-            return of.paired(x.unflatten(0, (M, n)), t[0]).flatten(0, 1)
-
-        score = vk.as_score(paired, self.process, of.shape, batch=M * n)
-        x_T = of.start(n, self.seed, shared=False).flatten(0, 1)
-        try:
-            return self.solve(self.part("particles", share, share), vk.sample.pf_ode, score, x_T)[1], ""
-        except vk.InputError:
-            return x_T.expand(self.state.steps + 1, -1, -1), "The particles of some models diverged."
+        part, n = self.part("particles", share, share), math.ceil(PARTICLES / len(of))
+        path = self.solve(part, of.sample, n, seed=self.seed, shared=False)[1].flatten(1, 2)
+        good = path.isfinite().all(-1).all(0)
+        return path[:, good], "" if good.all() else "The particles of some models diverged."
 
     def result(
         self, x: Tensor, path: Tensor, twin: Tensor | None, single: Iterable[Tensor] = (), **rest: Any

@@ -37,7 +37,6 @@ PROCESS_OPTIONS = {"edm": {"T": 10.0}}  # the default T of EDM, 80, is far outsi
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 CODE = {letter: k for k, letter in enumerate(ALPHABET)}
 HEXAGON = ((1.0, 0.0), (0.5, 0.866), (-0.5, 0.866), (-1.0, 0.0), (-0.5, -0.866), (0.5, -0.866))
-
 Point = tuple[float, ...]
 
 

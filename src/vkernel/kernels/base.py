@@ -9,7 +9,6 @@ of inputs (Linear, Lazy), parts of a quadrature (leading order, SGD) or members 
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import relative_se
 from vkernel.core.rng import Generator
 from vkernel.process import Anisotropic, Process
-from vkernel.sample.scores import Groups, Scores
+from vkernel.sample import Groups, Scores
 from vkernel.sample.sde import Field, Learned, VKernel
 from vkernel.score.base import Score, Time, wide_time
 
@@ -69,8 +68,11 @@ class Kernel(VKernel):
     def models(self, members: int, generator: Generator = None) -> Scores:
         """Draw models of this kernel, each the mean score plus an independent field."""
         keys = rng.keys((check_whole(members, "members"),), rng.as_generator(generator)).tolist()
-        fields = [self.draw(1, key) for key in keys]
-        return Drawn([Learned(self.mean, partial(_alone, field)) for field in fields], self.device)
+
+        def alone(field: Field) -> Field:
+            return lambda x, t: field(x[None], t)[0]
+
+        return Drawn([Learned(self.mean, alone(self.draw(1, key))) for key in keys], self.device)
 
     def __repr__(self) -> str:
         valid = "valid" if self.valid else "not valid"
@@ -205,10 +207,6 @@ class Drawn(Checkpoints):
     def __init__(self, members: Sequence[Score], device: torch.device) -> None:
         self.members, self.names = list(members), [f"draw {m}" for m in range(len(members))]
         self.process, self.groups, self.device = members[0].process, Groups.of(None, len(members)), device
-
-
-def _alone(field: Field, x: Tensor, t: Time) -> Tensor:
-    return field(x[None], t)[0]
 
 
 def times_of(t: Time, x: Tensor) -> Tensor:

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from vkernel.core.covariance import Covariance
 from vkernel.core.errors import require
+from vkernel.core.estimate import Groups
 from vkernel.core.rng import Generator
 from vkernel.kernels.base import Kernel
-from vkernel.sample.scores import Groups, Scores
+from vkernel.sample.scores import Scores
 from vkernel.sample.sde import Field
 from vkernel.score.base import Time
 

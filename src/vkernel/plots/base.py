@@ -33,7 +33,6 @@ Names: TypeAlias = Sequence[str]
 Notes: TypeAlias = Sequence[Sequence[str]]
 Size: TypeAlias = tuple[float, float]
 LineStyle: TypeAlias = str | tuple[int, tuple[float, ...]]
-
 _OWNED = ("font", "axes", "figure", "savefig", "xtick", "ytick", "legend", "grid", "lines", "image", "text", "mathtext")
 DASHED: LineStyle = (0, (4, 2))
 DOTTED: LineStyle = (0, (1, 1.6))

@@ -47,7 +47,6 @@ from vkernel.process.kinds import DDPM, EDM, VE, VP, Anisotropic, Cosine, FlowMa
 
 __all__ = ["DDPM", "EDM", "PROCESSES", "VE", "VP", "Anisotropic", "Cosine", "FlowMatching", "Process", "Toy", "VPSong"]
 __all__ += ["from_spec", "parse", "spec"]
-
 PROCESSES: dict[str, type[Process]] = {"vp": VP, "vpsong": VPSong, "ddpm": DDPM, "cosine": Cosine, "ve": VE}
 PROCESSES |= {"edm": EDM, "flow": FlowMatching, "toy": Toy}
 

@@ -49,11 +49,22 @@ from vkernel import metrics
 from vkernel.core import rng
 from vkernel.core.covariance import Factored
 from vkernel.core.errors import InputError, require
-from vkernel.core.estimate import Estimate, jackknife_se, leave_one_out, ratio_test, relative_se, stacked
+from vkernel.core.estimate import (
+    Estimate,
+    Groups,
+    jackknife_se,
+    kurtosis,
+    leave_one_out,
+    ratio_test,
+    relative_se,
+    skewness,
+    stacked,
+)
+from vkernel.core.progress import Progress, Reporter, part, progress as show_progress
 from vkernel.kernels import Kernel, Linear, Measured
 from vkernel.reports.html import read, render
 from vkernel.sample import Options, end, pf_ode, semiclassical
-from vkernel.sample.scores import Groups, Scores, kurtosis, skewness
+from vkernel.sample.scores import Scores
 from vkernel.sample.sde import Learned
 from vkernel.score.base import Score, wide_time
 from vkernel.score.empirical import EmpiricalScore
@@ -65,7 +76,6 @@ BULK = 1e-3  # of the greatest density
 AGREE, CHANCE = 0.15, 0.01  # ratios agree with 1 if they are so close, or if all differences have such a chance
 SPLITS = 16  # random halves that the floor is a mean over
 CHUNK = 1 << 22  # scores of members at once
-
 Theory = Kernel | Score
 Columns = dict[str, tuple[tuple[str, ...], object]]  # dimensions and values of variables
 
@@ -88,6 +98,7 @@ def compare(
     labels: Sequence[float | str] | None = None,
     by: str | None = None,
     seed: int = 0,
+    progress: Progress = False,
 ) -> xarray.Dataset:
     """Compare scores with a theory; return numbers with labels, units and errors.
 
@@ -120,7 +131,14 @@ def compare(
     if score is not None:
         logp = torch.stack([score.posterior(x, u).logp.double() for u in times])
         bulk = (logp > logp.amax(1, keepdim=True) + math.log(BULK)).to(x.device)
-    found = [_moments(s, V, x, times, bulk) for s, V in pairs]
+    grid: Options = {"steps": steps, "spacing": spacing}
+    found, drawn = list[Columns](), list[dict[str, Tensor]]()
+    with show_progress(sum(1 + laws * (2 if isinstance(V, Score) else 4) for _, V in pairs), progress) as report:
+        for s, V in pairs:
+            found.append(_moments(s, V, x, times, bulk))
+            report("scores")
+            if laws:
+                drawn.append(draw_laws(s, V, samples, fields or len(s), seed, method, grid, report))
     places, rows, unit = x.detach().reshape(len(x), d).cpu().double().numpy(), np.arange(len(x)), {"units": "data unit"}
     coords: dict[str, object] = {
         "x": ("x", places[:, 0], unit) if d == 1 else ("x", rows),
@@ -136,7 +154,6 @@ def compare(
         require(len(names) == len(pairs), f"There are {len(names)} labels for {len(pairs)} conditions.")
         coords["condition"] = ("condition", names, {"long_name": by or known_by})
     if laws:
-        drawn = [draw_laws(s, V, samples, fields or len(s), seed, steps, method, spacing) for s, V in pairs]
         bins = (120 if d == 1 else 40) if bins is None else bins
         span = _range(drawn, d) if range is None else torch.as_tensor(range, dtype=torch.float64).expand(d, 2)
         for one, sets in zip(found, drawn, strict=True):
@@ -273,15 +290,17 @@ def _ratios(value: Tensor, without: Tensor, predicted: Tensor, known: Tensor, bu
 
 
 def draw_laws(
-    scores: Scores, theory: Theory, samples: int, count: int, seed: int, steps: int, method: str, spacing: str | None
+    scores: Scores, theory: Theory, samples: int, count: int, seed: int, method: str, grid: Options, report: Reporter
 ) -> dict[str, Tensor]:
     """Draw samples ``(members, starts, *shape)`` of each law, with ``count`` fields; NaN where they diverge."""
     x_T, source, mean = scores.start(samples, seed), rng.stream(seed, "compare/fields"), scores.mean_score
 
     def flow(score: Score, start: Tensor) -> Tensor:
-        parts = start.split(max(1, CHUNK // (count * len(scores))), 1)
-        how: Options = {"steps": steps, "spacing": spacing, "allow_nan": True}
-        return torch.cat([end(pf_ode(score, part.contiguous(), method=method, **how)) for part in parts], 1)
+        blocks, ends = start.split(max(1, CHUNK // (count * len(scores))), 1), list[Tensor]()
+        for block in blocks:
+            how: Options = {**grid, "allow_nan": True, "progress": part(report, "laws", 1 / len(blocks))}
+            ends.append(end(pf_ode(score, block.contiguous(), method=method, **how)))
+        return torch.cat(ends, 1)
 
     def quenched(V: Kernel) -> Tensor:
         """Sample the effective SDE; a V without factors needs a field for every start."""
@@ -290,7 +309,8 @@ def draw_laws(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what diverges is counted in the result
-        own, closure = scores.sample(x_T=x_T, steps=steps, method=method, spacing=spacing), Measured(scores)
+        closure, members = Measured(scores), part(report, "members", 1.0)
+        own = end(scores.sample(x_T=x_T, steps=grid["steps"], method=method, spacing=grid["spacing"], progress=members))
     if isinstance(theory, Score):
         return {"ensemble": own, "theory": flow(theory, x_T[None])}
     close = quenched(closure)
@@ -298,7 +318,8 @@ def draw_laws(
     around = torch.full((count, *x_T.shape), torch.nan)
     if theory.factors(x_T[:1], scores.process.T) is not None:  # without factors it would cost steps² covariances
         with contextlib.suppress(InputError):  # a path diverged
-            middle, cov = semiclassical(theory, x_T.double(), mean=mean, steps=steps, spacing=spacing)
+            how: Options = {**grid, "progress": part(report, "laws", 1.0)}
+            middle, cov = semiclassical(theory, x_T.double(), mean=mean, **how)
             assert isinstance(middle, Tensor)
             assert isinstance(cov, Factored)
             z = rng.randn((count, *cov.factors.shape[:2]), source, middle.device, torch.float64)
@@ -379,7 +400,7 @@ def table(ds: xarray.Dataset) -> str:
     laws = [n for n in ("field", "closure", "semiclassical", "theory", "floor") if f"tv_{n}" in ds]
     text = render("compare_table.txt", laws=laws, times=ds.t.values, **_values(ds))
     parts = []
-    for rows in ([line.split("‖") for line in part.splitlines()] for part in text.split("\n\n")):
+    for rows in ([line.split("‖") for line in block.splitlines()] for block in text.split("\n\n")):
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         parts += ["\n".join("  ".join(map(str.rjust, row, widths)).rstrip() for row in rows)]
     return "\n\n".join(parts)

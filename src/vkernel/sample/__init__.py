@@ -5,9 +5,10 @@ progress)``: :func:`pf_ode`, :func:`reverse_sde`, :func:`ancestral` and :func:`n
 and :func:`semiclassical` of a V-kernel. :class:`Scores` is several scores with their moments.
 """
 
+from vkernel.core.estimate import Cumulants, Groups
 from vkernel.sample.loop import Options, Solution, end
 from vkernel.sample.ode import pf_ode
-from vkernel.sample.scores import Cumulants, Groups, Scores
+from vkernel.sample.scores import Scores
 from vkernel.sample.sde import VKernel, ancestral, effective_sde, naive, reverse_sde
 from vkernel.sample.semiclassical import semiclassical
 

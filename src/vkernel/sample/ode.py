@@ -37,6 +37,7 @@ from vkernel.sample.loop import Level, Options, Problem, Solution, States, Step,
 from vkernel.score.base import Score, signs
 from vkernel.score.empirical import EmpiricalScore
 
+PROBES = 8  # sign vectors of the divergence of a score that is not exact
 Trace = Callable[[Tensor, float], Tensor]  # the integrand of the log-likelihood, of whitened x and t
 Flow = tuple[list[Tensor], Tensor | None]  # the states, and the integral of the trace
 
@@ -48,15 +49,16 @@ def pf_ode(
     *,
     method: str = "exponential",
     tolerance: float = 1e-6,
-    probes: int = 8,
+    probes: int | Tensor = PROBES,
     **options: Unpack[Options],
 ) -> Tensor | Solution:
     """Integrate the probability-flow ODE of ``score`` from ``x_T (*batch, *shape)`` at T down to eps; return x at eps.
 
     ``score`` is a :class:`~vkernel.score.base.Score`; wrap a function with ``vk.as_score``. ``method`` is "exponential"
     (DDIM), "multistep", "euler", "heun" or "dopri5", which chooses its own steps to the relative ``tolerance``;
-    ``steps`` are then the times that are saved, and a batch shares its steps. ``probes`` and ``generator`` are for the
-    divergence of a score that is not exact (Hutchinson 1989). ``options`` are :class:`~vkernel.sample.loop.Options`."""
+    ``steps`` are then the times that are saved, and a batch shares its steps. ``probes`` (sign vectors
+    ``(count, *x_T.shape)``, or their number) and ``generator`` are for the divergence of a score that is not exact
+    (Hutchinson 1989). ``options`` are :class:`~vkernel.sample.loop.Options`."""
     check_choice(method, "method", METHODS)
     check_positive(tolerance, "tolerance")
     problem = Problem(score, x_T, ("path", "error", "logp"), **options)
@@ -123,7 +125,7 @@ def _refined(steps: int | Tensor) -> int | Tensor:
     return torch.cat([torch.stack([steps[:-1], middle], 1).flatten(), steps[-1:]])
 
 
-def _trace(problem: Problem, probes: int) -> Trace:
+def _trace(problem: Problem, probes: int | Tensor) -> Trace:
     """Return the integrand; for a score that is not exact, with the same probes at all times."""
     along = probes if isinstance(problem.score, EmpiricalScore) else signs(problem.x_T, probes, problem.generator)
     return lambda x, t: problem.score.noise_trace(problem.process.unwhiten(x), t, along)
@@ -155,6 +157,7 @@ def _adaptive(problem: Problem, tolerance: float, trace: Trace | None) -> Flow:
     base, levels, x_T = problem.base, problem.levels, problem.x_T
 
     def slope(u: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        assert bool(u.isfinite()), "a slope was NaN"
         t = base.time(u.detach().double().exp().cpu().clamp(*base.ratios))
         level = Level.at(base, t.reshape(1))[0]
         size = math.hypot(level.alpha, level.sigma)
@@ -169,7 +172,7 @@ def _adaptive(problem: Problem, tolerance: float, trace: Trace | None) -> Flow:
     u = torch.tensor([level.log_ratio for level in wanted], dtype=torch.float64, device=x_T.device)
     try:
         found = odeint(slope, state, u, rtol=tolerance, atol=tolerance, method="dopri5")
-    except AssertionError:  # torchdiffeq raises this when its adaptive step underflows
+    except AssertionError:  # torchdiffeq raises this too, when its step underflows
         found = [torch.full((len(wanted), *a.shape), torch.nan).to(a) for a in state]
     xs = (z * math.hypot(level.alpha, level.sigma) for z, level in zip(found[0], wanted, strict=True))
     return problem.follow(zip(wanted, xs, strict=True)), None if trace is None else found[1][-1].double()

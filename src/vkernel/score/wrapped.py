@@ -52,7 +52,6 @@ TIMES: dict[str, Callable[[Process, Tensor, float], Tensor]] = {
     "reversed": lambda p, t, N: 1 - t,
 }
 _NUMBERS = 2**18  # numbers of x in one call of the network, unless ``batch`` is given
-
 Network = Callable[..., object]  # net(x, time) or net(x, time, labels)
 TimeInput = str | Callable[[Tensor], Tensor]
 

@@ -287,7 +287,7 @@ def _flow(experiment: Experiment, scores: Scores | Score, x_T: Tensor, start: in
     if alive and s.lookup:
         x[alive] = end(pf_ode(LookedUp(scores.select(alive), s.lookup), x_T.expand(len(alive), *x_T.shape), **how))
     elif alive:
-        x[alive] = scores.select(alive).sample(x_T=x_T, **how)
+        x[alive] = end(scores.select(alive).sample(x_T=x_T, **how))
     return x
 
 

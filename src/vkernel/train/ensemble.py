@@ -6,9 +6,8 @@ weights are not finite has *diverged*: it stays in the ensemble and takes part i
 
 **Sources of variance.** Training is random in four nested ways: initialisation, inputs (t and x), the noise of their
 targets, the order of batches. By the law of total variance the variance of the score is a sum of four terms, each the
-mean variance over one factor given those outside it. A balanced nested design with sizes :math:`n_1, n_2, \ldots`
-measures them without bias: with :math:`U_l` the mean sample variance, over the l-th index, of means over all deeper
-indices, :math:`\sigma_l^2 = U_l - U_{l+1}/n_{l+1}`. Errors are jackknifed over the outermost groups. The term of the
+mean variance over one factor given those outside it. A balanced nested design measures them without bias
+(:func:`~vkernel.core.estimate.variance_components`). Errors are jackknifed over the outermost groups. The term of the
 inputs contains the misfit, the variance that training on noiseless targets (J0) leaves.
 """
 
@@ -30,12 +29,12 @@ from torch import Tensor
 import vkernel.process as processes
 from vkernel.core.checks import check_shape, check_type
 from vkernel.core.errors import InputError, require
-from vkernel.core.estimate import Estimate, jackknife, leave_one_out
+from vkernel.core.estimate import Estimate, Groups, jackknife, leave_one_out, variance_components
 from vkernel.core.files import write
 from vkernel.core.progress import Progress, progress as show_progress
 from vkernel.data.empirical import Empirical
 from vkernel.process import Process
-from vkernel.sample.scores import Groups, Scores
+from vkernel.sample.scores import Scores
 from vkernel.score.base import Score, Time, wide_time
 from vkernel.train import models
 from vkernel.train.models.base import Model, State
@@ -289,19 +288,10 @@ def variance_split(
     ensemble = Ensemble(model, state, process, shape)
     require(not ensemble.diverged, f"A nested design must be whole. {ensemble.report}")
     values = ensemble(x, t).double().reshape(*sizes, *x.shape[: x.ndim - len(shape)], -1)
-    full, without = _components(values, len(sizes)), leave_one_out(lambda v: _components(v, len(sizes)), values)
+    components = partial(variance_components, levels=len(sizes))
+    full, without = components(values), leave_one_out(components, values)
     pooled, pooled_without = (a.reshape(-1, len(names), math.prod(a.shape[2:])).sum(-1) for a in (full[None], without))
     share: Estimate[Tensor] = jackknife(full / full.sum(0), without / without.sum(1, keepdim=True))
     pooled_without = pooled_without / pooled_without.sum(1, keepdim=True)
     whole: Estimate[Tensor] = jackknife(pooled[0] / pooled.sum(), pooled_without)
     return VarianceSplit(names, sizes, jackknife(full, without), share, whole)
-
-
-def _components(values: Tensor, levels: int) -> Tensor:
-    """Return variance components ``(L, *batch)``, summed over coordinates, of ``values (n_1, …, n_L, *batch, d)``."""
-    spread = []
-    for level in range(levels):
-        u = (values.mean(tuple(range(level + 1, levels))) if level + 1 < levels else values).var(level)
-        spread.append((u.mean(tuple(range(level))) if level else u).sum(-1))
-    outer = [u - v / n for u, v, n in zip(spread[:-1], spread[1:], values.shape[1:levels], strict=True)]
-    return torch.stack([*outer, spread[-1]])

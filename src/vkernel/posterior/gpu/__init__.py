@@ -42,7 +42,6 @@ from vkernel.posterior.gpu.fp16 import FULL, TINY, WIDE, FP16Points, Logits, Los
 from vkernel.posterior.weights import NARROW, CentredPoints, Moments, Queries, SparseWeights, Weights, blocks, reduce
 
 __all__ = ["GPUPath", "trusted_path"]
-
 T = TypeVar("T")
 Take = Callable[[str, Callable[[], Any]], Any]  # takes a step of this name, or replays it
 Staged = tuple[Moments, Tensor, Tensor]  # moments, scores, and which queries need the reference path

@@ -45,13 +45,12 @@ from torch import Tensor
 from vkernel.adapters.checkpoints import Checkpoints
 from vkernel.core import estimate, rng
 from vkernel.core.errors import require
-from vkernel.core.estimate import TINY, Estimate, fieller_ratio, jackknife, spearman, stacked
+from vkernel.core.estimate import TINY, Estimate, fieller_ratio, jackknife, kurtosis, skewness, spearman, stacked
 from vkernel.core.progress import Progress, progress as report_progress
 from vkernel.data.empirical import Empirical
 from vkernel.metrics import distinct, nearest
 from vkernel.reports.audit.levels import NoisyImages, audit_times, check_inputs, coordinates, mean_of_finite, variables
 from vkernel.sample import Scores, pf_ode
-from vkernel.sample.scores import kurtosis, skewness
 from vkernel.score.empirical import EmpiricalScore
 
 if TYPE_CHECKING:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 __all__ = ["BoundaryPair", "IsolatedPoint", "Level", "NearDuplicates", "Profile", "profile", "table"]
-
 COST = 2.5e10  # queries × n × d per noise level that is spent by default
 QUANTILES = {"min": 0.0, "q05": 0.05, "median": 0.5, "q95": 0.95, "max": 1.0}
 LEAST = 0.01  # share of the target noise from which on a pair is named in sentences and drawn

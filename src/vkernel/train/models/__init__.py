@@ -12,7 +12,6 @@ from vkernel.train.models.linear import Linear
 from vkernel.train.models.network import MLP, UNet
 
 __all__ = ["MLP", "NNGP", "NTK", "RBF", "Lazy", "Linear", "Model", "UNet", "from_spec"]
-
 Made = Model | NetworkKernel | Features
 KINDS: dict[str, Callable[..., Made]] = {c.__name__.lower(): c for c in (Linear, Lazy, MLP, UNet, NTK, NNGP, RBF)}
 KINDS |= {"grid": grid_of, "random_fourier": RandomFourier}

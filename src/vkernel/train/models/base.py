@@ -25,7 +25,6 @@ from vkernel.train.objectives import Training
 State = dict[str, Tensor]
 Report = Callable[[float], None]
 Weight = str | Callable[[Tensor], Tensor]
-
 TARGETS = ("score", "x0", "noise")
 WEIGHTS = ("sigma2", "one")
 

@@ -46,7 +46,6 @@ from vkernel.train.models.base import Model, Report, State, Weight, time_input
 from vkernel.train.objectives import Batch, Training
 
 Generator = torch.Generator | int
-
 CHUNK = 1 << 21  # pairs of points whose kernel is computed at once
 DIRECT = 32  # up to this p, squared distances are sums of squared differences; above it they come from one product
 INIT = "init."  # prefix of the tensors of f0 in a state

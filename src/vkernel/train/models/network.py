@@ -44,7 +44,6 @@ from vkernel.train.objectives import Training
 Shape = tuple[int, ...]
 Draws = tuple[Tensor, ...]  # z, e, y and ω, each (M, B, …)
 Activation = Callable[[Tensor], Tensor]
-
 DRAWN = {"cpu": 1 << 20, "cuda": 1 << 24}  # numbers of x drawn at once, in float64
 HELD = 1 << 25  # numbers of one layer held at once by `output`
 STREAMS = 16  # members side by side in a CUDA graph

@@ -1,4 +1,4 @@
-r"""Compare the counts of :mod:`studies.profile_check` with profiles: ``profile_check.json`` and a table for the docs.
+r"""Compare the counts of :mod:`experiments.profile_check` with profiles: ``profile_check.json``, and a table.
 
 A member *reproduces* a training point if at least 1/(2W) of its samples count for it, W the number of training items: a
 model that draws from the training set does so at the rate 1/W for every item. Samples count by one of two rules:
@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 import vkernel as vk
-from studies.profile_check import DESIGNS, PROCESS, SMOKE, Arrays, Design, Planted, count, planted, read
+from experiments.profile_check import DESIGNS, PROCESS, SMOKE, Arrays, Design, Planted, count, planted, read
 from vkernel.core import rng
 from vkernel.core.estimate import Estimate, auc
 from vkernel.core.files import write as write_file
@@ -221,7 +221,7 @@ COLUMNS = {  # of the tables in docs/howto/profile.md, below the sizes: names of
         "AUC, share, listed pairs": "pairs auc listed share single",
     },
 }
-BEGIN, END = "<!-- studies/profile_report.py writes what follows -->\n", "<!-- to here -->\n"
+BEGIN, END = "<!-- experiments/profile_report.py writes what follows -->\n", "<!-- to here -->\n"
 
 
 def tables(found: dict[str, dict[str, dict]]) -> str:

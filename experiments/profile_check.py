@@ -11,8 +11,9 @@ distinct training point i, with distances :math:`d_1 \le d_2` of a sample to the
 A sample is *between* its two nearest points, :math:`y_i` and :math:`y_j`, if its projection on their segment is in the
 middle half, and its distance from the segment is below :math:`|y_i - y_j|/4`.
 
-``python -m studies.profile_check train plane --out FOLDER`` (and ``digits``) trains and counts; a second run continues.
-``python -m studies.profile_check report FOLDER`` compares the counts with profiles (studies/profile_report.py).
+``python -m experiments.profile_check train plane --out FOLDER`` (and ``digits``) trains and counts; run again, it
+continues.
+``python -m experiments.profile_check report FOLDER`` compares the counts with profiles (experiments/profile_report.py).
 """
 
 from __future__ import annotations
@@ -258,7 +259,7 @@ def main() -> None:
     reported.add_argument("--small", action="store_true", help="the counts are those of train --small")
     given = parser.parse_args()
     if given.verb == "report":
-        from studies import profile_report
+        from experiments import profile_report
 
         profile_report.write(given.folder, given.small)
         return

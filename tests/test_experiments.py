@@ -14,7 +14,7 @@ import vkernel as vk
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from studies import profile_check, profile_report
+from experiments import profile_check, profile_report
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +88,6 @@ def test_training_continues_where_it_was_stopped(tmp_path: Path, capsys: pytest.
 def test_the_page_has_the_numbers_of_the_stored_results() -> None:
     stored = profile_report.RESULTS / "profile_check.json"
     if not stored.exists():
-        pytest.skip("the results are not stored yet: python -m studies.profile_check report")
+        pytest.skip("the results are not stored yet: python -m experiments.profile_check report")
     shown = profile_report.PAGE.read_text().partition(profile_report.BEGIN)[2].partition(profile_report.END)[0]
     assert shown == profile_report.tables(json.loads(stored.read_text()))
