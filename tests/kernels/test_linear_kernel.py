@@ -32,7 +32,7 @@ from vkernel.core.errors import InputError
 from vkernel.kernels import SGD, FiniteRank, Linear, ValidityWarning, linear as linear_module
 from vkernel.sample import effective_sde, pf_ode, semiclassical
 from vkernel.sample.sde import Learned
-from vkernel.train.objectives import J0, J1, VARIES, Training
+from vkernel.train.objectives import J0, J1, VARIES, Batch, Training
 
 # -------------------- linear: given the inputs, exactly
 
@@ -102,6 +102,20 @@ def test_given_the_inputs_the_covariance_of_the_weights_is_exact(data, P, goal, 
     torch.testing.assert_close(kernel.cov(x[:2], t[:2], there, when).dense(), want, rtol=1e-7, atol=1e-9 * scale)
     V = torch.einsum("n,nab,n->nab", PROCESS.D(t[:2]), want, PROCESS.D(when))
     torch.testing.assert_close(kernel(x[:2], t[:2], there, when).dense(), V, rtol=1e-7, atol=1e-7 * scale)
+
+
+@pytest.mark.parametrize(
+    ("target", "weight"), [("x0", "one"), ("v", "x0"), ("flow", "likelihood"), ("edm", "v"), ("noise", lambda t: 1 + t)]
+)
+def test_the_covariance_follows_the_target_and_the_weighting(target, weight):
+    """Fitted weights are linear in the targets: Cov[W] = J Cov[x0|x] J^T with J the derivative of the fit itself."""
+    m, P = vk.models.Linear(vk.features.grid("gaussian", 3, 2, process=PROCESS, per_time=2), target, 0.05, weight), 30
+    kernel = Linear(m, PLANE, PROCESS, draws=P, vary=("targets",), seed=3)
+    x, t, mean = Training(PLANE, PROCESS, J0(), P, ("targets",), 3).batch([0], P)
+    J = torch.func.jacrev(lambda y: m.solve(Batch(x, t, y), PROCESS))(mean).reshape(-1, P, 2)
+    want = torch.einsum("wpa,pab,vpb->wv", J, moments(x[0], t[0], PLANE)[1], J)
+    torch.testing.assert_close(kernel.target_noise, want, rtol=1e-7, atol=1e-10 * float(want.max()))
+    torch.testing.assert_close(kernel.mean_weights, m.solve(Batch(x, t, mean), PROCESS)[0])
 
 
 def test_a_subset_objective_has_the_noise_of_all_its_subsets():

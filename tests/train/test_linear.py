@@ -1,4 +1,4 @@
-"""Linear models: least squares by three routes, what the three targets mean, and the limit of many draws."""
+"""Linear models: least squares by three routes, what targets and weightings mean, and the limit of many draws."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LINE = torch.tensor([[-1.0], [0.1], [1.0]], dtype=torch.float64)
 PLANE = torch.tensor([[-1.0, 0.3], [0.2, 0.9], [0.7, -0.6], [0.7, -0.6]], dtype=torch.float64)
 W = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
 GRID = features.grid("gaussian", 4, 1, -1.5, 1.5, PROCESS, per_time=3)
-TARGETS = ("score", "x0", "noise")
+TARGETS, WEIGHTS = ("score", "x0", "noise", "v", "flow", "edm"), ("sigma2", "one", "x0", "v", "likelihood")
 
 
 def training(goal=None, draws: int | None = 30, points: Tensor = LINE, process=PROCESS, **options) -> Training:
@@ -107,7 +107,7 @@ def test_times_that_are_shared_broadcast():
     target=st.sampled_from(TARGETS),
     count=st.sampled_from([3, 11, 12, 13, 60]),  # F = 12
     ridge=st.sampled_from([1e-3, 0.1, 2.0]),
-    weight=st.sampled_from(["sigma2", "one"]),
+    weight=st.sampled_from(WEIGHTS),
     plane=st.booleans(),
     seed=st.integers(0, 5),
 )
@@ -118,11 +118,17 @@ def test_primal_and_dual_are_least_squares_on_the_augmented_system(target, count
     model, batch = Linear(phi, target, ridge, weight), draws(count, points=points, seed=seed)
     got = model.solve(batch, PROCESS)
     alpha, S = (a[..., None] for a in levels(batch.t))
-    lam = S if weight == "sigma2" else torch.ones_like(S)
+    D = (0.1 + 19.9 * batch.t)[..., None]  # of the paper's VP, whose beta is D
+    lam = {"sigma2": S, "one": S**0, "x0": S**2 / alpha**2, "v": S / alpha**2, "likelihood": D}[weight]
+    noise, proxy = (batch.x - alpha * batch.m) / S.sqrt(), (alpha * batch.m - batch.x) / S
+    total = alpha**2 / 4 + S  # variance of x for data of standard deviation .5
     slope, wanted = {
-        "score": (torch.ones_like(S), (alpha * batch.m - batch.x) / S),
+        "score": (S**0, proxy),
         "x0": (alpha / S, batch.m),
-        "noise": (-1 / S.sqrt(), (batch.x - alpha * batch.m) / S.sqrt()),
+        "noise": (-1 / S.sqrt(), noise),
+        "v": (-alpha / S.sqrt(), alpha * noise - S.sqrt() * batch.m),
+        "flow": (-1 / D, -D * (batch.x + proxy)),
+        "edm": (alpha / (2 * (S * total).sqrt()), (batch.m - alpha / 4 * batch.x / total) * 2 * (total / S).sqrt()),
     }[target]
     root = (lam * slope.square()).sqrt()
     for k in range(2):
@@ -147,7 +153,7 @@ def test_the_gradient_of_the_loss_in_score_units_vanishes(target, points):
             assert (loss(model, w + 1e-3 * normal(*w.shape, seed=seed), batch, lam) > best).all()
 
 
-def test_models_of_the_three_targets_that_fit_every_draw_have_its_proxy_score():
+def test_models_of_all_targets_that_fit_every_draw_have_its_proxy_score():
     """More features than draws, no ridge: whatever is predicted, the score at a draw is that of its target."""
     phi, batch = features.random_fourier(300, 1, PROCESS, length=0.1), draws(12, seed=3)
     alpha, S = (a[..., None] for a in levels(batch.t))
@@ -187,6 +193,57 @@ def test_weightings():
     share = float(kept[0].double().mean())  # a mean over fewer draws: the ridge in proportion
     torch.testing.assert_close(late[:1], Linear(GRID, "x0", 0.1 / share, weight="one").solve(only, PROCESS))
     assert Linear(GRID, "x0", weight=lambda t: 0 * t).solve(batch, PROCESS).abs().max() == 0
+
+
+@pytest.mark.parametrize("name", sorted(reference.PROCESSES))
+def test_a_weighting_named_after_a_prediction_is_its_plain_squared_error(name):
+    process = reference.PROCESSES[name]
+    t = torch.tensor([reference.time_between(process, u) for u in (0.0, 0.3, 0.6, 1.0)], dtype=torch.float64)
+    for target, weight in (("noise", "sigma2"), ("score", "one"), ("x0", "x0"), ("v", "v")):
+        torch.testing.assert_close(predicting(target, weight).omega(t, process), torch.ones_like(t))
+    torch.testing.assert_close(predicting("score", "likelihood").omega(t, process), process.D(t))
+
+
+class Separate(features.Features):
+    """A quadratic polynomial of x at each of three times, which share no weights."""
+
+    dim, count, spec = 1, 9, {"kind": "separate"}
+    times = torch.tensor([0.1, 0.4, 0.9], dtype=torch.float64)
+
+    def __call__(self, x, t):
+        at = (self._time(x, t)[..., None] == self.times).to(x)
+        return (at[..., None] * x[..., None] ** torch.arange(3)).flatten(-2)
+
+
+def test_neither_target_nor_weighting_matters_where_times_share_no_weights():
+    """§6.2: every time is then a least-squares problem of its own, over the same functions whatever is predicted."""
+    phi, batch = Separate(), draws(60, seed=6, times=lambda u: Separate.times[(3 * u).long()])
+    alpha, S = (a[..., None] for a in levels(batch.t))
+    proxy = (alpha * batch.m - batch.x) / S
+    for k in range(2):
+        by_hand = torch.empty_like(proxy[k])
+        for t in Separate.times:
+            at = batch.t[k] == t
+            powers = batch.x[k][at] ** torch.arange(3)
+            by_hand[at] = powers @ torch.linalg.lstsq(powers, proxy[k][at]).solution
+        for target in TARGETS:
+            for weight in WEIGHTS:
+                model = Linear(phi, target, 0.0, weight)
+                got = model.score({"weights": model.solve(batch, PROCESS)}, batch.x, batch.t, PROCESS)
+                torch.testing.assert_close(got[k], by_hand, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_models_that_fit_every_draw_do_not_depend_on_the_weighting(target):
+    """§6.2: with F ≥ P and no ridge the weights are those of least norm. With a ridge they depend on λ."""
+    phi, batch = features.random_fourier(300, 1, PROCESS, length=0.1), draws(12, seed=3)
+    y = Linear(phi, target).training_target(batch.m, batch.x, batch.t, PROCESS)
+    least = torch.linalg.pinv(phi(batch.x, batch.t)) @ y
+    with_ridge = Linear(phi, target, 0.1).solve(batch, PROCESS)
+    for weight in WEIGHTS[1:]:
+        got = Linear(phi, target, 0.0, weight).solve(batch, PROCESS)
+        torch.testing.assert_close(got, least, rtol=1e-5, atol=1e-5 * float(least.abs().max()))
+        assert (Linear(phi, target, 0.1, weight).solve(batch, PROCESS) - with_ridge).norm() > 0.01 * with_ridge.norm()
 
 
 # --- ensembles -----------------------------------------------------------------------------------------------------
@@ -299,7 +356,7 @@ def projection(target: str, ridge: float, x: Tensor, t: Tensor) -> Tensor:
     return torch.stack(out)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", TARGETS[:3])
 def test_many_draws_give_the_weighted_projection_whatever_the_noise_of_the_target(target):
     x = torch.tensor([-1.2, -0.4, 0.3, 0.9], dtype=torch.float64)
     t = torch.tensor([0.1, 0.5, 0.2, 0.8], dtype=torch.float64)

@@ -128,12 +128,15 @@ def _exhibit(name: str, spec: Spec, store: Path, run: Run) -> Exhibit:
     """Compute what is missing of a study, and draw it."""
     before = float(study.load(store)["done"].mean())
     found = study.run(spec, store, progress=run.progress(1.0)).load()
-    drawn, means = spec.figure, report.means(found)
+    drawn = spec.figure
     assert drawn is not None
+    held = {f.dim: 0 for f in spec.grid if f.dim not in (drawn.x, drawn.y, drawn.lines)}  # as in the figure
+    means = report.means(found).isel(held)
     values: Values = {"spec": spec, "conditions": math.prod(spec.shape), "store": f"{FOLDER}/{store.name}"}
     values |= {"before": before, "value": report.finding(found), "verdict": report.sentence(found).rpartition("; ")[2]}
     values |= {"short": report.text, "means": means[drawn.value], "se": means[f"{drawn.value}_se"]}
     values |= {"axes": {f.dim: f.axis for f in spec.grid}, "what": found[drawn.value].attrs["long_name"]}
+    values["held"] = {f.axis: f.coordinate[0] for f in spec.grid if f.dim in held}
     page = Page(run, f"study-{name}", {}, text="study", across=drawn.y or drawn.lines, **values)
     page.picture(f"study-{name}", report.figure, found)
     data = report.export(store, run.out / FOLDER / f"{name}.csv")

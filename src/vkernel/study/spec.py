@@ -27,14 +27,14 @@ from vkernel.process import from_spec as make_process
 TAKEN = {"member", "block", "done", "x", "y", "time", "place", "point", "index", "component"}  # names in the store
 TAKEN |= {"away", "gap", "nearest", "share", "density", "score", "sample"}
 MODEL_KEYS = {
-    "linear": {"kind", "target", "ridge", "features", "per_axis", "low", "high", "length"},
-    "lazy": {"kind", "target", "kernel", "activation", "depth", "tau", "init", "init_width", "length"},
-    "mlp": {"kind", "target", "activation", "depth", "width", "lr", "batch", "steps", "decay"},
+    "linear": {"kind", "target", "weight", "ridge", "features", "per_axis", "low", "high", "length"},
+    "lazy": {"kind", "target", "weight", "kernel", "activation", "depth", "tau", "init", "init_width", "length"},
+    "mlp": {"kind", "target", "weight", "activation", "depth", "width", "lr", "batch", "steps", "decay"},
 }
 WITHOUT_MODEL, IN_THEORY = ("exact", "naive", "resampled"), ("field", "semiclassical")  # laws of sampler.law
 NOISY, ODES = ("naive", "resampled"), ("members", "mean", "field", "exact")
-SHIPPED = ["target_noise", "process_and_cutoff", "nonlinearity", "capacity", "features", "training_set"]
-SHIPPED += ["phase_capacity_noise", "phase_size_time", "phase_cutoff_capacity"]  # in the order of the documentation
+SHIPPED = ["target_noise", "process_and_cutoff", "nonlinearity", "parametrisation", "capacity"]  # as documented
+SHIPPED += ["features", "training_set", "phase_capacity_noise", "phase_size_time", "phase_cutoff_capacity"]
 
 
 class Table(BaseModel, extra="forbid", frozen=True):
@@ -77,7 +77,8 @@ class Model(Table):
     """The table of the model; keys are arguments of its constructor, and each kind has its own (MODEL_KEYS)."""
 
     kind: Literal["linear", "lazy", "mlp"] = "linear"
-    target: Literal["score", "x0", "noise"] = "x0"
+    target: Literal["score", "x0", "noise", "v", "flow", "edm"] = "x0"
+    weight: Literal["sigma2", "one", "x0", "v", "likelihood"] = "sigma2"
     ridge: float = Field(0.1, ge=0)
     features: Literal["gaussian", "fourier", "polynomial", "random"] = "gaussian"
     per_axis: int = Field(16, ge=1)

@@ -179,13 +179,15 @@ class Experiment:
         m, d, process = self.condition.model, self.data.d, self.process
         if m.kind == "linear" and m.features == "random":
             waves = features.random_fourier(m.per_axis ** (d + 1), d, process, length=m.length, generator=0)
-            return models.Linear(waves, m.target, m.ridge)
+            return models.Linear(waves, m.target, m.ridge, m.weight)
         if m.kind == "linear":
-            return models.Linear(features.grid(m.features, m.per_axis, d, m.low, m.high, process), m.target, m.ridge)
+            products = features.grid(m.features, m.per_axis, d, m.low, m.high, process)
+            return models.Linear(products, m.target, m.ridge, m.weight)
         if m.kind == "lazy":
             how: dict[str, Any] = {"depth": m.depth, "activation": m.activation or "relu", "init_width": m.init_width}
             deep = models.NTK if m.kernel == "ntk" else models.NNGP
-            return models.Lazy(models.RBF(m.length) if m.kernel == "rbf" else deep(**how), m.tau, m.target, init=m.init)
+            kernel = models.RBF(m.length) if m.kernel == "rbf" else deep(**how)
+            return models.Lazy(kernel, m.tau, m.target, m.weight, m.init)
         how = m.model_dump(include=MODEL_KEYS["mlp"] - {"kind", "activation"})
         return models.MLP(**how, activation=m.activation or "silu")
 

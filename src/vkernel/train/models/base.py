@@ -4,7 +4,17 @@ A model holds settings and no weights. :meth:`Model.fit` returns the weights of 
 named tensors whose first axis is the member. :meth:`Model.output` evaluates :math:`f(x, t)` for a state, and the score
 is :math:`\hat s = a_t(x) + B_t f(x,t)`, by the table of :mod:`vkernel.score.base`. The training target of f is
 the inverse of this map, applied to the proxy score of :math:`\tilde m` (:mod:`vkernel.train.objectives`). Its weight is
-:math:`\omega_t = \lambda_t B_t^2`, so that models with equal :math:`\lambda_t` minimise the same loss.
+:math:`\omega_t = \lambda_t B_t^2`, so that models with equal :math:`\lambda_t` minimise the same loss. The weightings:
+
+==========  ====================================  =================================================================
+weight      :math:`\lambda_t`                     the loss is
+==========  ====================================  =================================================================
+sigma2      :math:`\sigma^2`                      the squared error of a noise prediction: the paper's, DDPM's
+one         1                                     that of the score
+x0          :math:`\sigma^4/\alpha^2`             that of a denoiser
+v           :math:`\sigma^2 h^4/\alpha^2`         that of a v prediction, :math:`h^2 = \alpha^2 + \sigma^2`
+likelihood  :math:`D`                             a bound on the likelihood for t uniform (Song et al. 2021)
+==========  ====================================  =================================================================
 """
 
 import math
@@ -19,19 +29,18 @@ from torch import Tensor
 from vkernel.core.covariance import fits
 from vkernel.core.errors import require
 from vkernel.process import Process
-from vkernel.score.conversions import convert
+from vkernel.score.conversions import PREDICTIONS, convert
 from vkernel.train.objectives import Training
 
 State = dict[str, Tensor]
 Report = Callable[[float], None]
 Weight = str | Callable[[Tensor], Tensor]
-TARGETS = ("score", "x0", "noise")
-WEIGHTS = ("sigma2", "one")
+WEIGHTS = ("sigma2", "one", "x0", "v", "likelihood")
 
 
 class Model(ABC):
     """An architecture and the method that fits it; final kinds are dataclasses, whose fields are the settings.
-    ``target`` is what f predicts; ``weight`` is the weighting λ: "sigma2" for σ², "one" for 1, or a function of t."""
+    ``target`` is what f predicts ("edm" with sigma_data = .5); ``weight`` is the weighting λ, or a function of t."""
 
     linear: ClassVar[bool] = False  # whether the output is linear in the state
     state_dtype = torch.float64  # in which the model is trained by default
@@ -40,7 +49,8 @@ class Model(ABC):
     weight: Weight
 
     def __post_init__(self) -> None:
-        require(self.target in TARGETS, f"A model's target is one of {', '.join(TARGETS)}; not {self.target!r}.")
+        good = self.target in PREDICTIONS
+        require(good, f"A model's target is one of {', '.join(PREDICTIONS)}; not {self.target!r}.")
         good = callable(self.weight) or self.weight in WEIGHTS
         require(good, f"weight must be one of {', '.join(WEIGHTS)}, or a function λ(t); got {self.weight!r}.")
 
@@ -74,14 +84,17 @@ class Model(ABC):
 
     def omega(self, t: Tensor, process: Process) -> Tensor:
         """Return ω, the weight of the squared error of f, like t."""
+        one = torch.ones_like(t)
         if callable(self.weight):
             lam = torch.as_tensor(self.weight(t)).to(t)
             good = fits(tuple(lam.shape), tuple(t.shape))
             require(good, f"The weighting λ(t) must be like t, {tuple(t.shape)}; it is {tuple(lam.shape)}.")
             good = bool((lam.isfinite() & (lam >= 0)).all())
             require(good, "The weighting λ(t) must be finite and not negative everywhere on [eps, T].")
+        elif self.weight in PREDICTIONS:
+            lam = convert(one, self.weight, "score", 0 * one, t, process).square().reciprocal()
         else:
-            lam = torch.ones_like(t) if self.weight == "one" else process.S(t)
+            lam = process.S(t) if self.weight == "sigma2" else process.D(t) if self.weight == "likelihood" else one
         return lam * self.slope(t, process).square()
 
     @property
