@@ -69,6 +69,15 @@ DRAW = {
     "gap_shares": lambda: plots.gap_shares(
         [0.5, 1.0], {"euler": {"J1": Estimate(*GAPS[[0, 1, 1, 2], None])}}, ["eps = 1"], {"euler": [0.03]}
     ),
+    "kernel_maps": lambda: plots.kernel_maps(
+        np.linspace(-1, 1, 5),
+        {"V": rng.uniform(1, 2, (2, 5, 5))},
+        rng.uniform(size=(2, 5, 5)),
+        np.zeros((2, 3, 2)),
+        "ab",
+        [["n"], [""]],
+        "tr V",
+    ),
     "law_grid": lambda: plots.law_grid(
         EDGES,
         {"J1": (LAW, LAW / 2, 2 * LAW)},
@@ -83,6 +92,14 @@ DRAW = {
         {"a": LAW[0], "b": LAW[1]}, list("cde"), EDGES, {"a": [-1, 1], "b": [0]}, (0.25, 0.75), [["n"] * 3] * 2
     ),
     "part_curves": lambda: plots.part_curves([1, 2], {"a": [1.0, 2.0]}, [1, 2], {"a": 1 + GAPS}, {"J1": GAPS}, 1.5),
+    "path_bundles": lambda: plots.path_bundles(
+        np.eye(2),
+        rng.normal(size=(6, 4, 2)),
+        [0, 1, 1, 0],
+        {"mode": rng.normal(size=(6, 2))},
+        rng.uniform(size=(5, 5)),
+        {"own": GAPS},
+    ),
     "path_maps": lambda: plots.path_maps(
         ["a"],
         np.arange(3.0),
@@ -98,6 +115,9 @@ DRAW = {
     "ratio_panels": lambda: plots.ratio_panels([0.5, 10], {"J1": {"a": 1 + GAPS, "b": 2 + GAPS}}, (0.9, 1.15)),
     "share_curve": lambda: plots.share_curve([0, 1], GAPS, {"nearest": 1 + GAPS[[1, 0, 2]]}),
     "share_curves": lambda: plots.share_curves([0.5, 1], ["all", "t = 1"], *2 * [np.stack([GAPS.T] * 2)]),
+    "start_maps": lambda: plots.start_maps(
+        [0.1, 0.5, 0.9], EDGES, {"J1": LAW[0]}, {"J1": {"exact": [-1, 0, 1]}}, "start"
+    ),
     "value_curves": lambda: plots.value_curves([1, 2], GAPS, names=("x", "y")),
     "variance_panels": lambda: plots.variance_panels(
         [0.5, 1], [0.1], EDGES, ["J1"], np.ones((2, 1, 2, 1, 21)), np.ones((1, 2, 3, 1, 21)), np.ones((1, 21))

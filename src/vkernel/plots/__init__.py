@@ -11,10 +11,12 @@ perceptually uniform, so that figures can be read without colour vision and in g
 True
 """
 
-from vkernel.plots import curves, images, reports
+from vkernel.plots import curves, images, paths, reports
 from vkernel.plots.base import save, style, to_bytes, to_data_uri
 from vkernel.plots.curves import *
 from vkernel.plots.images import *
+from vkernel.plots.paths import *
 from vkernel.plots.reports import *
 
-__all__ = ["save", "style", "to_bytes", "to_data_uri", *curves.__all__, *images.__all__, *reports.__all__]
+__all__ = ["save", "style", "to_bytes", "to_data_uri"]
+__all__ += [*curves.__all__, *images.__all__, *paths.__all__, *reports.__all__]

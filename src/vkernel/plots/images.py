@@ -338,6 +338,7 @@ def law_panels(
     require(len(laws) > 0, "There is no law to draw.")
     edges, shares = array(edges, 1, "edges"), [array(law, 2, "laws") for law in laws.values()]
     floor = 0.75 * min(float(v[v > 0].min()) for v in shares)
+    top = 2.0 ** max((note.count("\n") + 1 for row in notes for note in row), default=0)  # room for the notes
     rows = [f"{name}\n\nshare in a bin".lstrip() for name in laws]
     figure, axes = base.grid(rows, columns, (2.6, 2.4), (0.8, 0.6), "x")
     for (i, j), ax in np.ndenumerate(axes):
@@ -347,7 +348,7 @@ def law_panels(
         ax.stairs(shares[i][j], edges, fill=True, **look)
         place = array(points[list(laws)[i]], 1, "points")
         ax.plot(place, np.full(place.shape, floor), "o", color=DOT, mec="white", mew=0.7, ms=5, ls="")
-        ax.set(yscale="log", ylim=(0.6 * floor, 1), xlim=(edges[0], edges[-1]), xticks=(-1, 0, 1))
+        ax.set(yscale="log", ylim=(0.6 * floor, top), xlim=(edges[0], edges[-1]), xticks=(-1, 0, 1))
         ax.minorticks_off()
         ax.grid(visible=False, axis="x")
         if notes:

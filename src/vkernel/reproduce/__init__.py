@@ -24,7 +24,7 @@ from vkernel.core.errors import InputError
 from vkernel.core.files import write
 from vkernel.core.progress import Progress, progress as report_progress
 from vkernel.reports import html
-from vkernel.reproduce import exact, exhibit, images, learned, pool, scorecard, variances
+from vkernel.reproduce import exact, exhibit, images, learned, paths, plane, pool, scorecard, variances
 from vkernel.reproduce.exhibit import Exhibit, Page, Part, Run, Skip, Values
 from vkernel.study import Spec, report, shipped
 from vkernel.study.store import Store
@@ -40,7 +40,7 @@ def exhibits() -> list[Part]:
     """Return the exhibits, in the order of the page; ``texts/page.toml`` has titles and seconds on one core."""
     makes = [exact.figure1, images.digits_line, images.cifar_line, exact.memorise, exact.paths2d, exact.laws]
     makes += [learned.figure2, learned.figure3, variances.v_linear, variances.shares, variances.v_lazy]
-    makes += [learned.mlp_plane, images.between_images]
+    makes += [learned.mlp_plane, paths.conditional, paths.path_integral, plane.v_over_c, images.between_images]
     return [Part(make=make, name=make.__name__, **exhibit.read("page")[make.__name__]) for make in makes]
 
 

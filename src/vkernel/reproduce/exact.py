@@ -97,8 +97,8 @@ def paths2d(run: Run) -> Exhibit:
         maps.append(_fraction(score, grid, MAP_TIME))
         x_T = process.prior((s.starts, 2), dtype=torch.float64, generator=run.stream("paths2d/start"))
         V, stream = kernels.Naive(score, KAPPA), run.stream(f"paths2d/{name}")
-        flow = _path(sample.pf_ode(score, x_T, steps=s.steps, method="euler", save="path"))
-        other = _path(sample.effective_sde(V, x_T, steps=s.steps, save="path", generator=stream))
+        flow = path_of(sample.pf_ode(score, x_T, steps=s.steps, method="euler", save="path"))
+        other = path_of(sample.effective_sde(V, x_T, steps=s.steps, save="path", generator=stream))
         ends = [torch.cdist(path[-1], points[-1]).argmin(1) for path in (flow, other)]
         moved.append(Estimate.of_share(int((ends[0] != ends[1]).sum()), s.starts).stack())
         flows.append(flow[:, : s.shown])
@@ -113,7 +113,8 @@ def paths2d(run: Run) -> Exhibit:
     return page.exhibit(0.2)
 
 
-def _path(found: object) -> Tensor:
+def path_of(found: object) -> Tensor:
+    """Return the path of a solution that has saved it."""
     assert isinstance(found, sample.Solution)
     assert found.path is not None
     return found.path

@@ -241,7 +241,7 @@ class Page:
         tests = {key: given[key] for key in VERDICTS if key in given}
         met = (key for key, test in tests.items() if _TEMPLATES.compile_expression(test, False)(self.values))
         verdict = VERDICTS.get(next(met, ""), UNDECIDED)
-        values = self.values | {"verdict": verdict}
+        values = self.values | {"verdict": verdict, "text": self}
         texts = {key: str(_fill(text, values)) for key, text in given.items() if key not in tests}
         return Claim(**texts, verdict=verdict, tests=tests)
 
