@@ -107,7 +107,7 @@ def test_the_same_seed_gives_the_same_numbers(
 def test_exhibits_are_found_and_in_order() -> None:
     parts = reproduce.exhibits()
     assert [part.make.__name__ for part in parts[:3]] == ["figure1", "digits_line", "cifar_line"]
-    assert len(parts) == 13
+    assert len({part.name for part in parts}) == len(parts)
     for part in parts:
         assert part.title
         assert part.seconds > 0
