@@ -17,7 +17,7 @@ from vkernel.plots import base
 from vkernel.plots.base import DOT, Curves, Names, Notes, Several, Size, Values, array, ink, lines, styled
 
 __all__ = ["end_images", "fraction_maps", "image_row", "law_grid", "law_panels", "line_maps", "pairs"]
-__all__ += ["path_maps", "plane_laws", "sample_rows", "scatter_pairs", "variance_panels"]
+__all__ += ["path_maps", "plane_laws", "sample_rows", "scatter_pairs", "single_laws", "variance_panels"]
 Limits = tuple[float, float] | None
 Paths = Sequence[np.ndarray]
 Laws = Mapping[str, Several]
@@ -297,7 +297,27 @@ def law_grid(
         ax.minorticks_off()
         ax.grid(visible=False, axis="x")
         ax.text(0.5, 0.97, notes[i][j], transform=ax.transAxes, ha="center", va="top", size=9)
-    base.legend_below(figure, axes[0, 0])
+    base.legend_below(figure, axes[0, 0], ncols=min(len(laws) + 2, max(2, len(columns) - 1)))
+    return figure
+
+
+@styled
+def single_laws(laws: Curves, edges: Values, points: Values, gap: Size) -> Figure:
+    """Draw laws of single models, ``laws[title] (model, bin)``, each as a line of discs whose area is the share of
+    samples in a bin. Training ``points`` are dashed lines; ``gap`` and its mirror image are shaded."""
+    x = array(edges, 1, "edges")
+    centres, models = (x[1:] + x[:-1]) / 2, max(len(array(law, 2, "laws")) for law in laws.values())
+    figure, (axes,) = base.axes((9.6, 0.9 + 0.15 * models), 1, len(laws), sharex=True, sharey=True, squeeze=False)
+    for ax, colour, (title, law) in zip(axes, lines(), laws.items(), strict=False):
+        for low, high in (gap, (-gap[1], -gap[0])):
+            ax.axvspan(low, high, color=lines()[4], alpha=0.12, lw=0)
+        for place in array(points, 1, "points"):
+            ax.axvline(place, color=ink(), lw=0.8, ls=base.DASHED)
+        row, column = np.nonzero(array(law))
+        ax.scatter(centres[column], row + 1, 90 * array(law)[row, column], colour, lw=0)
+        ax.set(title=title, xlabel="x", xlim=(x[0], x[-1]), ylim=(models + 0.8, 0.2), xticks=(-1, 0, 1))
+        ax.grid(visible=False)
+    axes[0].set(ylabel="model", yticks=range(1, models + 1, max(1, models // 6)))
     return figure
 
 

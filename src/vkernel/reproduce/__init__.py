@@ -24,7 +24,7 @@ from vkernel.core.errors import InputError
 from vkernel.core.files import write
 from vkernel.core.progress import Progress, progress as report_progress
 from vkernel.reports import html
-from vkernel.reproduce import exact, exhibit, images, learned, paths, plane, pool, scorecard, variances
+from vkernel.reproduce import effective, exact, exhibit, images, learned, paths, plane, pool, scorecard, variances
 from vkernel.reproduce.exhibit import Exhibit, Page, Part, Run, Skip, Values
 from vkernel.study import Spec, report, shipped
 from vkernel.study.store import Store
@@ -39,7 +39,15 @@ SECONDS = 47.0  # of one study on one core, in the mean
 def exhibits() -> list[Part]:
     """Return the exhibits, in the order of the page; ``texts/page.toml`` has titles and seconds on one core."""
     makes = [exact.figure1, images.digits_line, images.cifar_line, exact.memorise, exact.paths2d, exact.laws]
-    makes += [learned.figure2, learned.figure3, variances.v_linear, variances.shares, variances.v_lazy]
+    makes += [
+        learned.figure2,
+        effective.effective,
+        effective.weights,
+        learned.figure3,
+        variances.v_linear,
+        variances.shares,
+        variances.v_lazy,
+    ]
     makes += [learned.mlp_plane, paths.conditional, paths.path_integral, plane.v_over_c, images.between_images]
     return [Part(make=make, name=make.__name__, **exhibit.read("page")[make.__name__]) for make in makes]
 
