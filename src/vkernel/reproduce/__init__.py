@@ -39,15 +39,8 @@ SECONDS = 47.0  # of one study on one core, in the mean
 def exhibits() -> list[Part]:
     """Return the exhibits, in the order of the page; ``texts/page.toml`` has titles and seconds on one core."""
     makes = [exact.figure1, images.digits_line, images.cifar_line, exact.memorise, exact.paths2d, exact.laws]
-    makes += [
-        learned.figure2,
-        effective.effective,
-        effective.weights,
-        learned.figure3,
-        variances.v_linear,
-        variances.shares,
-        variances.v_lazy,
-    ]
+    makes += [learned.figure2, effective.effective, effective.weights, learned.figure3]
+    makes += [variances.v_linear, variances.shares, variances.v_lazy]
     makes += [learned.mlp_plane, paths.conditional, paths.path_integral, plane.v_over_c, images.between_images]
     return [Part(make=make, name=make.__name__, **exhibit.read("page")[make.__name__]) for make in makes]
 
