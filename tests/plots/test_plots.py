@@ -91,6 +91,7 @@ DRAW = {
     "law_panels": lambda: plots.law_panels(
         {"a": LAW[0], "b": LAW[1]}, list("cde"), EDGES, {"a": [-1, 1], "b": [0]}, (0.25, 0.75), [["n"] * 3] * 2
     ),
+    "panel_grid": lambda: plots.panel_grid([plots.Panel([0, 1], {"a": GAPS}, "x", "y", even=True, ticks="pq")] * 4),
     "part_curves": lambda: plots.part_curves([1, 2], {"a": [1.0, 2.0]}, [1, 2], {"a": 1 + GAPS}, {"J1": GAPS}, 1.5),
     "path_bundles": lambda: plots.path_bundles(
         np.eye(2),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -17,8 +18,16 @@ from vkernel.core.estimate import Estimate
 from vkernel.plots import base
 from vkernel.plots.base import Curves, Names, Values, array, ink, lines, styled
 
-__all__ = ["Panel", "curve_panels", "distances", "gap_curves", "gap_shares", "noise_profile", "part_curves"]
-__all__ += ["phase_diagram", "ratio_curve", "ratio_panels", "share_curve", "share_curves", "value_curves"]
+__all__ = ["Panel", "curve_panels", "distances", "gap_curves", "gap_shares", "noise_profile", "panel_grid"]
+__all__ += [
+    "part_curves",
+    "phase_diagram",
+    "ratio_curve",
+    "ratio_panels",
+    "share_curve",
+    "share_curves",
+    "value_curves",
+]
 Range: TypeAlias = tuple[float, float]
 Factor: TypeAlias = Sequence[float | str]
 _LOOKS = tomllib.loads(Path(__file__).with_name("panels.toml").read_text("utf-8"))
@@ -30,9 +39,9 @@ class Panel:
     ``(3, len(x))``: value, low end and high end. ``expected`` maps labels of curves to positions and values of a line
     in the same colour; values ``(3, k)`` are drawn with a band. ``levels`` are dotted horizontal and ``marks`` dashed
     vertical lines or, for pairs, shaded ranges. ``log`` names the logarithmic axes; ``even`` spaces the positions
-    equally. In the order of the curves, ``colours`` are indices of line colours (6 is the colour of text), ``styles``
-    line styles, and ``markers`` those of bands (default: circles, if there are few places). ``top`` is the end of a
-    linear y axis."""
+    equally, and ``ticks`` are their labels in place of numbers. In the order of the curves, ``colours`` are indices of
+    line colours (6 is the colour of text), ``styles`` line styles, and ``markers`` those of bands (default: circles, if
+    there are few places). ``top`` is the end of a linear y axis."""
 
     x: Values
     curves: Curves
@@ -41,6 +50,7 @@ class Panel:
     title: str = ""
     log: str = ""
     even: bool = False
+    ticks: Names = ()
     kind: Literal["bars", "band"] = "bars"
     expected: Mapping[str, tuple[Values, Values]] = field(default_factory=dict)
     levels: Mapping[str, float | Range] = field(default_factory=dict)
@@ -79,8 +89,10 @@ class Panel:
         if "x" in self.log:
             base.log_axis(ax, "x", x)
         if self.even or (few and self.kind == "bars"):
-            ax.set_xticks(places, [base.number(v) for v in x])
+            ax.set_xticks(places, self.ticks or [base.number(v) for v in x])
             ax.minorticks_off()
+        if self.ticks:
+            ax.set_xlim(places[0] - 0.5, places[-1] + 0.5)
         self._limit(ax)
 
     def _limit(self, ax: Axes) -> None:
@@ -120,6 +132,24 @@ def curve_panels(*panels: Panel, share: bool = False) -> Figure:
         elif labels:
             ncols = 1 if max(map(len, labels)) > 25 else min(len(labels), 3)
             ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=ncols)
+    return figure
+
+
+@styled
+def panel_grid(panels: Sequence[Panel], columns: int = 3) -> Figure:
+    """Draw panels row by row, with one legend of all their curves below."""
+    rows = -(-len(panels) // columns)
+    figure, axes = base.axes((4.2 * columns, 3.1 * rows + 0.5), rows, columns, squeeze=False)
+    shown: dict[str, Artist] = {}
+    for ax, panel in zip(axes.flat, panels, strict=False):
+        panel.draw(ax)
+        bottom, top = ax.get_ylim()
+        ax.set_ylim(bottom - 0.03 * (top - bottom), top)  # markers at zero are whole
+        handles, labels = ax.get_legend_handles_labels()
+        shown |= dict(zip(labels, handles, strict=True))
+    for ax in axes.flat[len(panels) :]:
+        ax.set_axis_off()
+    base.legend_below(figure, list(shown.values()), list(shown), -(-len(shown) // 2))
     return figure
 
 

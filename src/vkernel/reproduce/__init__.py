@@ -24,7 +24,19 @@ from vkernel.core.errors import InputError
 from vkernel.core.files import write
 from vkernel.core.progress import Progress, progress as report_progress
 from vkernel.reports import html
-from vkernel.reproduce import effective, exact, exhibit, images, learned, paths, plane, pool, scorecard, variances
+from vkernel.reproduce import (
+    effective,
+    exact,
+    exhibit,
+    factors,
+    images,
+    learned,
+    paths,
+    plane,
+    pool,
+    scorecard,
+    variances,
+)
 from vkernel.reproduce.exhibit import Exhibit, Page, Part, Run, Skip, Values
 from vkernel.study import Spec, report, shipped
 from vkernel.study.store import Store
@@ -42,6 +54,7 @@ def exhibits() -> list[Part]:
     makes += [learned.figure2, effective.effective, effective.weights, learned.figure3]
     makes += [variances.v_linear, variances.shares, variances.v_lazy]
     makes += [learned.mlp_plane, paths.conditional, paths.path_integral, plane.v_over_c, images.between_images]
+    makes += [factors.factors]
     return [Part(make=make, name=make.__name__, **exhibit.read("page")[make.__name__]) for make in makes]
 
 
