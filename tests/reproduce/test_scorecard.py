@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -84,3 +85,25 @@ def test_processes_change_no_number(
     assert shown == sorted(shown)
     assert shown[-1] == pytest.approx(1)
     assert "Skipped was not made. There is no data." in capsys.readouterr().err
+
+
+def test_the_documented_scorecard_is_that_of_these_rules() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    found = json.loads((docs / "scorecard.json").read_text())
+    assert [claim["key"] for claim in found["claims"]] == exhibit.read("page")["scorecard"]
+    for claim, given in ((claim, texts()[claim["key"]]) for claim in found["claims"]):
+        assert claim["tests"] == {key: given[key] for key in exhibit.VERDICTS if key in given}, claim["key"]
+        assert claim["verdict"] in {*exhibit.VERDICTS.values(), exhibit.UNDECIDED}
+        assert claim["number"]
+
+
+def test_readme_shows_the_documented_scorecard() -> None:
+    root = Path(__file__).parents[2]
+    spec = importlib.util.spec_from_file_location("scorecard_docs", root / "docs" / "scorecard.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    shown = script.BLOCK.search((root / "README.md").read_text())
+    assert shown is not None
+    assert shown[0] == script.table(json.loads((root / "docs" / "scorecard.json").read_text()))
