@@ -78,6 +78,7 @@ DRAW = {
         [["n"], [""]],
         "tr V",
     ),
+    "single_laws": lambda: plots.single_laws({"a": np.eye(3, 20), "b": np.eye(2, 20)}, EDGES, [-1, 1], (0.25, 0.75)),
     "law_grid": lambda: plots.law_grid(
         EDGES,
         {"J1": (LAW, LAW / 2, 2 * LAW)},
@@ -350,3 +351,12 @@ def test_save_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(InputError, match="No space left"):
         plots.save(figure, tmp_path / "b.png")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.png", "file"]
+
+
+def test_discs_have_the_area_of_shares() -> None:
+    figure = plots.single_laws(
+        {"a": np.array([[0.5, 0.25, 0.0], [0.0, 0.0, 1.0]])}, [-1.5, -0.5, 0.5, 1.5], [0], (0, 1)
+    )
+    discs = figure.axes[0].collections[0]
+    np.testing.assert_allclose(discs.get_offsets(), [[-1, 1], [0, 1], [1, 2]])
+    np.testing.assert_allclose(discs.get_sizes() / discs.get_sizes()[-1], [0.5, 0.25, 1])

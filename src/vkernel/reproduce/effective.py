@@ -86,7 +86,8 @@ class Cell:
         how: Values = {"draws": self.draws, "seed": self.run.key(f"{name}/members")}
         every = {}
         for goal in OBJECTIVES:
-            trained = train_ensemble(self.model, DATA, self.process, members=2 * half, objective=goal, **how)
+            how |= {"members": 2 * half, "objective": goal, "progress": False}
+            trained = train_ensemble(self.model, DATA, self.process, **how)
             every[goal] = trained.state["weights"]
         parts = every["J0"].chunk(GROUPS)
         left = [torch.cat([*parts[:k], *parts[k + 1 :]]).mean(0) for k in range(GROUPS)]
@@ -113,6 +114,21 @@ class Cell:
                 found[goal]["fine"] = self.flow(others, fine=True)
         self.error = V.relative_error if V else None
         return found
+
+
+def given_inputs(run: Run, sets: int, models: int, steps: int, n: int) -> Values:
+    """Compare gap masses of models that share their inputs with those of fields of the exact V given these inputs."""
+    cell = Cell(run, SimpleNamespace(ratio=1.0, eps=EPS), steps, n)
+    own, field = [], []
+    for k in range(sets):
+        how: Values = {"draws": cell.draws, "seed": run.key("effective/given", k), "vary": ("targets",)}
+        trained = train_ensemble(cell.model, DATA, cell.process, members=models, progress=False, **how)
+        V = kernels.Linear(cell.model, DATA, cell.process, **how)
+        own.append(in_gap(cell.flow(trained)).mean())
+        field.append(in_gap(cell.flow(V.models(models, run.stream("effective/fields", k)))).mean())
+    a, b = torch.stack(own), torch.stack(field)
+    found: Values = {"members": Estimate.of_mean(a), "field": Estimate.of_mean(b), "gaps": torch.stack([a, b])}
+    return found | {"difference": Estimate.of_mean(b - a), "ratio": ratio_of_means(b, a, paired=True)}
 
 
 def largest(scores: Scores) -> float:
@@ -190,7 +206,7 @@ def effective(run: Run) -> Exhibit:
     cases = [SimpleNamespace(**case) for case in sizes.cases]
     cells: list[Values] = []
     laws, bare, arrays = {}, {}, Values()
-    for case in run.each(cases, 0.9):
+    for case in run.each(cases, 0.75):
         cell = Cell(run, case, sizes.steps, sizes.samples)
         samples, bare[case.eps] = cell.laws(), cell.exact()
         for goal in samples:
@@ -200,6 +216,9 @@ def effective(run: Run) -> Exhibit:
             laws[goal, case.ratio, case.eps] = samples[goal]
             name = f"{goal}_{case.ratio:g}_{case.eps:g}"
             arrays |= {f"{name}_{law}_gap": gap for law, gap in cells[-1]["gaps"].items()}
+    fixed = given_inputs(run, **sizes.given, steps=sizes.steps, n=sizes.samples)
+    arrays["given_inputs_gap"] = fixed["gaps"]
+    run.step(0.15)
     main = {(c["goal"], c["capacity"]): c for c in cells if c["eps"] == EPS}
     ratios, known = sorted({ratio for _, ratio in main}, reverse=True), bare[EPS]
     single = {LAWS[k]: shares(laws["J1", 1.0, EPS][k][: sizes.shown]) for k in ("members", "measured")}
@@ -221,6 +240,7 @@ def effective(run: Run) -> Exhibit:
         "cutoffs": cutoffs,
         "laws": LAWS,
     }
+    values["fixed"] = fixed
     values["apart"] = [c["label"] for c in main.values() if not _holds_zero(c["difference"]["measured"])]
     values["close"] = [c["label"] for c in main.values() if _small(c["difference"]["measured"], c["mass"]["members"])]
     noisy = [c for c in main.values() if c["goal"] == "J1"]
