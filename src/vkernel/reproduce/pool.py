@@ -60,6 +60,13 @@ def side_by_side(parts: Sequence[Part], run: Run, show: Show, workers: int) -> I
     needed = {part.after for part in parts}
     waiting = sorted(range(len(parts)), key=lambda i: (parts[i].name not in needed, -parts[i].seconds))
     unmade, flying = {part.name for part in parts}, dict[Future[Exhibit | Skip], int]()
+    reported = [0.0] * len(parts)
+
+    def report(index: int, share: float) -> None:
+        share = min(share, 1 - reported[index])  # a share that comes after its exhibit was counted then
+        reported[index] += share
+        show(parts[index].title, share * parts[index].seconds)
+
     with ProcessPoolExecutor(workers, context, _begin, (shares,)) as pool:
         try:
             while waiting or flying:
@@ -68,9 +75,11 @@ def side_by_side(parts: Sequence[Part], run: Run, show: Show, workers: int) -> I
                     waiting.remove(i)
                     flying[pool.submit(_work, i, parts[i], dataclasses.replace(run, step=silent, runner="inline"))] = i
                 done, _ = wait(flying, POLL, FIRST_COMPLETED)
-                _report(shares, parts, show)
+                for index, share in _waiting(shares):
+                    report(index, share)
                 for future in done:
                     index = flying.pop(future)
+                    report(index, 1.0)
                     unmade.discard(parts[index].name)
                     yield index, future.result()
         except BrokenProcessPool:
@@ -79,13 +88,13 @@ def side_by_side(parts: Sequence[Part], run: Run, show: Show, workers: int) -> I
             pool.shutdown(cancel_futures=True)
 
 
-def _report(shares: Shares, parts: Sequence[Part], show: Show) -> None:
+def _waiting(shares: Shares) -> Iterator[tuple[int, float]]:
+    """Yield what stands in the queue now."""
     while True:
         try:
-            index, share = shares.get_nowait()
+            yield shares.get_nowait()
         except queue.Empty:
             return
-        show(parts[index].title, share * parts[index].seconds)
 
 
 def silent(share: float) -> None:
