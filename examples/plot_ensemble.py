@@ -1,10 +1,11 @@
 """
-Noise of the target, and what fills the gap
-===========================================
+Noise of the target, and the share in the gap
+=============================================
 
 A linear model with 64 features is trained a hundred times on 64 noised copies of three numbers: once with noisy targets
-(J1), once, on the same inputs, with noiseless ones (J0). Above: the average learned laws. Below: the variance of the
-score over trainings, measured and predicted.
+(J1), once, on the same inputs, with noiseless ones (J0). Above: the average learned laws, which are not the law of one
+model; the legend has mean and median over models. Below: the variance of the score over trainings, measured and
+predicted.
 """
 
 # %%
@@ -32,7 +33,9 @@ for goal, ensemble in ensembles.items():
     samples = ensemble.sample(x_T=x_T[:, None], steps=100)
     law, edges = vk.metrics.histogram(samples, bins=60, range=(-1.5, 1.5))
     mass = vk.metrics.gap_mass(samples)
-    above.stairs(law.value.clamp_min(1e-3), edges, label=f"{goal}: {mass.value:.2f} ± {mass.se:.2f} in the gaps")
+    half = ((samples.abs() > 0.25) & (samples.abs() < 0.75)).double().mean((1, 2)).median()
+    label = f"{goal}: {mass.value:.2f} ± {mass.se:.2f} in the gaps, median {half:.2f}"
+    above.stairs(law.value.clamp_min(1e-3), edges, label=label)
     (line,) = below.plot(places, ensemble.cov(places, 0.1).trace(), label=f"{goal}, measured")
     V = vk.kernels.Linear(model, data, process, draws=P, objective=goal, seed=1)
     below.plot(places, V.cov(places, 0.1).trace(), "--", color=line.get_color(), label=f"{goal}, predicted")

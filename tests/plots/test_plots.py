@@ -60,6 +60,7 @@ def ratio_figure() -> Figure:
 GAPS = np.array([[0.1, 0.0], [0.05, 0.0], [0.2, 0.01]])  # (value, low, high) at two places; the second value is zero
 LAW = rng.dirichlet(np.ones(20), (2, 3))
 EDGES = np.linspace(-1.5, 1.5, 21)
+FOUND = Estimate(*torch.from_numpy(GAPS)[[0, 1, 1, 2], None])
 DRAW = {
     "curve_panels": lambda: plots.curve_panels(plots.Panel([1, 2], {"a": GAPS}, "x", "y"), share=True),
     "end_images": lambda: plots.end_images(
@@ -67,7 +68,11 @@ DRAW = {
     ),
     "gap_curves": lambda: plots.gap_curves([0, 1], {"a": GAPS}, [10, 30], {"b": GAPS}, GAPS, 0.01),
     "gap_shares": lambda: plots.gap_shares(
-        [0.5, 1.0], {"euler": {"J1": Estimate(*GAPS[[0, 1, 1, 2], None])}}, ["eps = 1"], {"euler": [0.03]}
+        [0.5, 1.0],
+        {"euler": {"J1": FOUND}, "heun": {"J1": FOUND}},
+        ["eps = 1"],
+        {"euler": [0.03], "heun": [0]},
+        {"J1": FOUND},
     ),
     "kernel_maps": lambda: plots.kernel_maps(
         np.linspace(-1, 1, 5),
@@ -93,6 +98,13 @@ DRAW = {
         {"a": LAW[0], "b": LAW[1]}, list("cde"), EDGES, {"a": [-1, 1], "b": [0]}, (0.25, 0.75), [["n"] * 3] * 2
     ),
     "panel_grid": lambda: plots.panel_grid([plots.Panel([0, 1], {"a": GAPS}, "x", "y", even=True, ticks="pq")] * 4),
+    "member_laws": lambda: plots.member_laws(
+        EDGES,
+        {"J1, a": LAW[0], "J0, b": LAW[1]},
+        {"J1, a": [0.2, 0.1, 0], "J0, b": [0.1, 0, 0]},
+        (0.25, 0.75),
+        "mean of 3",
+    ),
     "part_curves": lambda: plots.part_curves([1, 2], {"a": [1.0, 2.0]}, [1, 2], {"a": 1 + GAPS}, {"J1": GAPS}, 1.5),
     "path_bundles": lambda: plots.path_bundles(
         np.eye(2),
@@ -114,7 +126,7 @@ DRAW = {
     "plane_laws": lambda: plots.plane_laws(
         rng.uniform(size=(1, 2, 5, 5)), np.zeros((2, 3, 2)), rows="a", columns="bc", limit=1.5, top=1.0
     ),
-    "ratio_panels": lambda: plots.ratio_panels([0.5, 10], {"J1": {"a": 1 + GAPS, "b": 2 + GAPS}}, (0.9, 1.15)),
+    "ratio_panels": lambda: plots.ratio_panels([0.5, 10], {"J1": {"a": 1 + GAPS, "b": 2 + GAPS}}),
     "share_curve": lambda: plots.share_curve([0, 1], GAPS, {"nearest": 1 + GAPS[[1, 0, 2]]}),
     "share_curves": lambda: plots.share_curves([0.5, 1], ["all", "t = 1"], *2 * [np.stack([GAPS.T] * 2)]),
     "start_maps": lambda: plots.start_maps(
@@ -289,6 +301,23 @@ def test_panels_hold_their_numbers(log) -> None:
     assert len([text for text in ax.texts if text.arrow_patch is not None]) == bool(log)
     assert [label.get_text() for label in ax.get_xticklabels()] == ["½", "2"]
     assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title()) == ("x", "y", "title")
+
+
+def test_references_and_arrows_are_inside_the_picture() -> None:
+    zero = np.array([[0.1, 0.0], [0.05, 0.0], [0.2, 1e-6]])
+    ax = plots.curve_panels(plots.Panel([0.5, 2], {"a": zero}, "x", "y", log="y")).axes[0]
+    assert ax.get_ylim()[0] < 1e-6 / 3  # where the arrow of the zero ends
+    figure = DRAW["gap_shares"]()
+    for ax in figure.axes[:2]:
+        assert ax.get_ylim()[0] < 0  # the axis does not hide the exact score, which is zero
+    labels = {text.get_text() for text in figure.legends[0].texts}
+    assert labels == {"J1, euler", "J1, heun", "exact score, euler", "exact score, heun"}
+
+
+def test_no_bar_of_ratios_is_on_both_sides_of_one() -> None:
+    bars = ratio_figure().axes[1].patches[:-1]  # the last is the interval
+    assert min(abs(bar.get_x() - 1) for bar in bars) < 1e-9
+    assert sum(bar.get_height() for bar in bars) == 3
 
 
 @pytest.mark.parametrize("isolated", [[0, 4], torch.tensor([True, False, False, False, True])])

@@ -86,6 +86,12 @@ def test_small_at_the_points_large_on_the_boundaries(first: dict[str, np.ndarray
     assert (first["noise_at_boundary"][:, 1] > first["noise_at_boundary"][:, 0]).all()
 
 
+def test_the_mean_of_targets_is_the_score_and_their_noise_is_on_boundaries(first: dict[str, np.ndarray]) -> None:
+    assert (first["proxy_error"] < 1e-12).all()
+    # between two points ∫ C is that of sech²(αΔ x/2σ²), of which a share tanh(5/2) lies within 5 σ²/(αΔ) of the middle
+    np.testing.assert_allclose(first["boundary_share"], math.tanh(2.5), atol=2e-3)
+
+
 def test_paths_are_those_of_the_samplers(made: Made) -> None:
     saved = made.arrays["paths2d"]
     process = vk.Toy(eps=1e-3)

@@ -15,9 +15,9 @@ from xarray import Dataset
 import vkernel as vk
 from vkernel import plots, study
 from vkernel.core.errors import InputError
-from vkernel.core.estimate import Estimate
+from vkernel.core.estimate import Estimate, twins
 from vkernel.reproduce import learned
-from vkernel.reproduce.exhibit import Run, number
+from vkernel.reproduce.exhibit import Run, number, percent
 from vkernel.reproduce.learned import ratio
 
 LINE = vk.VP(eps=1e-3)
@@ -28,7 +28,7 @@ MODEL = vk.models.Linear(GRID, "x0", 0.1)
 def results(tmp_path: Path, scheme: int, members: int, draws: list[int], **changes: object) -> Dataset:
     """The exhibit's own study at eps = 1e-3 with one integrator."""
     spec = Run(tmp_path, 0, False, print).spec("figure2")
-    sampler = spec["grid"]["sampler"]["values"][scheme] | changes
+    sampler = spec["grid"]["sampler"]["values"][scheme] | changes  # published, converged
     grid = {"training.draws": draws, "objective.K": spec["grid"]["objective.K"]}
     spec |= {"members": members, "block": members, "process": {"eps": 1e-3}, "sampler": sampler, "grid": grid}
     return study.run(spec, tmp_path / "store", progress=False).load()
@@ -62,7 +62,7 @@ KNOWN = {64: (0.18, 0.01, 0.09, 0.01), 256: (0.12, 0.02, 0.064, 0.004), 1024: (0
 
 
 def test_gap_mass_is_what_others_found(tmp_path: Path) -> None:
-    found = results(tmp_path, 1, 100, list(KNOWN))
+    found = results(tmp_path, 1, 100, list(KNOWN), steps=100, method="euler", spacing="uniform")
     shares = found["gap"] / found["inside"]
     for P, known in KNOWN.items():
         for objective, (value, se) in zip(("J1", "J0"), (known[:2], known[2:]), strict=True):
@@ -85,19 +85,61 @@ def test_arrays_are_laws(made: Made) -> None:
 
 def test_page_says_what_the_arrays_say(made: Made) -> None:
     exhibit, saved = made.exhibits["figure2"], made.arrays["figure2"]
-    one, zero = (saved[f"converged_{o}_gap"][1, 2].mean() for o in ("J1", "J0"))
+    one, zero = saved["single_gap"][1]
+    np.testing.assert_allclose(saved["single_gap"][1], [saved[f"converged_{o}_gap"][1, 2] for o in ("J1", "J0")])
     assert exhibit.finding is not None
-    assert exhibit.finding.number == f"{number(one / zero)} times"
-    assert number(float(one)) in exhibit.finding.words[0]
-    assert len(exhibit.tables) == 2
-    assert len(exhibit.tables[0].rows) == 6
+    mean, medians = one.mean() / zero.mean(), [number(float(np.median(v)), 2) for v in (one, zero)]
+    assert exhibit.finding.number == f"mean × {number(mean)}, median {medians[0]} against {medians[1]}"
+    assert f"J1 > J0 in {percent((one > zero).mean())}" in exhibit.finding.interval.replace("\u00a0", " ")
+    assert [len(table.rows) for table in exhibit.tables] == [3, 15, 6, 6]
+    share = [float(v) for v in saved["converged_J1_gap"][0, 0]]
+    row = exhibit.tables[1].rows[0]
+    assert row[2] == number(float(np.median(share)), 2)
+
+
+def test_clusters_of_a_normal_law_and_of_atoms() -> None:
+    z = vk.core.rng.quasi_normals(2000, 1, 0)
+    (found,) = learned.clusters(z[None, None], torch.ones(1, 1, 2000, dtype=torch.bool))
+    assert found.tolist() == [1, pytest.approx(0.6827, abs=0.01), pytest.approx(0.441, abs=0.02)]
+    atom = torch.cat([torch.full((60, 1), 5.0), torch.full((40, 1), 9.0)]).double() + 1e-9 * torch.randn(100, 1)
+    every, none = torch.ones(1, 1, 100, dtype=torch.bool), torch.zeros(1, 1, 100, dtype=torch.bool)
+    for x in (atom, torch.cat([atom, -atom], 1)):  # any dimension
+        (found,) = learned.clusters(torch.stack([x, x])[None], torch.cat([every, none], 1))
+        assert found[:2].tolist() == [1, pytest.approx(0.6)]
+        assert found[2] < 1e-8
+    assert learned.clusters(atom[None, None], none).tolist() == [[0, 0, 0]]
+
+
+def mostly(share: float, many: float, few: float) -> torch.Tensor:
+    """100 pairs ``(2, 100)``: the first is ``many`` in a ``share`` of them, else ``few``; the second is about 1."""
+    n = round(100 * share)
+    first = torch.tensor([many] * n + [few] * (100 - n), dtype=torch.float64)
+    return torch.stack([first + 1e-3 * torch.arange(100), torch.linspace(0.9, 1.1, 100, dtype=torch.float64)])
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "words"), [(0.1, 0.2, "fills"), (-0.2, -0.1, "empties"), (-1, 1, "beyond chance")]
+    ("share", "many", "few", "words"),
+    [
+        (0.9, 3.0, 0.5, "in most pairs"),
+        (0.2, 30.0, 0.5, "a typical model does not"),
+        (0.5, 30.0, 0.5, "undecided"),
+        (0.1, 1.2, 0.5, "empties"),
+        (0.5, 1.5, 0.4, "no difference of the means"),
+    ],
 )
-def test_the_verdict_follows_the_interval(low: float, high: float, words: str) -> None:
-    values = {"difference": Estimate(0.0, 0.1, low, high), "one": 0.1, "zero": 0.1, "eps": (0, 0)}
+def test_the_verdict_follows_mean_and_pairs(share: float, many: float, few: float, words: str) -> None:
+    cell = twins(*mostly(share, many, few))
+    values = {
+        "cells": [cell] * 3,
+        "cell": cell,
+        "eps": (1e-4, 1e-3, 1e-2),
+        "shown": 1,
+        "single_gap": torch.ones(3, 2, 100),
+    }
+    values |= {"pairs": [[cell] * 5] * 3, "members": 100}
+    values |= {"single_sigma": torch.ones(3)} | dict.fromkeys(
+        ("single_clusters", "single_clusters_at_0"), torch.ones(3, 2, 3)
+    )
     assert words in says("figure2", "finding.words", **values)
 
 
@@ -107,7 +149,7 @@ def test_the_verdict_follows_the_interval(low: float, high: float, words: str) -
 def test_the_papers_parameters(made: Made, tmp_path: Path) -> None:
     arrays, spec = made.arrays["figure3"], Run(tmp_path, 0, False, print).spec("figure3")
     published = spec["grid"]["sampler"]["values"][0]
-    assert published == {"samples": 1024, "steps": 30, "method": "euler", "spacing": "uniform"}
+    assert published == {"samples": 1024, "steps": 30, "method": "euler", "spacing": "uniform", "dtype": "float32"}
     assert (spec["training"]["draws"], spec["process"]["eps"]) == (500, 0.01)
     assert (spec["model"]["per_axis"], spec["model"]["ridge"]) == (10, 0.1)
     np.testing.assert_array_equal(arrays["rotations"], [0, 22.5, 45])
@@ -139,7 +181,7 @@ def test_laws_are_densities_over_the_plane_and_masses_are_shares(made: Made) -> 
 def test_the_words_hold_the_numbers_of_the_arrays(made: Made) -> None:
     mass = torch.from_numpy(made.arrays["figure3"]["mass"])
     whole = mass.mean(3)[..., 0, :]
-    found, finding = ratio(whole[1, 0]), made.exhibits["figure3"].finding
+    found, finding = ratio(whole[1, 0]), made.exhibits["figure3"].finding  # means over rotations
     assert finding is not None
     assert finding.number == number(found.value)
     assert f"{number(found.low)} to {number(found.high)}" in finding.interval
@@ -169,7 +211,7 @@ def test_the_length_of_training_has_its_words(made: Made) -> None:
     for scale, said in ((level[[1, 1, 1]], "No dependence"), (level, "ratio depends")):
         mass = torch.stack([scale, torch.ones(3)], 1)[..., None] + noise
         apart = learned.apart([ratio(m) for m in mass])
-        assert said in says("mlp_plane", "lasting", by_length={20: mass[0]}, ratio=ratio, apart=apart)
+        assert said in says("mlp_plane", "lasting", by_length={20: mass[0]}, twins=twins, apart=apart)
     assert made.arrays["mlp_plane"]["length_mass"].shape == (2, 2, 4, 2)
     assert [row[0] for row in made.exhibits["mlp_plane"].tables[1].rows] == ["20", "60", "120"]
 
@@ -226,16 +268,35 @@ def test_ratio_against_the_jackknife() -> None:
 
 
 def test_every_way_a_ratio_can_come_out_has_its_words() -> None:
-    for (low, high), said in (((1.1, 2), "more mass"), ((0.2, 0.9), "less mass"), ((0.9, 1.1), "no effect")):
-        assert said in says("figure3", "answer", r=Estimate((low * high) ** 0.5, 0.1, low, high), who="They")
-    assert "no ratio" in says("figure3", "answer", r=ratio(torch.tensor([[1.0] * 3, [0.0] * 3])), who="They")
+    for share, many, few, said in (
+        (0.9, 3.0, 0.5, "is larger, × 2.80 (95 % interval 2.64 to 2.97); larger in most pairs (J1 > J0 in 90 %"),
+        (0.2, 30.0, 0.5, "smaller in most pairs (J1 > J0 in 20 %"),
+        (0.5, 1.5, 0.4, "is not measurably different"),
+        (0.5, 1.2, 0.4, "no majority of pairs either way"),
+        (0.1, 1.2, 0.5, "is smaller"),
+    ):
+        assert said in says("figure3", "answer", r=twins(*mostly(share, many, few)), who="They")
+    assert "no ratio" in says("figure3", "answer", r=twins(*torch.tensor([[1.0] * 3, [0.0] * 3])), who="They")
     mass = torch.rand(2, 3, 4, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 4
     mass[0, :, 1] *= 2
     mass[0, :, 3] /= 2
     said = says("mlp_plane", "moved", regions=learned.regions(mass), who="They")
-    assert "fills the arcs" in said
-    assert "no visible effect on the sides" in said
-    assert "empties the centre" in said
+    assert "arcs, mean larger, × 1.99" in said
+    assert "larger in most pairs (100 % above, 0.0 % below)" in said
+    assert "sides, mean not measurably different" in said
+    assert "centre, mean smaller" in said
+
+
+def test_pairs_of_one_training_are_not_independent() -> None:
+    mass = torch.rand(2, 3, 4, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = learned.regions(mass)["away"]
+    one, zero = mass[0, :, 0], mass[1, :, 0]  # (rotation, M)
+    assert found.more.value == pytest.approx(float((one > zero).double().mean()))
+    assert found.ratio.value == pytest.approx(float(one.mean() / zero.mean()))
+    same = learned.regions(mass[:, :1].expand(-1, 3, -1, -1))["away"]  # three equal rotations say no more than one
+    alone = twins(one[0], zero[0])
+    assert (same.more.value, same.p) == (pytest.approx(alone.more.value), pytest.approx(alone.p))
+    assert same.more.high - same.more.low == pytest.approx(alone.more.high - alone.more.low, rel=0.2)
 
 
 # --- the picture ----------------------------------------------------------------------------------------------------

@@ -48,6 +48,16 @@ def test_a_model_without_error_keeps_every_start() -> None:
     assert (found.mean["same"].value, found.bias["same"], found.none.value) == (1, 1, 1)
 
 
+def test_the_flow_of_a_mean_of_equal_members_has_no_error() -> None:
+    at = paths.Starts(1e-2, 12, 30)
+    model = vk.models.Linear(vk.features.grid("gaussian", 8, process=at.process), target="x0", ridge=0.1)
+    one = vk.train_ensemble(model, at.data, at.process, members=1, draws=100)
+    same = one.select([0] * 16)
+    found, ends = paths.still(at, same), paths.kinds_of(at.flow(one.mean_score), at.points, at.exact).mean(-1)
+    for k, kind in enumerate(paths.KINDS):
+        assert (found[kind].value, found[kind].se) == (pytest.approx(float(ends[k])), pytest.approx(0, abs=1e-9))
+
+
 # --- weights of paths -----------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from exhibits import Made, says
 
 import vkernel as vk
 from vkernel import plots
+from vkernel.core.estimate import twins
 from vkernel.reproduce import variances
 from vkernel.reproduce.exhibit import Run, number, percent
 
@@ -69,16 +70,12 @@ def test_prediction_and_ensemble_agree_for_many_draws() -> None:
 
 @pytest.mark.parametrize(
     ("curve", "words"),
-    [
-        ((1.0, 0.95, 1.05), "whole interval lies in"),
-        ((1.0, 0.8, 1.3), "reaches beyond"),
-        ((1.5, 1.4, 1.6), "contradicts"),
-        ((1.2, 1.0, 1.4), "the interval overlaps"),
-    ],
+    [((1.0, 0.95, 1.05), "The interval holds 1"), ((1.5, 1.4, 1.6), "The interval does not hold 1")],
 )
 def test_the_verdict_on_v_follows_the_interval(curve: tuple[float, float, float], words: str) -> None:
     last = torch.tensor([[curve, (2.0, 1.9, 2.1)], [(1.0, 0.9, 1.1), (1.0, 0.9, 1.1)]])
-    said = says("v_linear", "finding.words", last=last, cases=[(20.0,)], expected=variances.EXPECTED)
+    given = {"together": variances.TOGETHER, "held": 1, "farthest": curve[0]}
+    said = says("v_linear", "finding.words", last=last, cases=[(20.0,)], **given)
     assert words in said
     assert "farther from 1" in said
 
@@ -113,7 +110,7 @@ def test_jackknife_is_exact_without_spread() -> None:
 )
 def test_the_verdict_on_shares_follows_the_interval(share: tuple[float, float, float], words: str) -> None:
     rest = {"met": torch.ones(1), "noise": torch.zeros(1, 1, 3), "line": torch.zeros(1, 1, 3)}
-    rest |= {"variance_of_J0": torch.ones(2, 1), "features_over_draws": [4.0]}
+    rest |= {"variance_of_J0": torch.ones(2, 1), "features_over_draws": [4.0], "together": variances.TOGETHER}
     assert words in says("shares", "finding.words", one=share, **rest)
 
 
@@ -171,17 +168,22 @@ def test_crossing() -> None:
 )
 def test_the_verdict_on_training_time(theory: tuple[float, ...], seen: tuple[float, ...], words: str) -> None:
     rest = {"ratio": torch.ones(1, 3, 4), "outside": [], "measured_tau": [1.0], "gap_mass": torch.zeros(1, 3, 3)}
-    rest |= {"measured": torch.ones(3, 1, 4)}
+    rest |= {"measured": torch.ones(3, 1, 4), "pairs": [twins(torch.rand(9), torch.rand(9))]}
     assert words in says("v_lazy", "finding.words", cross=torch.tensor([theory, seen]), **rest)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [((0.1, 0.05, 0.15), "fills gaps"), ((-0.1, -0.15, -0.05), "empties gaps"), ((0.0, -0.1, 0.1), "no effect")],
+    [
+        ((0.1, 0.05, 0.15), "raises the mean"),
+        ((-0.1, -0.15, -0.05), "lowers the mean"),
+        ((0.0, -0.1, 0.1), "no effect"),
+    ],
 )
 def test_the_words_on_gaps_follow_the_paired_difference(change: tuple[float, float, float], words: str) -> None:
     mass = torch.tensor([(0.2, 0.1, 0.3), (0.2, 0.1, 0.3), change])
     rest = {"ratio": torch.ones(1, 3, 4), "outside": [], "measured_tau": [1e4], "measured": torch.ones(3, 1, 4)}
+    rest["pairs"] = [twins(torch.rand(9), torch.rand(9))]
     assert words in says("v_lazy", "finding.words", gap_mass=mass[None], cross=torch.ones(2, 3), **rest)
 
 

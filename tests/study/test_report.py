@@ -67,6 +67,7 @@ def test_the_finding_by_hand(tmp_path: Path) -> None:
     assert np.allclose([found.low, found.high], [test.low, test.high], rtol=1e-3)
     assert "the interval lies above 0" in report.sentence(ds)
     assert report.sentence(ds).startswith("more: 0.2")
+    assert "of the pairs of models; the interval" in report.sentence(ds)
 
 
 def test_a_finding_averages_over_factors_it_does_not_name(tmp_path: Path) -> None:

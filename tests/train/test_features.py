@@ -151,6 +151,15 @@ def test_applied_weights_are_the_product_with_the_features(
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("kind", ["gaussian", "fourier", "polynomial"])
+def test_the_gram_matrix_is_that_of_the_features(kind):
+    source = torch.Generator().manual_seed(0)
+    x, t = (torch.rand(2, 7, *shape, generator=source, dtype=torch.float64) for shape in ((2,), ()))
+    for found in (vk.features.grid(kind, 4, 2, process=vk.VP()), vk.features.random_fourier(50, 2, vk.VP())):
+        phi = found(x, t)
+        torch.testing.assert_close(found.gram(x, t), phi @ phi.mT)
+
+
 def test_the_kernel_of_random_cosines_is_gaussian():
     """Over features, 2 cos cos has mean exp(-|u - u'|² / 2 l²), u = (x, t scaled to [-1, 1])."""
     count, length = 20000, 0.7

@@ -233,19 +233,32 @@ class Twins:
 
 
 def twins(a: Tensor, b: Tensor) -> Twins:
-    """Compare paired numbers ``a, b (M,)``, one pair for each training: a mean may be moved by a few of them."""
-    n, more, less = len(a), int((a > b).sum()), int((a < b).sum())
-    none = tuple(Estimate[float].of_share(int((v == 0).sum()), n) for v in (a, b))
-    largest = a.double().sort(descending=True).values
+    """Compare paired numbers ``a, b (M,)``, one pair for each training: a mean may be moved by a few of them.
+
+    Trainings with the same random numbers may give k pairs each, ``(M, k)``, which are not independent: means are taken
+    over k first, intervals of shares are over the M, and the sign test counts the sign of most of the k.
+    """
+    n, several, (first, second) = len(a), a.ndim > 1, (v.flatten() for v in (a, b))
+    signs = (a - b).sign().reshape(n, -1)
+
+    def share(hits: Tensor) -> Estimate:
+        if not several:
+            return Estimate.of_share(int(hits.sum()), n)
+        found: Estimate = Estimate.of_mean(hits.double().mean(1))
+        return Estimate.of_error(found.value, found.se, n - 1, 0.0, 1.0)
+
+    more, less = (int((sign * signs.sum(1) > 0).sum()) for sign in (1, -1))
+    largest = first.double().sort(descending=True).values
+    means = (a.mean(1), b.mean(1)) if several else (a, b)
     return Twins(
-        ratio_of_means(a, b, paired=True),
-        Estimate.of_mean(a - b),
-        (median(a), median(b)),
-        (none[0], none[1]),
-        Estimate.of_share(more, n),
-        Estimate.of_share(less, n),
+        ratio_of_means(*means, paired=True),
+        Estimate.of_mean(means[0] - means[1]),
+        (median(first), median(second)),
+        (share(a.reshape(n, -1) == 0), share(b.reshape(n, -1) == 0)),
+        share(signs > 0),
+        share(signs < 0),
         min(1.0, 2 * sign_test(max(more, less), more + less)),
-        float(largest[: math.ceil(n / 10)].sum() / largest.sum().clamp_min(TINY)),
+        float(largest[: math.ceil(len(largest) / 10)].sum() / largest.sum().clamp_min(TINY)),
     )
 
 

@@ -189,7 +189,7 @@ class Linear(LinearField):
             if F <= P:
                 H = torch.cholesky_solve(A.mT, factor(A.mT @ A, model.ridge, F, P))
             else:
-                H = torch.cholesky_solve(A, factor(A @ A.mT, model.ridge, F, P)).mT
+                H = torch.cholesky_solve(A, factor(model.gram(batch, training.process), model.ridge, F, P)).mT
             found.append(H @ Y)
             self.effective += float(torch.einsum("mfp,mpf->", H, A))
             N = target_noise(model, training, batch)

@@ -38,6 +38,7 @@ DASHED: LineStyle = (0, (4, 2))
 DOTTED: LineStyle = (0, (1, 1.6))
 DOT = "#ff5a36"  # training points, on a map of any colour
 MARKERS = "osD^v*"
+_ON_MAPS = (("x", "white"), ("o", "black"))  # crosses and rings that are seen on a map, but not on every page
 
 
 @functools.cache
@@ -172,8 +173,8 @@ def legend_below(figure: Figure, shown: Axes | Sequence[Artist], labels: Names =
     names = list(labels) or [str(h.get_label()) for h in handles]
     look: dict[str, Any] = {"loc": "outside lower center", "ncols": ncols or len(handles), "handlelength": 2.9}
     for handle in figure.legend(handles, names, **look).legend_handles:
-        if isinstance(handle, Line2D) and (handle.get_marker(), handle.get_markeredgecolor()) == ("x", "white"):
-            handle.set_markeredgecolor(ink())  # white crosses are seen on a map, but not on white paper
+        if isinstance(handle, Line2D) and (handle.get_marker(), handle.get_markeredgecolor()) in _ON_MAPS:
+            handle.set_markeredgecolor(ink())
 
 
 def colour_bar(figure: Figure, image: ScalarMappable, axes: Axes | np.ndarray, label: str, **look: object) -> Colorbar:

@@ -65,7 +65,7 @@ class Panel:
         x = array(self.x, 1, "positions")
         places = np.arange(len(x), dtype=float) if self.even else x
         few, palette = len(x) <= 8, (*lines(), ink())
-        bands = self.markers or ("o" if few else " ")
+        bands, marks = self.markers or ("o" if few else " "), self.markers or base.MARKERS
         ax.set(xlabel=self.xlabel, ylabel=self.ylabel, title=self.title, yscale="log" if "y" in self.log else "linear")
         for k, (label, curve) in enumerate(self.curves.items()):
             colour, ls = palette[self.colours[k % len(self.colours)]], self.styles[k % len(self.styles)]
@@ -77,15 +77,16 @@ class Panel:
                 continue
             aside = few * (k - (len(self.curves) - 1) / 2)  # error bars must not cover each other
             shifted = places * (1 + 0.03 * aside) if "x" in self.log else places + 0.015 * aside * (np.ptp(places) or 1)
-            base.error_bars(ax, shifted, curve, colour, label, base.MARKERS[k % 6], ls)
+            base.error_bars(ax, shifted, curve, colour, label, marks[k % len(marks)], ls)
         if self.expected:
             ax.plot([], [], color=ink(), label="predicted")
         for references, line, span in ((self.levels, ax.axhline, ax.axhspan), (self.marks, ax.axvline, ax.axvspan)):
-            for label, place in references.items():
+            for k, (label, place) in enumerate(references.items()):
                 if isinstance(place, tuple):
                     span(*place, color=lines()[4], alpha=0.2, lw=0, label=label)
                 else:
-                    line(place, color=ink(), lw=1, ls=":" if references is self.levels else base.DASHED, label=label)
+                    ls = (":", "-.")[k % 2] if references is self.levels else base.DASHED
+                    line(place, color=ink(), lw=1, ls=ls, label=label)
         if "x" in self.log:
             base.log_axis(ax, "x", x)
         if self.even or (few and self.kind == "bars"):
@@ -100,12 +101,15 @@ class Panel:
         every = np.concatenate([array(curve).reshape(3, -1) for curve in self.curves.values()], 1)
         values = every[0][np.isfinite(every[0]) & (every[0] > 0)]
         if "y" not in self.log:
-            ax.set_ylim(np.fmin.reduce(every[0], initial=0.0), self.top)  # a curve may be all NaN
+            low, top = np.fmin.reduce(every[0], initial=0.0), self.top or ax.get_ylim()[1]  # a curve may be all NaN
+            on_axis = any(height == low for height in self.levels.values())  # the axis must not hide a level
+            ax.set_ylim(low - 0.03 * (top - low) * on_axis, self.top)
         elif not values.size:
             ax.text(0.5, 0.5, "no value above zero", transform=ax.transAxes, ha="center", va="center")
         else:
             levels = [end for height in self.levels.values() for end in np.atleast_1d(height)]
-            low = min(max(np.nanmin(every[:2]), values.min() / 10), *levels, math.inf) / 1.5
+            arrows = every[2][every[0] == 0] / 3  # from the high end of a zero
+            low = min(max(np.nanmin(every[:2]), values.min() / 10), *levels, *arrows, math.inf) / 1.5
             high = max(min(np.nanmax(every), values.max() * 10), *levels, 0) * 1.5
             ax.set_ylim(low, high)
             if high < 50 * low:  # fewer than two powers of ten would be ticks
@@ -216,8 +220,14 @@ def ratio_curve(t: Values, curves: Curves, ratios: Values, low: float, high: flo
     panel("midpoint_ratio", t, curves, marks={f"t = {chosen:.3g}, where ρ is greatest": chosen}).draw(left)
     left.set_ylim(0.5, min(1e4, left.get_ylim()[1]))
     left.legend()
-    ends = min(float(ratios.min()), 0.97), max(float(ratios.max()), 1.03)
-    _histogram(right, ratios, 30, *ends, log=True)
+    logs = np.log([min(float(ratios.min()), 0.97), max(float(ratios.max()), 1.03)])
+    step = float(np.ptp(logs)) / 30
+    first, last = (
+        math.floor(logs[0] / step),
+        math.ceil(logs[1] / step),
+    )  # one of the edges is 1: no bar is on both sides
+    ends = math.exp(first * step), math.exp(last * step)
+    _histogram(right, ratios, last - first, *ends, log=True)
     right.axvline(1, color=ink(), lw=0.9, ls=":")
     right.axvspan(low, high, color=lines()[4], alpha=0.45, lw=0, label="95 % interval of the mean")
     base.log_axis(right, "x", np.array(ends))
@@ -290,22 +300,38 @@ def share_curve(kappas: Values, shares: Values, distances: Curves) -> Figure:
     return curve_panels(panel("other_image", kappas, {"": shares}), panel("image_distance", kappas, median))
 
 
-def gap_shares(ratio: Values, groups: Mapping[str, Mapping[str, Estimate]], rows: Names, exact: Curves) -> Figure:
-    """Draw shares in the gaps against F/P: a panel for each row of the estimates ``(row, ratio)``, a line style for
-    each group, a colour for each objective, and a dotted line for the share of the ``exact`` score in each row."""
-    names, panels = ("exact score", *(f"_{group}" for group in groups)), []  # matplotlib hides labels that begin with _
+@styled
+def gap_shares(
+    ratio: Values,
+    groups: dict[str, Mapping[str, Estimate]],
+    columns: Names,
+    exact: Curves,
+    medians: Mapping[str, Estimate],
+) -> Figure:
+    """Draw shares in the gaps against F/P: means over models above, ``medians`` over models, of the last group, below.
+    Estimates are ``(column, ratio)``; a group has a line style, an objective a colour, and the ``exact`` score of each
+    group a horizontal line."""
     every = {f"{name}, {group}": e.stack().clamp_min(0) for group, of in groups.items() for name, e in of.items()}
-    for i, row in enumerate(rows):
-        curves = {label: curve[:, i] for label, curve in every.items()}
-        levels = {name: float(array(exact[group])[i]) for name, group in zip(names, groups, strict=False)}
-        panels.append(panel("gap_by_features", ratio, curves, title=row, levels=levels))
-    return curve_panels(*panels, share=True)
+    last, top = list(groups)[-1], 1.04 * max(float(v.max()) for v in every.values())
+    half = {f"{name}, {last}": e.stack() for name, e in medians.items()}
+    figure, axes = base.axes((11.4, 7.0), 2, len(columns), sharex=True, sharey=True)
+    for i, title in enumerate(columns):
+        levels = {f"exact score, {group}": float(array(exact[group])[i]) for group in reversed(groups)}
+        above = {label: curve[:, i] for label, curve in every.items()}
+        panel("gap_by_features", ratio, above, title=title, xlabel="", levels=levels, top=top).draw(axes[0, i])
+        levels = {f"exact score, {last}": levels[f"exact score, {last}"]}
+        panel("median_by_features", ratio, {k: v[:, i] for k, v in half.items()}, levels=levels, top=top).draw(
+            axes[1, i]
+        )
+    for ax in axes[:, 1:].flat:
+        ax.set_ylabel("")
+    base.legend_below(figure, axes[0, 0], ncols=3)
+    return figure
 
 
-def ratio_panels(ratios: Values, curves: Mapping[str, Curves], expected: Range) -> Figure:
-    """Draw measured / predicted variance over P/F and the ``expected`` range; panels by objective, curves by form."""
-    levels = {f"expected at P/F ≥ 10: {expected[0]:g} to {expected[1]:g}": expected, "": 1.0}
-    panels = (panel("variance_ratio", ratios, forms, title=name, levels=levels) for name, forms in curves.items())
+def ratio_panels(ratios: Values, curves: Mapping[str, Curves]) -> Figure:
+    """Draw measured / predicted variance over P/F; panels by objective, curves by form."""
+    panels = (panel("variance_ratio", ratios, forms, title=name) for name, forms in curves.items())
     return curve_panels(*panels, share=True)
 
 

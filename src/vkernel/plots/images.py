@@ -16,12 +16,13 @@ from vkernel.core.errors import require
 from vkernel.plots import base
 from vkernel.plots.base import DOT, Curves, Names, Notes, Several, Size, Values, array, ink, lines, styled
 
-__all__ = ["end_images", "fraction_maps", "image_row", "law_grid", "law_panels", "line_maps", "pairs"]
+__all__ = ["end_images", "fraction_maps", "image_row", "law_grid", "law_panels", "line_maps", "member_laws", "pairs"]
 __all__ += ["path_maps", "plane_laws", "sample_rows", "scatter_pairs", "single_laws", "variance_panels"]
 Limits = tuple[float, float] | None
 Paths = Sequence[np.ndarray]
 Laws = Mapping[str, Several]
 FLOOR = 3e-3  # densities below this are drawn at the bottom
+HATCHES = ("", "/////", r"\\\\\\", "....")  # of bands
 Row = tuple[str, np.ndarray, Names]  # label, images, titles
 
 
@@ -191,7 +192,8 @@ def _maps(
             for path in paths[i][j].swapaxes(0, 1):
                 widths = np.linspace(0.35, 1.25, len(path) - 1)
                 segments = list(np.stack([path[:-1], path[1:]], 1))
-                ax.add_collection(LineCollection(segments, colors="white", linewidths=widths, alpha=0.75))
+                for colour, more in (("#14181f", 0.9), ("white", 0.0)):  # white alone is lost on a bright map
+                    ax.add_collection(LineCollection(segments, colors=colour, linewidths=widths + more))
             ax.plot(*paths[i][j, -1].T, "o", mfc="none", mec="black", ms=3.6, mew=0.9, ls="", zorder=4)
         ax.set(xlim=ends, ylim=ends, xticks=(-2, 0, 2), yticks=(-2, 0, 2))
         ax.grid(visible=False)
@@ -248,10 +250,19 @@ def line_maps(
 
 @styled
 def plane_laws(
-    laws: Values, points: Values, *, rows: Names, columns: Names, limit: float, top: float, notes: Notes = ()
+    laws: Values,
+    points: Values,
+    *,
+    rows: Names,
+    columns: Names,
+    limit: float,
+    top: float,
+    notes: Notes = (),
+    what: str = "density, mean over members",
 ) -> Figure:
     """Draw densities ``laws (row, column, x₁, x₂)`` on the square of half side ``limit``; ``points (column, n, 2)`` are
-    rings. The colour is the square root of the density, to show small ones beside peaks, and saturates at ``top``."""
+    rings. The colour, that of ``what``, is the square root of the density, to show small ones beside peaks, and
+    saturates at ``top``."""
     laws, points = array(laws, 4, "laws"), array(points, 3, "sets of points")
     shape = (len(rows), len(columns))
     require(laws.shape[:2] == shape, f"There must be {shape} laws; got {laws.shape[:2]}.")
@@ -267,7 +278,7 @@ def plane_laws(
             ax.text(0.04, 0.955, notes[i][j], transform=ax.transAxes, va="top", size=9, color="white")
     ticks = top * np.array([0, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0])
     look: dict[str, Any] = {"shrink": 0.6, "aspect": 32, "extend": "max", "ticks": ticks}
-    bar = base.colour_bar(figure, image, axes, "density, mean over members", **look)
+    bar = base.colour_bar(figure, image, axes, what, **look)
     bar.ax.set_yticklabels([f"{v:.2g}" for v in ticks])
     bar.ax.minorticks_off()
     base.legend_below(figure, rings, ["training points, at αy"])
@@ -276,28 +287,42 @@ def plane_laws(
 
 @styled
 def law_grid(
-    edges: Values, laws: Laws, *, exact: Values, noised: Several, rows: Names, columns: Names, notes: Notes, gap: Size
+    edges: Values,
+    laws: Laws,
+    *,
+    exact: Values,
+    noised: Several,
+    rows: Names,
+    columns: Names,
+    notes: Notes,
+    gap: Size,
+    band: str = "quartiles",
 ) -> Figure:
-    """Draw densities of several laws, each with quartiles, ``(row, column, bin)``, that of the ``exact`` score
-    ``(row, bin)``, and that of ``noised`` data, a grid and densities ``(row, point)``."""
+    """Draw densities of several laws, each with the ends of a ``band``, ``(row, column, bin)``, that of the ``exact``
+    score ``(row, bin)``, and that of ``noised`` data, a grid and densities ``(row, point)``."""
     x, fine = array(edges, 1, "edges"), array(noised[0], 1, "grid")
     smooth, bare = (np.maximum(array(v, 2, "densities"), FLOOR / 2) for v in (noised[1], exact))
     figure, axes = base.grid([f"{row}\ndensity" for row in rows], columns, (2.2, 2.0), (0.9, 1.0), "x")
     for (i, j), ax in np.ndenumerate(axes):
         for low, high in (gap, (-gap[1], -gap[0])):
             ax.axvspan(low, high, color=lines()[4], alpha=0.12, lw=0)
-        for colour, (name, law) in zip(lines(), laws.items(), strict=False):
+        for k, (colour, (name, law)) in enumerate(zip(lines(), laws.items(), strict=False)):
             mean, lower, upper = (np.maximum(array(v)[i, j], FLOOR / 2) for v in law)
             ends = np.append(lower, lower[-1]), np.append(upper, upper[-1])
-            ax.fill_between(x, *ends, step="post", color=colour, alpha=0.25, lw=0)
-            ax.stairs(mean, x, color=colour, lw=1.5, baseline=None, label=name)
+            # the first band is filled, others are hatched: two filled ones would make a third colour where they overlap
+            look: dict[str, Any] = {"edgecolor": colour, "facecolor": "none", "hatch": HATCHES[k % len(HATCHES)]}
+            look = look if k else {"color": colour, "alpha": 0.28}
+            wide = any((array(law[2]) > array(law[1])).flat)
+            if wide:
+                ax.fill_between(x, *ends, step="post", lw=0, label=f"{name}, {band}", **look)
+            ax.stairs(mean, x, color=colour, lw=1.5, baseline=None, label=f"{name}, mean" if wide else name)
         ax.plot(fine, smooth[i], color=ink(), lw=1, ls=":", label="noised data p(x|eps)")
         ax.stairs(bare[i], x, color=ink(), alpha=0.45, lw=1.0, baseline=None, label="exact score, same steps")
         ax.set(yscale="log", ylim=(FLOOR, 150), xlim=(x[0], x[-1]), xticks=(-1, 0, 1))
         ax.minorticks_off()
         ax.grid(visible=False, axis="x")
         ax.text(0.5, 0.97, notes[i][j], transform=ax.transAxes, ha="center", va="top", size=9)
-    base.legend_below(figure, axes[0, 0], ncols=min(len(laws) + 2, max(2, len(columns) - 1)))
+    base.legend_below(figure, axes[0, 0], ncols=min(2 * len(laws) + 2, len(columns) + 1))
     return figure
 
 
@@ -318,6 +343,37 @@ def single_laws(laws: Curves, edges: Values, points: Values, gap: Size) -> Figur
         ax.set(title=title, xlabel="x", xlim=(x[0], x[-1]), ylim=(models + 0.8, 0.2), xticks=(-1, 0, 1))
         ax.grid(visible=False)
     axes[0].set(ylabel="model", yticks=range(1, models + 1, max(1, models // 6)))
+    return figure
+
+
+@styled
+def member_laws(edges: Values, laws: Curves, shares: Curves, gap: Size, average: str) -> Figure:
+    """Draw the laws of single models ``laws[name] (model, bin)``, a row of a map for each, with their ``average`` over
+    all models in the last row; and the ``shares[name] (M,)`` in the gaps of all models, from largest to smallest."""
+    x, shown = array(edges, 1, "edges"), {name: array(law, 2, "laws") for name, law in laws.items()}
+    figure, (axes,) = base.axes((11.4, 5.4), 1, len(shown) + 1, width_ratios=[1.0] * len(shown) + [1.25])
+    norm = LogNorm(1e-2, max(float(law.max()) for law in shown.values()), clip=False)
+    for ax, (name, law) in zip(axes, shown.items(), strict=False):
+        count = len(law) - 1
+        for rows, low in ((law[:-1], 1.5), (law[-1:], 0.0)):
+            mesh = ax.pcolormesh(x, low + np.arange(len(rows) + 1), np.maximum(rows, 1e-3), norm=norm, rasterized=True)
+        for end in (-gap[1], -gap[0], *gap):
+            ax.axvline(end, color="white", lw=0.8, ls=":")
+        ticks = [k for k in range(1, count + 1) if k == 1 or k % 10 == 0]
+        ax.set(title=name, xlabel="x", xticks=(-1, 0, 1), xlim=(x[0], x[-1]), ylim=(count + 1.5, 0))
+        ax.set_yticks([0.5, *(k + 1.0 for k in ticks)], [average, *map(str, ticks)])
+        ax.grid(visible=False)
+    axes[0].set_ylabel("model")
+    base.colour_bar(figure, mesh, axes[:-1], "density", extend="min", location="bottom", aspect=45, shrink=0.7)
+    for k, (name, values) in enumerate(shares.items()):
+        ordered = np.sort(array(values, 1, "shares"))[::-1]
+        seen = ordered[ordered > 0]
+        at, none = (np.arange(len(seen)) + 0.5) / len(ordered), 1 - len(seen) / len(ordered)
+        axes[-1].plot(at, seen, color=lines()[k], label=f"{name.split(',')[0]}: none in {100 * none:.0f} % of models")
+    axes[-1].axvline(0.5, color=ink(), lw=1, ls=base.DASHED, label="median model")
+    title = "Share in the gaps, each model"
+    axes[-1].set(yscale="log", ylim=(None, 8), xlim=(0, 1), xlabel="share of models, in falling order", title=title)
+    axes[-1].legend(loc="upper right")
     return figure
 
 

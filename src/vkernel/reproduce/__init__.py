@@ -147,7 +147,12 @@ def _exhibit(name: str, spec: Spec, store: Path, run: Run) -> Exhibit:
     held = {f.dim: 0 for f in spec.grid if f.dim not in (drawn.x, drawn.y, drawn.lines)}  # as in the figure
     means = report.means(found).isel(held)
     values: Values = {"spec": spec, "conditions": math.prod(spec.shape), "store": f"{FOLDER}/{store.name}"}
-    values |= {"before": before, "value": report.finding(found), "verdict": report.sentence(found).rpartition("; ")[2]}
+    values |= {
+        "before": before,
+        "value": report.finding(found),
+        "pairs": report.pairs(found),
+        "verdict": report.sentence(found).rpartition("; ")[2],
+    }
     values |= {"short": report.text, "means": means[drawn.value], "se": means[f"{drawn.value}_se"]}
     values |= {"axes": {f.dim: f.axis for f in spec.grid}, "what": found[drawn.value].attrs["long_name"]}
     values["held"] = {f.axis: f.coordinate[0] for f in spec.grid if f.dim in held}

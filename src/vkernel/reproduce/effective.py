@@ -259,7 +259,12 @@ def effective(run: Run) -> Exhibit:
     both = [[main[goal, r]["mass"] for r in ratios] for goal in OBJECTIVES]
     notes = [[f"{m['members'].value:.3f} / {m['measured'].value:.3f}" for m in row] for row in both]
     labels: Values = {"rows": list(OBJECTIVES), "columns": [f"F/P = {FRACTIONS[r]}" for r in ratios], "notes": notes}
-    labels |= {"exact": density(known).value.expand(2, -1), "noised": (grid, noised), "gap": GAP}
+    labels |= {
+        "exact": density(known).value.expand(2, -1),
+        "noised": (grid, noised),
+        "gap": GAP,
+        "band": "95 % interval",
+    }
     page.picture("effective-laws", plots.law_grid, edges, pictures, **labels, key="laws")
     page.picture("effective-single", plots.single_laws, single, edges, DATA.rows(0, DATA.n)[:, 0], GAP, key="single")
     return page.exhibit(0.1)

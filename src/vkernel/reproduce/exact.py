@@ -15,6 +15,7 @@ between training points. It leaves fewer samples there, not more: noise in Itô'
 places of strong noise quickly and places of weak noise slowly.
 """
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +34,7 @@ SETS = ("hexagon", "line", "L", "random")
 TIMES = (0.05, 0.1, 0.2, 0.5, 0.75)
 SMALL = (0.05, 0.01)  # times at which C at the points is compared with C on the boundaries
 SIDE, LIMIT = 100, 2.0
+ISOLATED = 5.0  # distance of the closest two points, in units of σ/α
 MAP_TIME, KAPPA = 0.2, 0.1
 
 
@@ -66,11 +68,40 @@ def figure1(run: Run) -> Exhibit:
     beside = centre[:, None] + pixel * torch.tensor([[1, 0], [-1, 0], [0, 1], [0, -1]])
     found: Values = {"sets": SETS, "t": TIMES, "x": axis, "y": axis, "fraction": fraction, "points": points}
     found |= {"alpha": alpha, "share_above_half": share, "noise_at_points": at_points, "noise_at_boundary": at_boundary}
+    found |= {"proxy_error": [_proxy_error(s, grid[::4, ::4]) for s in scores], "boundary_share": boundary_share(SMALL)}
     spot, near = (float(_fraction(scores[0], x, TIMES[0]).mean()) for x in (centre, beside))
     values: Values = {"mean": mean, "widest": TIMES[int(mean.argmax())], "spot": spot, "beside": near}
+    small = (at_points.amax(-1) / at_boundary)[:, -1]  # at the least t: largest C at a point over that on a boundary
+    values |= {"isolated": int((gaps[:, -1] > ISOLATED).sum()), "apart": ISOLATED, "small": small.max()}
+    values["small_isolated"] = small[gaps[:, -1] > ISOLATED].max()
     page = Page(run, "figure1", found | {"small_t": SMALL}, pixel=pixel, gaps=gaps, **values)
     page.picture("figure1", plots.fraction_maps, SETS, TIMES, axis, fraction, points, alpha)
     return page.exhibit(0.5)
+
+
+def _proxy_error(score: EmpiricalScore, x: Tensor) -> float:
+    """Return the largest difference between the score, the mean of proxy scores, and the gradient of log p, in units of
+    the largest |s|, over places ``x`` and the times of the map."""
+    worst, y = 0.0, score.data[:]
+    for t in TIMES:
+        place = x.clone().requires_grad_()
+        alpha = score.process.alpha(torch.tensor(t, dtype=torch.float64))
+        log_p = torch.logsumexp(-(place[..., None, :] - alpha * y).square().sum(-1) / (2 * t), -1)
+        (slope,) = torch.autograd.grad(log_p.sum(), place)
+        worst = max(worst, float((score(x, t) - slope).norm(dim=-1).max() / slope.norm(dim=-1).max()))
+    return worst
+
+
+def boundary_share(times: Sequence[float]) -> Tensor:
+    """Return the share of ∫ tr C dx, between the points -1, 0 and 1, that lies within five widths of the boundaries at
+    ±α/2, at each time; between two points at distance Δ, C is a sech² of width σ²/(αΔ) on the line."""
+    score, found = EmpiricalScore(toy("triple"), Toy()), []
+    for t in times:
+        alpha = float(score.process.alpha(torch.tensor(t, dtype=torch.float64)))
+        x = torch.linspace(-alpha, alpha, 20_001, dtype=torch.float64)
+        C = score.covariance(x[:, None], t).trace()
+        found.append(C[(x.abs() - alpha / 2).abs() < 5 * t / alpha].sum() / C.sum())
+    return torch.stack(found)
 
 
 def _limits(score: EmpiricalScore) -> tuple[Tensor, ...]:

@@ -5,8 +5,10 @@ Members are trained on the same inputs with noisy targets (J1) and with noiseles
 
 **Figure 2.** Data {-1, 0, 1}; a linear denoiser on 16 × 16 Gaussian features, ridge .1, fitted to P draws; 100 models a
 panel, five P and three cutoffs. *As published*: 30 uniform Euler steps, the denoiser taken at the right neighbour of
-200 grid points. *Converged*: 200 exponential steps, even in log(sigma/alpha), and linear interpolation between 2,001
-grid points. Laws follow from quantiles of the prior instead of random starts, and are normalised on ±1.5, as published.
+200 grid points. *Converged*: 200 exponential steps, even in log(sigma/alpha), and linear interpolation between 1,001
+grid points on ±2.5, beyond which the features vanish. Laws follow from quantiles of the prior instead of random starts,
+and are normalised on ±1.5, as published. At F/P = 1 more models are trained, and their samples kept: an average over
+models is not the law of one of them.
 
 **Figure 3.** Four points on the unit circle, turned by 0, 22.5 and 45 degrees; P = 500 draws for each member. The
 denoiser is linear, :math:`\hat m = W\phi`, in products of 10 × 10 × 10 Gaussian or Fourier functions of
@@ -14,7 +16,12 @@ denoiser is linear, :math:`\hat m = W\phi`, in products of 10 × 10 × 10 Gaussi
 q_\theta(x_\epsilon)` of an ensemble. Four masses summarise it, with the training points at :math:`\alpha y`: *away*,
 farther than .25 from all of them; *arcs*, away and near the circle, :math:`.75 < |x| < 1.25`; *sides*, away and within
 .15 of the straight line between two neighbours, which overlaps with the arcs; *centre*, :math:`|x| < .5`. Values of J1
-and J0 are compared in pairs of members: :func:`vkernel.core.estimate.ratio_of_means`.
+and J0 are compared in pairs of models: :func:`vkernel.core.estimate.twins`.
+
+**Atoms.** Of the samples of one model in a region, those in the densest ball of radius :math:`\sigma_\epsilon` around
+one of them are a *cluster*. Its width is the median distance of its samples from their median, in units of
+:math:`\sigma_\epsilon`; noised data :math:`p(x|\epsilon)` on the line would have .44. A cluster far narrower is an
+atom: the model has memorised a point.
 """
 
 import contextlib
@@ -29,7 +36,7 @@ from torch import Tensor
 from xarray import Dataset
 
 from vkernel import plots
-from vkernel.core.estimate import Estimate, ratio_of_means
+from vkernel.core.estimate import Estimate, Twins, ratio_of_means, stacked, twins
 from vkernel.data import toy
 from vkernel.process import VP
 from vkernel.reproduce.exhibit import Exhibit, Page, Run, Values, one_thread
@@ -42,14 +49,15 @@ LIMIT = 1.5  # of the maps, and of the laws of Figure 2
 MODES = ("left", "middle", "right")
 WORDS = {"published": "as published: 30 Euler steps", "converged": "converged"}
 GAP, F = (0.25, 0.75), 256
-SHOWN, SQUARE = 1, 2  # eps = 1e-3 and F/P = 1, those of the finding
+SHOWN = 1  # eps = 1e-3, that of the finding
+FEW, MANY = 10, 40  # samples that a cluster is looked for in, models whose laws are shown
 
 
 def figure2(run: Run) -> Exhibit:
     """Train and sample the ensembles of all panels, and compare the shares of samples in the gaps."""
     spec = run.spec("figure2")
     sampler = spec["grid"]["sampler"]
-    ensembles = run.study(spec, 0.9)
+    ensembles = run.study(spec, 0.6)
     with_exact = sampler | {"values": [value | {"law": "exact"} for value in sampler["values"]]}
     factors = {"process.eps": spec["grid"]["process.eps"], "sampler": with_exact}
     exact = run.study(spec, 0.05, members=1, grid=factors).isel(member=0)
@@ -73,31 +81,73 @@ def figure2(run: Run) -> Exhibit:
             found |= {f"{key}_gap": gap, f"{key}_modes": torch.stack(modes, -1)}
             found |= {f"{key}_density": mean, f"{key}_quartiles": torch.stack([low, high])}
     ratios = [{0.5: "½", 0.25: "¼"}.get(F / P, f"{F / P:g}") for P in draws]  # as text
-    one, zero = (found[f"converged_{o}_gap"][SHOWN, SQUARE] for o in GOALS)
-    values: Values = {"one": one.mean(), "zero": zero.mean(), "difference": Estimate.of_mean(one - zero)}
-    values |= {"ratio": ratio_of_means(one, zero, paired=True), "shares": gaps, "exact_gaps": bare}
-    page = Page(run, "figure2", found, seed=run.seed, schemes=schemes, ratios=ratios, **values)
+    both = torch.stack([found[f"converged_{o}_gap"] for o in GOALS], 2)  # (eps, P, objective, M)
+    pairs, single = [[twins(*gap) for gap in row] for row in both], _single(run, spec, 0.3)
+    found |= {f"single_{key}": value for key, value in single.items()}
+    cells = [twins(*gap) for gap in single["gap"]]
+    values: Values = {"shares": gaps, "exact_gaps": bare, "pairs": pairs, "cells": cells, "cell": cells[SHOWN]}
+    page = Page(run, "figure2", found, seed=run.seed, schemes=schemes, ratios=ratios, shown=SHOWN, **values)
     rows = [f"eps = {e:g}" for e in eps]
     grid = torch.linspace(-LIMIT, LIMIT, 601, dtype=torch.float64)
     noised = torch.stack([EmpiricalScore(toy("triple"), VP(eps=e)).posterior(grid[:, None], e).logp.exp() for e in eps])
     edges = torch.linspace(-LIMIT, LIMIT, len(found["x"]) + 1, dtype=torch.float64)
     labels: Values = {"noised": (grid, noised), "rows": rows, "columns": [f"F/P = {r}" for r in ratios]}
     for scheme, words in WORDS.items():
-        pairs = torch.stack([gaps[scheme][o].value for o in GOALS], -1)  # (eps, P, objective)
-        labels["notes"] = [[f"{a:.2f} / {b:.2f}" for a, b in row] for row in pairs.tolist()]
+        means = torch.stack([gaps[scheme][o].value for o in GOALS], -1)  # (eps, P, objective)
+        labels["notes"] = [[f"{a:.2f} / {b:.2f}" for a, b in row] for row in means.tolist()]
         labels["exact"] = found[f"{scheme}_exact_density"]
         more = {"scheme": words, "gaps": gaps[scheme]["J1"].value[SHOWN]}
         page.picture(f"figure2-{scheme}", plots.law_grid, edges, laws[scheme], gap=GAP, **labels, key="laws", more=more)
     curves: Values = {words: gaps[s] for s, words in WORDS.items()}
-    dotted = {words: bare[s] for s, words in WORDS.items()}
-    page.picture("figure2-gaps", plots.gap_shares, [F / P for P in draws], curves, rows, dotted, key="gaps")
+    levels = {words: bare[s] for s, words in WORDS.items()}
+    middle = [stacked([pair.medians[k] for row in pairs for pair in row], (len(eps), -1)) for k in range(len(GOALS))]
+    medians = dict(zip(GOALS, middle, strict=True))
+    page.picture("figure2-gaps", plots.gap_shares, [F / P for P in draws], curves, rows, levels, medians, key="gaps")
+    each = single["density"][SHOWN]  # (objective, M, bin)
+    shown, count = torch.cat([each[:, :MANY], each.mean(1, keepdim=True)], 1), each.shape[1]
+    drawn = [dict(zip(GOALS.values(), v, strict=True)) for v in (shown, single["gap"][SHOWN])]
+    page.picture("figure2-models", plots.member_laws, edges, *drawn, GAP, f"mean of {count}", key="models")
     return page.exhibit(0.05)
+
+
+def _single(run: Run, spec: Values, share: float) -> Values:
+    """Return, at F/P = 1 and converged, ``gap (eps, objective, M)`` and ``density (eps, objective, M, bin)`` of single
+    models, and the :func:`clusters` of their samples in the gaps and at 0, ``(eps, objective, 3)``."""
+    grid, sampler = dict(spec["grid"]), spec["grid"]["sampler"]["values"][-1]
+    del grid["sampler"], grid["training.draws"]
+    measure = spec["measure"] | {"keep": sampler["samples"]}
+    how: Values = {"sampler": sampler, "measure": measure, "training": {"draws": F}, "grid": grid}
+    ds = run.study(spec, share, members=run.sizes("figure2").models, **how).transpose("eps", "objective", "member", ...)
+    gap, density, inside, x = (torch.from_numpy(ds[k].values) for k in ("gap", "density", "inside", "sample"))
+    sigma, size = VP().sigma(torch.tensor(ds["eps"].values)), x[..., 0].abs()
+    found: Values = {"gap": gap / inside, "density": density / inside[..., None], "sigma": sigma}
+    scaled, between = x / sigma.reshape(-1, 1, 1, 1, 1), (size > GAP[0]) & (size < GAP[1])
+    return found | {"clusters": clusters(scaled, between), "clusters_at_0": clusters(scaled, size < GAP[0])}
+
+
+def clusters(x: Tensor, where: Tensor) -> Tensor:
+    """Return what the samples ``x (*cells, M, n, d)`` in a region, ``where (*cells, M, n)``, have in common: the number
+    of models with ``FEW`` or more there, and medians over these models of the share of such samples in the densest ball
+    of radius 1 and of its width. The result is ``(*cells, 3)``."""
+    found = []
+    for models, masks in zip(x.flatten(0, -4), where.flatten(0, -3), strict=True):
+        rows = [_densest(own[mask]) for own, mask in zip(models, masks, strict=True) if mask.sum() >= FEW]
+        share, width = torch.tensor(rows or [(0.0, 0.0)], dtype=torch.float64).quantile(0.5, 0).tolist()
+        found.append((len(rows), share, width))
+    return torch.tensor(found, dtype=torch.float64).reshape(*x.shape[:-3], 3)
+
+
+def _densest(x: Tensor) -> tuple[float, float]:
+    """Return the share of ``x (n, d)`` in the densest ball of radius 1 around one of them, and the ball's width."""
+    near = torch.cdist(x, x) <= 1
+    ball = x[near[near.sum(1).argmax()]]
+    return len(ball) / len(x), float((ball - ball.median(0).values).norm(dim=1).median())
 
 
 # Laws in the plane
 REGIONS = {"far": "away", "arcs": "arcs", "sides": "sides", "centre": "centre"}  # names in the study and on the page
 ROTATIONS, KINDS = (0.0, 22.5, 45.0), ("Gaussian", "Fourier")
-EPS, NEAR = 0.01, 0.25
+EPS, NEAR, EACH = 0.01, 0.25, 4  # the last: models whose laws are shown
 
 
 def masses(ds: Dataset, *dims: str) -> Tensor:
@@ -116,9 +166,9 @@ def ratio(mass: Tensor) -> Estimate:
     return ratio_of_means(mass[0], mass[1], paired=True)
 
 
-def regions(mass: Tensor) -> dict[str, Estimate]:
-    """Return J1 / J0 in each region over all rotations, of ``mass (objective, rotation, region, M)``."""
-    return {name: ratio(mass.mean(1)[:, q]) for q, name in enumerate(REGIONS.values())}
+def regions(mass: Tensor) -> dict[str, Twins]:
+    """Compare J1 with J0 in each region over all rotations, of ``mass (objective, rotation, region, M)``."""
+    return {name: twins(*mass[:, :, q].mT) for q, name in enumerate(REGIONS.values())}
 
 
 def apart(found: Sequence[Estimate]) -> bool:
@@ -143,21 +193,32 @@ def figure3(run: Run) -> Exhibit:
     arrays |= {"integrators": ["published", "converged"], "features": [kind.lower() for kind in KINDS]}
     arrays |= {"mean_score_mass": mean_score, "exact_score_mass": exact_mass, "halving_moved": moved.values}
     away = mass.mean(3)[..., 0, :]  # mean over rotations: (integrator, features, objective, M)
+    single = ds.sel(scheme="converged").transpose(*dims, "member", "index", "component", "x", "y", ...)
+    x, sigma = torch.from_numpy(single["sample"].values), VP().sigma(torch.tensor(EPS, dtype=torch.float64))
+    arrays["clusters"] = atoms = clusters(x / sigma, _away(x))
     kinds: list[Values] = []
     for k, name in enumerate(KINDS):
         turn, change = mass[1, k, 0, 2, 0] - mass[1, k, 0, 0, 0], away[0, k, 0] - away[1, k, 0]
         kinds.append({"name": name, "turn": Estimate.of_mean(turn), "change": Estimate.of_mean(change)})
         kinds[k] |= {"away": away[:, k].mean(-1), "mean_score": mean_score[k, :, 0].mean()}
-        kinds[k] |= {"ratio": ratio(away[1, k]), "regions": regions(mass[1, k])}
+        kinds[k] |= {"regions": regions(mass[1, k]), "clusters": atoms[k].mean(1)}  # means over rotations
+        kinds[k]["centre"] = [Estimate.of_mean(own) for own in mass[1, k, :, :, 3].mean(1)]  # by objective
     column = law[0, 0, 0, 2, law.shape[-2] // 6 : -law.shape[-2] // 6].sum(1)  # |x₁| < 1, Gaussian features at 45°
     tail = math.exp(-(NEAR**2) / (2 * float(VP().S(torch.tensor(EPS, dtype=torch.float64)))))
-    values: Values = {"kinds": kinds, "ratio": ratio, "contrast": column.max() / column.min(), "tail": tail}
+    values: Values = {"kinds": kinds, "twins": twins, "contrast": column.max() / column.min(), "tail": tail}
     page = Page(run, "figure3", arrays, **_about(spec), **values, exact_samples=n)
     rows = [f"{kind} features\n{words}" for kind in KINDS for words in GOALS.values()]
     for i, (stem, key) in enumerate({"figure3": "published", "figure3_converged": "converged"}.items()):
         more = {"how": page(f"how.{key}"), "i": i}
-        page.picture(stem, _draw, law[i].flatten(0, 1), mass[i].flatten(0, 1), rows, law, more=more)
+        page.picture(stem, _draw, *(v[i].flatten(0, 1) for v in (law, mass[..., 0, :].mean(-1))), rows, law, more=more)
+    each = torch.from_numpy(single["density"].isel(rotation=0, member=slice(EACH)).values), mass[1, :, :, 0, 0, :EACH]
+    page.picture("figure3_models", _draw, *(v.flatten(0, 1) for v in each), rows, law, models=True, key="models")
     return page.exhibit(0.13)
+
+
+def _away(x: Tensor) -> Tensor:
+    """Return whether samples ``(features, objective, rotation, …, 2)`` are away from the training points."""
+    return torch.stack([torch.cdist(own, p).amin(-1) > NEAR for own, p in zip(x.unbind(2), _points(), strict=True)], 2)
 
 
 @one_thread()
@@ -177,12 +238,14 @@ def mlp_plane(run: Run) -> Exhibit:
     linear = _linear(run)
     columns = {"networks": regions(mass), **{f"linear, {kind}": regions(m) for kind, m in linear.items()}}
     own_ratios, every = columns["networks"], [(k, region) for k in columns for region in REGIONS.values()]
-    different = [(k, region) for k, region in every if apart([columns[k][region], own_ratios[region]])]
+    different = [(k, region) for k, region in every if apart([columns[k][region].ratio, own_ratios[region].ratio])]
     unlike = [f"{region} ({kind.removeprefix('linear, ')})" for kind, region in different]
-    values: Values = {"ratio": ratio, "whole": mass.mean(1)[:, 0], "regions": columns["networks"], "columns": columns}
+    both = [region for region in REGIONS.values() if sum(region == r for _, r in different) == len(KINDS)]
+    values: Values = {"twins": twins, "whole": mass.mean(1)[:, 0], "regions": own_ratios, "columns": columns}
     values |= {"by_length": by_length, "apart": apart([ratio(m) for m in by_length.values()])}
-    page = Page(run, "mlp_plane", arrays, **_about(spec), **values, linear=linear, unlike=unlike)
-    page.picture("mlp_plane", _draw, law, mass, [f"networks\n{words}" for words in GOALS.values()], law)
+    page = Page(run, "mlp_plane", arrays, **_about(spec), **values, linear=linear, unlike=unlike, unlike_both=both)
+    rows = [f"networks\n{words}" for words in GOALS.values()]
+    page.picture("mlp_plane", _draw, law, mass[:, :, 0].mean(-1), rows, law)
     return page.exhibit(0.05)
 
 
@@ -224,10 +287,13 @@ def _points() -> Tensor:
     return torch.stack([alpha * toy("square", rotation=r)[:] for r in ROTATIONS])
 
 
-def _draw(law: Tensor, mass: Tensor, rows: Sequence[str], every: Tensor) -> Figure:
-    """Draw laws ``(row, rotation, …)`` with the masses away from the points as notes."""
+def _draw(law: Tensor, away: Tensor, rows: Sequence[str], every: Tensor, models: bool = False) -> Figure:
+    """Draw laws ``(row, rotation, …)``, or of single ``models (row, model, …)`` at the first rotation, with the masses
+    ``away`` from the points, ``(row, column)``, as notes."""
     # one bin in a hundred of ``every`` law exceeds the end of the colour scale
-    top = float(f"{float(every.flatten().quantile(0.99)):.1g}")
-    columns = [f"turned by {r:g}°" for r in ROTATIONS]
-    notes = [[f"away {v:.2f}" for v in row] for row in mass[:, :, 0].mean(-1).tolist()]
-    return plots.plane_laws(law, _points(), rows=rows, columns=columns, limit=LIMIT, top=top, notes=notes)
+    how: Values = {"top": float(f"{float(every.flatten().quantile(0.99)):.1g}"), "limit": LIMIT, "rows": rows}
+    how["notes"] = [[f"away {v:.2f}" for v in row] for row in away.tolist()]
+    if models:
+        columns = [f"model {k + 1}" for k in range(away.shape[1])]
+        return plots.plane_laws(law, _points()[[0] * len(columns)], columns=columns, what="density, one model", **how)
+    return plots.plane_laws(law, _points(), columns=[f"turned by {r:g}°" for r in ROTATIONS], **how)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from vkernel import kernels, plots, sample
-from vkernel.core.estimate import Estimate, median, ratio_of_means
+from vkernel.core.estimate import Estimate, jackknife, median, ratio_of_means, twins
 from vkernel.data import Empirical, toy
 from vkernel.process import VP, Toy
 from vkernel.reproduce.exact import path_of
@@ -69,18 +69,25 @@ class Starts:
             x = sample.end(scores.sample(x_T=self.x_T.to(scores.dtype), steps=self.steps))[..., 0].double()
         return x[x.isfinite().all(1)]
 
-    def shares(self, x: Tensor, mean: Score | None = None) -> SimpleNamespace:
-        """Return shares of the kinds of ends ``x (M, start)``: means and medians over members, and those of ``mean``,
-        the flow of their mean score. ``members`` are shares of starts, ``starts`` shares of members."""
+    def shares(self, x: Tensor, mean: Score) -> SimpleNamespace:
+        """Return shares of the kinds of ends ``x (M, start)``: ``members (3, M)`` of starts, ``starts (3, start)`` of
+        members, their means and medians, the share of members with ``none`` off, and ``bias``, the flow of ``mean``."""
         found = kinds_of(x, self.points, self.exact)
-        out = SimpleNamespace(x=x, members=found.mean(-1), starts=found.mean(1), M=len(x), bias=None)
+        out = SimpleNamespace(x=x, members=found.mean(-1), starts=found.mean(1), M=len(x), flow=self.flow(mean))
         out.mean = dict(zip(KINDS, map(Estimate[float].of_mean, out.members), strict=True))
         out.median = dict(zip(KINDS, map(median, out.members), strict=True))
         out.none = Estimate[float].of_share(int((out.members[2] == 0).sum()), len(x))
-        if mean is not None:
-            out.flow = self.flow(mean)
-            out.bias = dict(zip(KINDS, kinds_of(out.flow, self.points, self.exact).mean(-1).tolist(), strict=True))
+        out.bias = dict(zip(KINDS, kinds_of(out.flow, self.points, self.exact).mean(-1).tolist(), strict=True))
         return out
+
+
+def still(at: Starts, scores: Scores, groups: int = 8) -> dict[str, Estimate]:
+    """Return the shares of the flow of the mean score with the jackknife's error, by leaving out groups of members."""
+    parts, every = torch.arange(len(scores)).chunk(groups), range(len(scores))
+    some = [scores, *(scores.select([m for m in every if m not in part]) for part in parts)]
+    value, *without = (kinds_of(at.flow(each.mean_score), at.points, at.exact).mean(-1) for each in some)
+    columns = zip(KINDS, value, torch.stack(without, 1), strict=True)
+    return {kind: jackknife(share, rest, low=0.0, high=1.0) for kind, share, rest in columns}
 
 
 @one_thread()
@@ -95,6 +102,8 @@ def conditional(run: Run) -> Exhibit:
             members = s.members if k == SHOWN else s.few
             ensemble = train_ensemble(model, at.data, at.process, members=members, objective=goal, **how)
             cases[f"linear, {goal}, eps = {at.process.eps:g}"] = at.shares(at.ends(ensemble), ensemble.mean_score)
+            if k == SHOWN and goal == "J1":
+                bias = still(at, ensemble)
         if k == SHOWN:
             V = kernels.Linear(model, at.data, at.process, draws=s.draws, sets=s.sets, seed=run.key("conditional/V"))
     at, eps = every[SHOWN], f", eps = {CUTOFFS[SHOWN]:g}"
@@ -113,17 +122,16 @@ def conditional(run: Run) -> Exhibit:
     laws = {name: torch.stack([_histogram(x, edges) for x in case.x.mT]) for name, case in drawn.items()}
     flows = {name: {"exact score": at.exact, "mean score (V = 0)": case.flow} for name, case in drawn.items()}
     arrays: Values = {"u": at.u, "x_T": at.x_T[:, 0], "exact": at.exact, "points": at.points, "edges": edges}
-    arrays |= {
-        "cases": list(cases),
-        "kinds": KINDS,
-        "mean": [[c.mean[k].stack().numpy() for k in KINDS] for c in cases.values()],
-    }
+    means = torch.stack([torch.stack([c.mean[k].stack() for k in KINDS]) for c in cases.values()])
+    arrays |= {"cases": list(cases), "kinds": KINDS, "mean": means}
     arrays |= {"by_start": torch.stack([c.starts for c in cases.values()]), "law": torch.stack(list(laws.values()))}
     single = [int(k) for k in (torch.tensor(SINGLE, dtype=torch.float64) * s.starts).long()]
-    values: Values = {"one": one, "zero": zero, "net": net, "theory": theory, "table": cases, "radius": RADIUS}
+    values: Values = {"one": one, "zero": zero, "net": net, "theory": theory, "table": cases, "bias": bias}
+    pairs = {e: [cases[f"linear, {goal}, eps = {e:g}"].members[2] for goal in GOALS] for e in CUTOFFS}
+    values["twins"] = {e: twins(*pair) for e, pair in pairs.items()}
     values["closure"] = ratio_of_means(theory.members[2], one.members[2], paired=False)
     values["kept"] = float((one.starts[0] > 0.5).double().mean())  # starts of which most models keep the exact end
-    values |= {"single": single, "eps": CUTOFFS[SHOWN], "seed": run.seed}
+    values |= {"single": single, "radius": RADIUS, "eps": CUTOFFS[SHOWN], "seed": run.seed}
     page = Page(run, "conditional", arrays, **values, **vars(s))
     label = "quantile of the start x_T under the prior"
     page.picture("conditional", plots.start_maps, at.u, edges, laws, flows, label, key="maps")

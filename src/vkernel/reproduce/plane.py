@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vkernel import plots
-from vkernel.core.estimate import Estimate, jackknife, jackknife_se, leave_one_out, ratio_of_means, spearman
+from vkernel.core.estimate import Estimate, jackknife, jackknife_se, leave_one_out, ratio_of_means, spearman, stacked
 from vkernel.data import toy
 from vkernel.process import VP
 from vkernel.reproduce.exhibit import Exhibit, Page, Run, Values, one_thread
@@ -74,11 +74,10 @@ def v_over_c(run: Run) -> Exhibit:
     """Map V of linear models and of networks over C, and correlate the two over places."""
     s, score = run.sizes("v_over_c"), EmpiricalScore(DATA, PROCESS)
     linear = Linear(features.grid("gaussian", 10, 2, process=PROCESS), target="x0", ridge=0.1)
-    models: dict[str, tuple[Model, int]] = {"linear": (linear, s.linear)}
-    models["network"] = (MLP(target="x0", **s.network), s.networks)
-    pairs = {
-        name: _twins(run, *given, s.draws) for name, given in zip(models, run.each(models.values(), 0.7), strict=True)
-    }
+    pairs = {"linear": _twins(run, linear, s.linear, s.draws)}
+    run.step(0.1)
+    pairs["network"] = _twins(run, MLP(target="x0", **s.network), s.networks, s.draws)
+    run.step(0.6)
     axis = torch.linspace(-LIMIT, LIMIT, s.side, dtype=torch.float64)
     grid = torch.stack(torch.meshgrid(axis, axis, indexing="xy"), -1)
     unit, alpha = (f(torch.tensor(TIMES, dtype=torch.float64)) for f in (PROCESS.S, PROCESS.alpha))
@@ -91,41 +90,28 @@ def v_over_c(run: Run) -> Exhibit:
     maps = {"σ² tr C": torch.stack([noise(grid, k) for k in range(len(TIMES))])}
     cases: dict[str, list[SimpleNamespace]] = {}
     for name, pair in pairs.items():
-        flat = torch.stack([variances(pair, grid.flatten(0, 1), t).mean(1) for t in TIMES], 1)  # (3, time, place)
-        maps |= {f"V, {name}, {goal}": v.unflatten(-1, grid.shape[:2]) for goal, v in zip(GOALS, flat, strict=False)}
+        for j, goal in enumerate(GOALS):
+            maps[f"V, {name}, {goal}"] = torch.stack([variances(pair, grid, t)[j].mean(0) for t in TIMES])
         found = [[variances(pair, x, t) for x in both] for t, both in zip(TIMES, where, strict=True)]
         for j, goal in enumerate((*GOALS, "J1 − J0")):
-            cases[f"{name}, {goal}"] = [
-                about([q[j] for q in found[k]], C[k], found[k][0][0]) for k in range(len(TIMES))
-            ]
+            of_goal = zip(found, C, strict=True)
+            cases[f"{name}, {goal}"] = [about([q[j] for q in both], c, both[0][0]) for both, c in of_goal]
         run.step(0.1)
-    rho = torch.stack(
-        [torch.stack([torch.stack([r.stack() for r in at.rho]) for at in case]) for case in cases.values()]
-    )
+    learned = [at for name in pairs for at in cases[f"{name}, J1"]]
     arrays: Values = {"times": TIMES, "x": axis, "maps": torch.stack(list(maps.values())), "columns": list(maps)}
-    arrays |= {"cases": list(cases), "rho": rho, "points": alpha[:, None, None] * DATA[:], "where": WHERE}
-    arrays |= {"at": torch.stack([x for x, _ in where]), "noise": torch.stack([c for c, _ in C])}
+    arrays |= {"points": alpha[:, None, None] * DATA[:], "where": WHERE, "at": torch.stack([x for x, _ in where])}
+    arrays |= {"noise": torch.stack([c for c, _ in C]), "cases": list(cases)}
     arrays["variance"] = torch.stack([torch.stack([at.V for at in case]) for case in cases.values()])
-    learned = [at for name in models for at in cases[f"{name}, J1"]]
-    values: Values = {"all": cases, "learned": learned, "lows": [at.rho[0].low for at in learned], "seed": run.seed}
-    values |= {
-        "highs": [at.rho[0].high for at in learned],
-        "of_C": concentration(C[0][0][None].expand(3, -1), C[0][0] > 1),
-    }
-    values |= {
-        "members": {name: len(pair[0]) for name, pair in pairs.items()},
-        "edge": float((C[0][0] > 1).double().mean()),
-    }
-    values["range_C"] = C[1][1].aminmax()
-    page = Page(run, "v_over_c", arrays, **values, **vars(s))
-    rows = [f"t = {t:g}" for t in TIMES]
-    notes = [
-        ["", *(f"ρ = {cases[name.removeprefix('V, ')][k].rho[0].value:.2f}" for name in list(maps)[1:])]
-        for k in range(len(TIMES))
-    ]
-    page.picture(
-        "v_over_c", plots.kernel_maps, axis, maps, maps["σ² tr C"], arrays["points"], rows, notes, "σ² tr C and σ² tr V"
-    )
+    arrays["rho"] = torch.stack([torch.stack([stacked(at.rho).stack(-1) for at in case]) for case in cases.values()])
+    values: Values = {"all": cases, "learned": learned, "members": {name: len(pair[0]) for name, pair in pairs.items()}}
+    values |= {"lows": [at.rho[0].low for at in learned], "highs": [at.rho[0].high for at in learned]}
+    inside = C[0][0] > 1
+    values |= {"edge": float(inside.double().mean()), "of_C": float(C[0][0][inside].mean() / C[0][0].mean())}
+    page = Page(run, "v_over_c", arrays, seed=run.seed, range_C=C[1][1].aminmax(), **values, **vars(s))
+    rows, label = [f"t = {t:g}" for t in TIMES], "σ² tr C and σ² tr V"
+    rho = [[cases[name.removeprefix("V, ")][k].rho[0].value for name in [*maps][1:]] for k in range(len(TIMES))]
+    notes = [["", *(f"ρ = {v:.2f}" for v in row)] for row in rho]
+    page.picture("v_over_c", plots.kernel_maps, axis, maps, maps["σ² tr C"], arrays["points"], rows, notes, label)
     return page.exhibit(0.1)
 
 

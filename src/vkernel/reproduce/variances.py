@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from vkernel import kernels, plots
-from vkernel.core.estimate import Estimate, jackknife, leave_one_out, ratio_of_means, relative_se
+from vkernel.core.estimate import Estimate, jackknife, leave_one_out, ratio_of_means, relative_se, stacked, twins
 from vkernel.data import toy
 from vkernel.process import VP
 from vkernel.reproduce.exhibit import Exhibit, Page, Run, Values, one_thread
@@ -48,7 +48,7 @@ from vkernel.train.models import NTK, Lazy, Linear
 PROCESS, DATA = VP(eps=1e-3), toy("triple")
 TIMES = (0.05, 0.2, 0.5)
 OBJECTIVES, FORMS = ("J1", "J0"), ("given inputs", "leading order")
-EXPECTED = (0.9, 1.15)  # the ratio at P/F ≥ 10, by the theory file
+TOGETHER = "t = " + ", ".join(f"{t:g}" for t in TIMES)  # all of them
 
 
 def denoiser(per_axis: int = 16) -> Linear:
@@ -113,14 +113,19 @@ def v_linear(run: Run) -> Exhibit:
     arrays: Values = {"draws_over_features": r, "times": TIMES, "x": x[:, 0], "objectives": OBJECTIVES, "forms": FORMS}
     arrays |= {"weights": weights, "measured": band, "given_inputs": line, "leading": order, "ratio": table}
     arrays |= {"leading_warned": [not V.valid for V in judged], "leading_why": [V.why for V in judged]}
-    covered, ends = (held * weights).sum(-1).mean((0, 2)), table[..., 0]  # all times together
-    values: Values = {"covered": covered, "first": ends[0], "last": ends[-1]}
-    page = Page(run, "v_linear", arrays, cases=cases, F=F, expected=EXPECTED, **values)
+    covered, ends = (held * weights).sum(-1).mean((0, 2)), table[..., 0]  # the three times together
+    one = ends[:, 0, 0]  # J1, given inputs: (P/F, 3)
+    values: Values = {"covered": covered, "first": ends[0], "last": ends[-1], "together": TOGETHER}
+    values |= {
+        "held": int(((one[:, 1] <= 1) & (one[:, 2] >= 1)).sum()),
+        "farthest": float(one[:, 0].log().abs().max().exp()),
+    }
+    page = Page(run, "v_linear", arrays, cases=cases, F=F, **values)
     drawn = (r, TIMES, x[:, 0], OBJECTIVES, (line, order), band, weights)
     page.picture("v_linear", plots.variance_panels, *drawn, key="curves")
     titles = ("J1, noisy targets", "J0, noiseless targets")
     panels = {title: {f: table[:, k, i, :, 0].mT for i, f in enumerate(FORMS)} for k, title in enumerate(titles)}
-    page.picture("v_linear_ratio", plots.ratio_panels, r, panels, EXPECTED, key="ratio")
+    page.picture("v_linear_ratio", plots.ratio_panels, r, panels, key="ratio")
     return page.exhibit(0.1)
 
 
@@ -169,11 +174,12 @@ def shares(run: Run) -> Exhibit:
     ratios, twin = [case.ratio for case in cases], split(cases[0], 0, "J0")
     run.step(0.05)
     table, theory = torch.stack(measured), torch.stack(predicted)  # (ratio, source, where, 3)
-    noise, line, names = table[:, 1], theory[:, 1], ("all times", *(f"t = {t:g}" for t in TIMES))
+    noise, line, names = table[:, 1], theory[:, 1], (TOGETHER, *(f"t = {t:g}" for t in TIMES))
     arrays: Values = {"features_over_draws": ratios, "where": names, "sources": ("inputs", "targets")}
     arrays |= {"share": table, "predicted": theory, "variance_of_J0": twin}
     rows: Values = {"few": noise[0, 0], "one": noise[ratios.index(1.0), 0], "many": noise[-1, 0]}
     met = (noise[..., 1] <= line[..., 2]) & (line[..., 1] <= noise[..., 2])
+    rows |= {"least": noise[:, 0, 1].min(), "together": TOGETHER}
     page = Page(run, "shares", arrays, noise=noise, line=line, met=met, F=F, cases=cases, times=TIMES, **rows)
     page.picture("shares", plots.share_curves, ratios, names, noise.movedim(1, 0), line.movedim(1, 0))
     return page.exhibit(0.15)
@@ -239,23 +245,25 @@ def v_lazy(run: Run) -> Exhibit:
     line = torch.stack(lines) * PROCESS.S(torch.tensor(TIME, dtype=torch.float64))  # (τ, group, part)
     value = torch.stack([Estimate.of_log(v.mean(0), relative_se(v), len(v) - 1).stack() for v in q], 1)
     gaps = torch.from_numpy(ds["gap"].transpose("tau", "objective", "member").values)[..., : spec["sampler"]["first"]]
+    pairs = [twins(*both) for both in gaps]
     gaps = torch.cat([gaps, gaps[:, :1] - gaps[:, 1:]], 1)  # J1, J0 and their difference
     same, times = [taus.index(tau) for tau in measured], torch.tensor(measured, dtype=torch.float64)
     cross = torch.stack([_crossing(times, line[same], sizes.groups), _crossing(times, q, 8)])  # predicted and measured
     whole = torch.cat([line, line.sum(-1, keepdim=True)], -1)  # (τ, group, part + 1)
-    pairs = zip(q, whole[same], strict=True)
-    ratio = torch.stack([ratio_of_means(a, b, paired=False).stack() for a, b in pairs])  # (τ, 3, part + 1)
+    both_totals = zip(q, whole[same], strict=True)
+    ratio = torch.stack([ratio_of_means(a, b, paired=False).stack() for a, b in both_totals])  # (τ, 3, part + 1)
     mass, predicted = Estimate.of_mean(gaps, dim=-1).stack(-1), whole.mean(1)
     arrays: Values = {"tau": taus, "parts": [*PARTS, "total"], "predicted": predicted, "measured_tau": measured}
     arrays |= {"learned_directions": directions, "measured": value, "ratio": ratio, "gap_mass": mass}
     arrays |= {"gap_mass_of_few": _integrators(run, spec, sizes.few), "crossing": torch.nan_to_num(cross, nan=-1.0)}
     outside = [f"{tau:g}" for tau, (_, low, high) in zip(measured, ratio[..., -1], strict=True) if not low <= 1 <= high]
     names = [*PARTS.values(), "all together"]
-    values: Values = {"cross": cross, "outside": outside, "names": names, "euler": EULER, "time": TIME}
+    values: Values = {"cross": cross, "outside": outside, "names": names, "euler": EULER, "time": TIME, "pairs": pairs}
     page = Page(run, "v_lazy", arrays, spec=spec, **values, **vars(sizes))
     curves = dict(zip(names, predicted.mT, strict=True))
     points = dict(zip(names, value.movedim((2, 0), (0, 1)), strict=True))
-    masses = {goal: mass[:, k].mT for k, goal in enumerate(OBJECTIVES)}
+    masses = {f"{goal}, mean": mass[:, k].mT for k, goal in enumerate(OBJECTIVES)}
+    masses |= {f"{goal}, median": stacked([r.medians[k] for r in pairs]).stack() for k, goal in enumerate(OBJECTIVES)}
     page.picture("v_lazy", plots.part_curves, taus, curves, measured, points, masses, float(cross[0, 0]))
     return page.exhibit(0.1)
 

@@ -128,7 +128,7 @@ def effective_sde(
     method: str = "exponential",
     **options: Unpack[Options],
 ) -> Tensor | Solution:
-    """Sample what a typical trained model samples: mean score ``mean`` (default ``V.mean``), covariance ``V``.
+    """Sample random models with mean score ``mean`` (default ``V.mean``) and covariance ``V``.
 
     ``members=None`` draws one model for each sample, and the result is like ``x_T``; ``members=M`` draws M models that
     all start from ``x_T``, and the result is ``(M, *x_T.shape)``. For a white V every sample has independent noise, so

@@ -2,7 +2,8 @@ r"""What a study found: means over members with intervals, one number, a table, 
 
 The number compares one value between two conditions whose members share their inputs. For member values :math:`a_m` and
 :math:`b_m`, the difference is the mean of :math:`a_m - b_m` with Student's interval; the ratio is :math:`\bar a/\bar b`
-with the interval of its logarithm (:func:`vkernel.core.estimate.ratio_of_means`, paired).
+with the interval of its logarithm (:func:`vkernel.core.estimate.ratio_of_means`, paired). A few members can move both:
+:func:`pairs` counts those in which :math:`a_m` is larger, or smaller.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import xarray
 from rich.table import Table
 
 from vkernel.core.errors import InputError, require
-from vkernel.core.estimate import Estimate, ratio_of_means
+from vkernel.core.estimate import Estimate, Twins, twins
 from vkernel.core.files import write
 from vkernel.study.spec import Figure, Spec, short
 from vkernel.study.store import load
@@ -64,32 +65,40 @@ def means(ds: xarray.Dataset) -> xarray.Dataset:
     return xarray.Dataset(out, attrs=ds.attrs)
 
 
-def finding(ds: xarray.Dataset) -> Estimate | None:
-    """Return the number the study ends in, averaged over unnamed factors; ``None`` without one, or without members."""
+def pairs(ds: xarray.Dataset) -> Twins | None:
+    """Compare the two conditions of the finding, averaged over unnamed factors; ``None`` without one, or members."""
     found = spec_of(ds).finding
     if found is None:
         return None
     cells = [ds[found.value].sel(where) for where in (found.of, found.to)]
     values = np.stack([c.mean([d for d in c.dims if d != "member"], skipna=False).values for c in cells])
     a, b = torch.from_numpy(values[:, np.isfinite(values).all(0)]).double()
-    if len(a) < 2:
+    return twins(a, b) if len(a) > 1 else None
+
+
+def finding(ds: xarray.Dataset) -> Estimate | None:
+    """Return the number the study ends in; ``None`` without one, without members, or where a mean is zero."""
+    both, found = pairs(ds), spec_of(ds).finding
+    if both is None or found is None:
         return None
-    if found.kind == "difference":
-        return Estimate.of_mean(a - b)
-    return ratio_of_means(a, b, paired=True) if a.mean() > 0 and b.mean() > 0 else None
+    return both.difference if found.kind == "difference" else None if math.isnan(both.ratio.value) else both.ratio
 
 
 def sentence(ds: xarray.Dataset) -> str:
-    """Return the number as a sentence, with the side of the null value on which its interval lies."""
-    spec, found = spec_of(ds), finding(ds)
+    """Return the number as a sentence, with the pairs of members in which the first value is larger or smaller, and the
+    side of the null value on which the interval lies."""
+    spec, found, both = spec_of(ds), finding(ds), pairs(ds)
     if spec.finding is None:
         return ""
-    if found is None:
+    if found is None or both is None:
         return f"{spec.finding.words}: not known yet, or a share is zero."
     null = 1.0 if spec.finding.kind == "ratio" else 0.0
     side = "above" if found.low > null else "below" if found.high < null else None
     verdict = f"the interval lies {side} {null:g}" if side else f"the interval holds {null:g}: no difference is shown"
-    return f"{spec.finding.words}: {found.value:.3g} [{found.low:.3g}, {found.high:.3g}]; {verdict}."
+    models = (
+        f"larger in {100 * both.more.value:.0f} % and smaller in {100 * both.less.value:.0f} % of the pairs of models"
+    )
+    return f"{spec.finding.words}: {found.value:.3g} [{found.low:.3g}, {found.high:.3g}]; {models}; {verdict}."
 
 
 def table(ds: xarray.Dataset) -> Table:

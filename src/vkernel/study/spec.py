@@ -135,6 +135,7 @@ class Sampler(Table):
     kappa: float | None = Field(None, ge=0)
     lookup: Lookup | None = None
     first: int | None = Field(None, ge=1)  # members beyond the first so many are not sampled
+    dtype: Literal["float32", "float64"] | None = None  # in which samples are computed; that of the model if not given
 
 
 class Region(Table):

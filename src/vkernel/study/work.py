@@ -117,7 +117,8 @@ def compute(spec: Spec, condition: Condition, block: int) -> dict[str, np.ndarra
         scores, sample = _law(experiment, members)
         dtype = scores.dtype if isinstance(scores, Scores) else torch.float64
         if condition.sampler.samples:
-            x = sample(experiment.start(condition.sampler.samples).to(dtype)).double()
+            given = {"float32": torch.float32, "float64": torch.float64}.get(condition.sampler.dtype or "", dtype)
+            x = sample(experiment.start(condition.sampler.samples).to(given)).double()
             found = _measure(x.expand(len(members), *x.shape[1:]).flatten(2), experiment, wanted)
         if "score" in wanted:
             places = torch.linspace(-m.limit, m.limit, m.places, dtype=torch.float64, device=device)[:, None]

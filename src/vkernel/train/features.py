@@ -49,6 +49,11 @@ class Features(ABC):
             return torch.cat([torch.einsum("nf,mfo->mno", self(*block)[0], weights) for block in blocks], 1)
         return torch.cat([self(*block) @ weights for block in blocks], 1)
 
+    def gram(self, x: Tensor, t: Tensor) -> Tensor:
+        """Return the products of features at pairs of points, ``(M, P, P)``, for ``x (M, P, dim)`` and ``t (M, P)``."""
+        phi = self(x, t)
+        return phi @ phi.mT
+
     @property
     @abstractmethod
     def spec(self) -> dict[str, object]:
@@ -105,12 +110,16 @@ class Grid(Features):
 
     def parts(self, x: Tensor, t: float | Tensor) -> list[Tensor]:
         """Return the functions of every axis, those of t last."""
-        return [*(axis(x[..., j]) for j, axis in enumerate(self.axes)), self.time(self._time(x, t))]
+        when = self._time(x, t)  # refuses an x of another shape
+        return [*(axis(x[..., j]) for j, axis in enumerate(self.axes)), self.time(when)]
 
     def __call__(self, x: Tensor, t: float | Tensor) -> Tensor:
         parts = self.parts(x, t)
         batch = np.broadcast_shapes(x.shape[:-1], parts[-1].shape[:-1])
         return functools.reduce(_product, parts).expand(*batch, self.count)
+
+    def gram(self, x: Tensor, t: Tensor) -> Tensor:
+        return functools.reduce(torch.mul, (part @ part.mT for part in self.parts(x, t)))  # a product of kernels
 
     def apply(self, weights: Tensor, x: Tensor, t: Tensor) -> Tensor:
         (M, _, o), one_time = weights.shape, t.shape[1] == 1

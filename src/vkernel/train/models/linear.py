@@ -71,15 +71,23 @@ class Linear(Model):
         if F <= P:
             W = torch.cholesky_solve(A.mT @ Y, factor(A.mT @ A, self.ridge, F, P))
         else:
-            W = A.mT @ torch.cholesky_solve(Y, factor(A @ A.mT, self.ridge, F, P))
+            W = A.mT @ torch.cholesky_solve(Y, factor(self.gram(batch, process, sharing), self.ridge, F, P))
         return W.unflatten(-1, (sharing, -1)).movedim(2, 1).flatten(0, 1)
 
     def system(self, batch: Batch, process: Process, sharing: int = 1) -> tuple[Tensor, Tensor]:
         """Return A ``(M/sharing, P, F)`` and Y ``(M/sharing, P, sharing·o)``."""
-        root = (self.omega(batch.t, process) / batch.t.shape[-1]).sqrt()[..., None]
+        root = self._root(batch, process)
         Y = root * self.training_target(batch.m, batch.x, batch.t, process)
         Y = Y.unflatten(0, (-1, sharing)).movedim(1, 2).flatten(2)
         return root[::sharing] * self.features(batch.x[::sharing], batch.t[::sharing]), Y
+
+    def gram(self, batch: Batch, process: Process, sharing: int = 1) -> Tensor:
+        """Return A Aᵀ ``(M/sharing, P, P)`` without A, which has many more columns."""
+        root = self._root(batch, process)[::sharing]
+        return root * self.features.gram(batch.x[::sharing], batch.t[::sharing]) * root.mT
+
+    def _root(self, batch: Batch, process: Process) -> Tensor:
+        return (self.omega(batch.t, process) / batch.t.shape[-1]).sqrt()[..., None]
 
     def output(self, state: State, x: Tensor, t: Tensor, process: Process) -> Tensor:
         return self.features.apply(state["weights"].to(x), x, t)
