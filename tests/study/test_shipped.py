@@ -191,8 +191,8 @@ def test_the_command_line_lists_them_and_runs_them_by_name(tmp_path: Path, monke
         assert f"{name}: " in done.output
     given = {}
     monkeypatch.setattr(reproduce, "run", lambda out, **words: given.update(words))
-    assert CliRunner().invoke(cli.app, ["reproduce", "--all", "--out", str(tmp_path)]).exit_code == 0
-    assert given == {"seed": 0, "everything": True}
+    assert CliRunner().invoke(cli.app, ["reproduce", "--all", "--workers", "3", "--out", str(tmp_path)]).exit_code == 0
+    assert given == {"seed": 0, "everything": True, "workers": 3}
 
 
 def test_the_study_that_the_how_to_explains_is_one() -> None:
@@ -209,7 +209,7 @@ def test_the_study_that_the_how_to_explains_is_one() -> None:
 def test_tiny_changes_sizes_alone() -> None:
     for path in FILES:
         raw = tomllib.loads(path.read_text())
-        small = reproduce.tiny(raw)
+        small = reproduce._tiny(raw)
         assert small["grid"] == raw["grid"]
         assert vk_study.read(small).members == 2
         assert math.prod(vk_study.read(small).shape) == math.prod(vk_study.read(raw).shape)
