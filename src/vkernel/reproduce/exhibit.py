@@ -118,6 +118,7 @@ class Exhibit:
     data: str
     sizes: str
     title: str = ""
+    topic: str = ""
     opening: tuple[str, ...] = ()
     finding: KeyNumber | None = None
     tables: tuple[Table, ...] = ()
@@ -177,13 +178,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Part:
-    """An exhibit to be made: its title, its seconds on one processor, its function, the file of its text, and the name
-    of the exhibit that it comes ``after``."""
+    """An exhibit to be made: its title, its seconds on one processor, its function, its ``topic`` in the paper, the file
+    of its text, and the name of the exhibit that it comes ``after``."""
 
     title: str
     seconds: float
     make: Callable[[Run], Exhibit]
     name: str = ""
+    topic: str = ""
     text: str = ""
     after: str | None = None
 

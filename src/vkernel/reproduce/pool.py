@@ -39,7 +39,7 @@ def make(part: Part, run: Run) -> Exhibit | Skip:
     except Skip as reason:
         run.step(1.0)
         return reason
-    return dataclasses.replace(found, title=part.title, seconds=time.perf_counter() - start)
+    return dataclasses.replace(found, title=part.title, topic=part.topic, seconds=time.perf_counter() - start)
 
 
 def one_by_one(parts: Sequence[Part], run: Run, show: Show) -> Iterator[Result]:
