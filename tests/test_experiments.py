@@ -1,12 +1,14 @@
-"""The study of profiles against trained networks: its counts, orders and control by their definitions."""
+"""Studies with stored results: profiles against trained networks, and generalization, by their definitions."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
+import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +16,7 @@ import vkernel as vk
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from experiments import profile_check, profile_report
+from experiments import generalization, profile_check, profile_report
 
 
 @pytest.fixture(scope="module")
@@ -91,3 +93,37 @@ def test_the_page_has_the_numbers_of_the_stored_results() -> None:
         pytest.skip("the results are not stored yet: python -m experiments.profile_check report")
     shown = profile_report.PAGE.read_text().partition(profile_report.BEGIN)[2].partition(profile_report.END)[0]
     assert shown == profile_report.tables(json.loads(stored.read_text()))
+
+
+CASE = generalization.Case("mlp", "line", 5, draws=16).small()
+
+
+def test_a_network_of_many_sets_is_the_one_that_is_trained_alone() -> None:
+    sets = [vk.Empirical(vk.data.population("uniform", CASE.n, s)) for s in range(2)]
+    training = generalization.Sets(sets, CASE.draws, CASE.models)
+    model = vk.models.MLP(8, 2, steps=5, batch=8)
+    together = model.fit(training, range(len(training)), lambda share: None)
+    how = {"members": CASE.models, "draws": CASE.draws, "objective": vk.JC(2), "seed": 2, "dtype": torch.float32}
+    alone = vk.train_ensemble(model, sets[1], generalization.PROCESS, **how).state
+    first = CASE.models * (len(generalization.FACTORS) + generalization.FACTORS.index(2.0))  # of set 1 and c = 2
+    for name, weights in alone.items():
+        own = together[name][first : first + CASE.models]
+        torch.testing.assert_close(own, weights, atol=1e-4, rtol=1e-3)
+
+
+def test_distances_are_merged_from_folders_and_archives(tmp_path: Path) -> None:
+    names = [case.name for case in generalization.cases()]
+    assert len(set(names)) == len(names)
+    only = ["mlp line n=8 draws=512", "linear line n=8 F/P=1"]
+    generalization.train(tmp_path / "raw", "cpu", only, small=True)
+    with tarfile.open(tmp_path / "all.tar", "w") as archive:
+        archive.add(tmp_path / "raw", ".")
+    for source in ("raw", "all.tar"):
+        generalization.merge([tmp_path / source], tmp_path / f"{source}.npz")
+    merged = profile_check.read(tmp_path / "all.tar.npz")
+    assert [json.loads(about)["name"] for about in merged["about"]] == only
+    raw = profile_check.read(tmp_path / "raw" / f"{names.index(only[0]):02d}.npz")
+    np.testing.assert_allclose(merged["w1_single"][0], raw["w1_single"].mean(2), rtol=1e-6)
+    np.testing.assert_array_equal(merged["w1_better"][:, 0], 0)  # no distance is less than itself
+    again = profile_check.read(tmp_path / "raw.npz")
+    assert all(np.array_equal(merged[key], again[key]) for key in merged)

@@ -63,6 +63,9 @@ EDGES = np.linspace(-1.5, 1.5, 21)
 FOUND = Estimate(*torch.from_numpy(GAPS)[[0, 1, 1, 2], None])
 DRAW = {
     "curve_panels": lambda: plots.curve_panels(plots.Panel([1, 2], {"a": GAPS}, "x", "y"), share=True),
+    "difference_rows": lambda: plots.difference_rows(
+        ["first", "second"], {"W₁": {"one model": Estimate(*torch.tensor(GAPS)[[0, 0, 1, 2]])}}
+    ),
     "end_images": lambda: plots.end_images(
         np.zeros((2, 4, 4)), np.zeros((2, 3, 4, 4)), "ab", [("g", 1), ("h", 2)], np.eye(2, 3), [["n"] * 3] * 2
     ),
@@ -135,6 +138,9 @@ DRAW = {
     "value_curves": lambda: plots.value_curves([1, 2], GAPS, names=("x", "y")),
     "variance_panels": lambda: plots.variance_panels(
         [0.5, 1], [0.1], EDGES, ["J1"], np.ones((2, 1, 2, 1, 21)), np.ones((1, 2, 3, 1, 21)), np.ones((1, 21))
+    ),
+    "noise_factors": lambda: plots.noise_factors(
+        [0, 1], {"a": {"one model": 2 * (Estimate(*torch.tensor(GAPS)[[0, 0, 1, 2]]),)}}, {"fresh": 0.02}, "W₁"
     ),
     "noise_profile": lambda: plots.noise_profile(CURVES, collapse_time=0.01, window=(0.02, 0.3), points=100),
     "distances": lambda: plots.distances([0, 1, 1.5, 2]),

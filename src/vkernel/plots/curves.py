@@ -18,16 +18,9 @@ from vkernel.core.estimate import Estimate
 from vkernel.plots import base
 from vkernel.plots.base import Curves, Names, Values, array, ink, lines, styled
 
-__all__ = ["Panel", "curve_panels", "distances", "gap_curves", "gap_shares", "noise_profile", "panel_grid"]
-__all__ += [
-    "part_curves",
-    "phase_diagram",
-    "ratio_curve",
-    "ratio_panels",
-    "share_curve",
-    "share_curves",
-    "value_curves",
-]
+__all__ = ["Panel", "curve_panels", "difference_rows", "distances", "gap_curves", "gap_shares", "noise_factors"]
+__all__ += ["noise_profile", "panel_grid", "part_curves", "phase_diagram", "ratio_curve", "ratio_panels"]
+__all__ += ["share_curve", "share_curves", "value_curves"]
 Range: TypeAlias = tuple[float, float]
 Factor: TypeAlias = Sequence[float | str]
 _LOOKS = tomllib.loads(Path(__file__).with_name("panels.toml").read_text("utf-8"))
@@ -352,3 +345,55 @@ def part_curves(taus: Values, theory: Curves, at: Values, measured: Curves, gaps
     marks = {f"crossing, τ = {crossing:.2g}": crossing} if math.isfinite(crossing) else {}
     parts = panel("variance_parts", at, measured, expected=expected, marks=marks)
     return curve_panels(parts, panel("gap_by_training", at, gaps))
+
+
+@styled
+def noise_factors(
+    c: Values, groups: Mapping[str, Mapping[str, tuple[Estimate, Estimate]]], levels: Mapping[str, float], what: str
+) -> Figure:
+    """Draw distances to a population against the factor c of the target's noise, a column for each group: estimates
+    ``(c,)`` with reference ``levels`` above, and their changes from c = 0, in pairs, below."""
+    figure, axes = base.axes((3.8 * len(groups), 7.0), 2, len(groups), sharex=True, sharey="row")
+    for row, name in zip(axes, ("noise_factor", "noise_change"), strict=True):
+        below = name == "noise_change"
+        ends = [0.0, *levels.values()][: 1 if below else None]
+        for ax, (title, of) in zip(row, groups.items(), strict=True):
+            curves = {label: found[below].stack() for label, found in of.items()}
+            panel(name, c, curves, title="" if below else title).draw(ax)
+            ends += [float(end) for curve in curves.values() for end in (curve.min(), curve.max())]
+            for k, (label, level) in enumerate({"": 0.0}.items() if below else levels.items()):
+                ax.axhline(level, color=ink(), lw=1, ls=(":", base.DASHED)[k], label=label)
+            ax.label_outer()
+        edge = 0.05 * (max(ends) - min(ends))
+        row[0].set_ylim(min(ends) - edge, max(ends) + edge)
+        row[0].set_ylabel(row[0].get_ylabel().format(what))
+    base.legend_below(figure, axes[0, 0])
+    return figure
+
+
+@styled
+def difference_rows(rows: Names, columns: Mapping[str, Mapping[str, Estimate]], linear: float = 0.01) -> Figure:
+    """Draw differences J1 - J0 of distances, estimates ``(row,)`` by their labels: a line for each row, a panel for
+    each column. The axis is linear up to ± ``linear`` and logarithmic beyond."""
+    size = 5.0 * len(columns) + 1.2, 0.42 * len(rows) + 1.8
+    figure, (axes,) = base.axes(size, 1, len(columns), sharey=True, sharex=True)
+    places, ends = np.arange(len(rows), dtype=float), [-linear, linear]
+    for ax, (title, of) in zip(axes, columns.items(), strict=True):
+        for k, (label, found) in enumerate(of.items()):
+            value, low, high = (array(v) for v in found.stack())
+            ends += [low.min(), high.max()]
+            look = {"color": lines()[k], "marker": base.MARKERS[k], "ms": 5, "ls": "", "lw": 1.3, "capsize": 2}
+            aside = places + 0.22 * (k - (len(of) - 1) / 2)
+            ax.errorbar(value, aside, xerr=np.abs([value - low, high - value]), label=label, **look)
+        ax.axvline(0, color=ink(), lw=1, ls=":")
+        ax.set(xlabel="J1 - J0: nearer to the population (below 0) or farther", title=title)
+    axes[0].set_xscale("symlog", linthresh=linear)
+    steps = np.array([k * 10.0**e for e in range(-6, 7) for k in ((1, 3) if max(map(abs, ends)) < 0.3 else (1,))])
+    ticks = [v for v in (*-steps[::-1], 0.0, *steps) if min(ends) <= v <= max(ends) and (v == 0 or abs(v) >= linear)]
+    axes[0].set_xticks([-linear / 2, linear / 2], minor=True)
+    axes[0].set_xticks(ticks, [f"{v:g}" for v in ticks])
+    axes[0].set_xlim(1.1 * min(ends), 1.1 * max(ends))
+    axes[0].set_yticks(places, rows)
+    axes[0].set_ylim(len(rows) - 0.5, -0.5)
+    base.legend_below(figure, axes[0])
+    return figure
