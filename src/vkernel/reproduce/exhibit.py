@@ -178,8 +178,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Part:
-    """An exhibit to be made: its title, its seconds on one processor, its function, its ``topic`` in the paper, the file
-    of its text, and the name of the exhibit that it comes ``after``."""
+    """An exhibit to be made: its title, its seconds on one processor, its function, its ``topic`` in the paper, the
+    file of its text, and the name of the exhibit that it comes ``after``."""
 
     title: str
     seconds: float
