@@ -2,8 +2,7 @@ r"""What a study found: means over members with intervals, one number, a table, 
 
 The number compares one value between two conditions whose members share their inputs. For member values :math:`a_m` and
 :math:`b_m`, the difference is the mean of :math:`a_m - b_m` with Student's interval; the ratio is :math:`\bar a/\bar b`
-with the interval of its logarithm (:func:`vkernel.core.estimate.ratio_of_means`, paired).
-"""
+with the interval of its logarithm (:func:`vkernel.core.estimate.ratio_of_means`, paired)."""
 
 from __future__ import annotations
 
