@@ -14,8 +14,7 @@ denoiser is linear, :math:`\hat m = W\phi`, in products of 10 × 10 × 10 Gaussi
 q_\theta(x_\epsilon)` of an ensemble. Four masses summarise it, with the training points at :math:`\alpha y`: *away*,
 farther than .25 from all of them; *arcs*, away and near the circle, :math:`.75 < |x| < 1.25`; *sides*, away and within
 .15 of the straight line between two neighbours, which overlaps with the arcs; *centre*, :math:`|x| < .5`. Values of J1
-and J0 are compared in pairs of members: :func:`vkernel.core.estimate.ratio_of_means`.
-"""
+and J0 are compared in pairs of members: :func:`vkernel.core.estimate.ratio_of_means`."""
 
 import contextlib
 import math
