@@ -147,7 +147,7 @@ def _norms(a: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Jacobian:
-    """J at images x, applied to one direction each; ``forward`` and ``back`` tell which derivatives can be used."""
+    """J at images x, applied to one direction each; ``forward`` and ``back`` are the derivatives that can be used."""
 
     f: Callable[[Tensor], Tensor]
     x: Tensor
