@@ -20,41 +20,41 @@ from benchmarks.report import render
 from benchmarks.results import HERE, QUICK, into
 from vkernel.core.progress import Reporter, progress
 
-Tell = Callable[[str], None]
-Work = Callable[[Tell], object]
+Report = Callable[[str], None]
+Work = Callable[[Report], object]
 
 
 def works(device: str, quick: bool) -> dict[str, tuple[int, Work]]:
     """The benchmarks of a device by name: how often each tells of its progress, and what does it."""
     found: dict[str, tuple[int, Work]] = {}
     if device == "cpu":
-        found["accuracy"] = 3, lambda tell: accuracy.accuracy(quick, tell)
-        found["neighbours"] = 1, lambda tell: accuracy.neighbours(quick, tell)
-        found["pruning"] = 4 if quick else 14, lambda tell: accuracy.pruning(quick, tell)
-        found["size"] = 2 if quick else 6, lambda tell: accuracy.size(quick, tell)
+        found["accuracy"] = 3, lambda report: accuracy.accuracy(quick, report)
+        found["neighbours"] = 1, lambda report: accuracy.neighbours(quick, report)
+        found["pruning"] = 4 if quick else 14, lambda report: accuracy.pruning(quick, report)
+        found["size"] = 2 if quick else 6, lambda report: accuracy.size(quick, report)
     else:
         from benchmarks import gpu, unets
 
-        found["gpu"] = 1, lambda tell: (tell("tables of the GPU"), gpu.run(quick))
-        found["unets"] = 1, lambda tell: (tell("U-Nets"), unets.run(quick))
+        found["gpu"] = 1, lambda report: (report("tables of the GPU"), gpu.run(quick))
+        found["unets"] = 1, lambda report: (report("U-Nets"), unets.run(quick))
     for name in curves.CURVES:
-        found[name] = curves.steps(name, device, quick), lambda tell, n=name: curves.curve(n, device, quick, tell)
-    found["linear"] = 8, lambda tell: ensembles.linear(device, quick, tell)
-    found["mlps"] = 1, lambda tell: ensembles.mlps(device, quick, tell)
-    found["members"] = 9 if quick else 19, lambda tell: ensembles.members(device, quick, tell)
+        found[name] = curves.steps(name, device, quick), lambda report, n=name: curves.curve(n, device, quick, report)
+    found["linear"] = 8, lambda report: ensembles.linear(device, quick, report)
+    found["mlps"] = 1, lambda report: ensembles.mlps(device, quick, report)
+    found["members"] = 9 if quick else 19, lambda report: ensembles.members(device, quick, report)
     return found
 
 
-def paced(step: Reporter) -> Tell:
+def paced(step: Reporter) -> Report:
     """A benchmark says what it begins; only then is what came before it done."""
     begun = 0
 
-    def tell(label: str) -> None:
+    def report(label: str) -> None:
         nonlocal begun
         step(label, float(begun > 0))
         begun += 1
 
-    return tell
+    return report
 
 
 def main() -> None:
@@ -76,9 +76,9 @@ def main() -> None:
         jobs = {(d, name): work for (d, name), work in jobs.items() if name in options.only}
     with into(options.out or (QUICK if options.quick else HERE)):
         with progress(sum(count for count, _ in jobs.values()) or 1) as step:
-            tell = paced(step)
+            report = paced(step)
             for _, work in jobs.values():
-                work(tell)
+                work(report)
         print(render())
 
 

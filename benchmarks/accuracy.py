@@ -21,7 +21,7 @@ from benchmarks.results import record
 
 __all__ = ["accuracy", "neighbours", "pruning", "size"]
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 MISSING = "not installed"
 
 
@@ -31,7 +31,7 @@ def scored(y: Tensor, dense: bool = False) -> tuple[vk.EmpiricalScore, float]:
     return score, 0.0 if score.engine.pruned is None else sum(prepared(score))
 
 
-def accuracy(quick: bool = False, tell: Tell = print) -> list[dict[str, Any]]:
+def accuracy(quick: bool = False, report: Report = print) -> list[dict[str, Any]]:
     """Engine, plain products and KeOps at 60,000 × 784."""
     name, y = images("fashion", 12_000 if quick else 60_000)
     score, preparing = scored(y)
@@ -40,7 +40,7 @@ def accuracy(quick: bool = False, tell: Tell = print) -> list[dict[str, Any]]:
     if installed:
         keops(y[:64], y[:8], 1.0)  # compiles
     for sigma in (0.1, 1.0, 10.0):
-        tell(f"accuracy, sigma = {sigma:g}")
+        report(f"accuracy, sigma = {sigma:g}")
         x = queries(y, 256, sigma)
         truth, spread = reference(y, x, sigma), score.data.spread
         runs = [lambda x=x, s=sigma: score(x, s), lambda x=x, s=sigma: plain(y, x, s, half)]
@@ -68,13 +68,13 @@ def accuracy(quick: bool = False, tell: Tell = print) -> list[dict[str, Any]]:
     return rows
 
 
-def neighbours(quick: bool = False, tell: Tell = print, k: int = 10) -> list[dict[str, Any]]:
+def neighbours(quick: bool = False, report: Report = print, k: int = 10) -> list[dict[str, Any]]:
     """The k heaviest points, which at equal weights are the nearest: the engine, vkernel's metrics and faiss."""
     name, y = images("fashion", 12_000 if quick else 60_000)
     score = scored(y, dense=True)[0]
     data, sigma = score.data, 0.5
     x = queries(y, 256, sigma)
-    tell("neighbours")
+    report("neighbours")
     exact = torch.cat(
         [torch.cdist(x.double(), b.double(), compute_mode="donot_use_mm_for_euclid_dist") for b in y.split(8192)], 1
     )
@@ -112,13 +112,13 @@ def neighbours(quick: bool = False, tell: Tell = print, k: int = 10) -> list[dic
         runs["faiss, IndexFlatL2"] = search
     times = medians(list(runs.values()), 2 if quick else 5)
     rows: list[dict[str, Any]] = []
-    for way, seconds in zip(runs, times, strict=True):
-        got, i = found[way]
+    for method, seconds in zip(runs, times, strict=True):
+        got, i = found[method]
         hit = (i[:, :, None] == index[:, None, :]).any(2).double().mean()
         off = float(((got.double() - distance).abs() / distance.clamp_min(1e-12)).max())
-        rows.append({"way": way, "time (s)": seconds, "recall": float(hit), "worst error of a distance": off})
+        rows.append({"method": method, "time (s)": seconds, "recall": float(hit), "worst error of a distance": off})
     if "faiss, IndexFlatL2" not in runs:
-        rows.append({"way": f"faiss: {MISSING}"})
+        rows.append({"method": f"faiss: {MISSING}"})
     title = f"The {k} nearest training points: {name}, {len(y):,} × {y.shape[1]:,}, 256 queries"
     note = (
         "Against differences in float64. `posterior.top` also normalises the weights, which takes all points; the "
@@ -129,14 +129,14 @@ def neighbours(quick: bool = False, tell: Tell = print, k: int = 10) -> list[dic
     return rows
 
 
-def pruning(quick: bool = False, tell: Tell = print) -> list[dict[str, Any]]:
+def pruning(quick: bool = False, report: Report = print) -> list[dict[str, Any]]:
     """Pruned against dense at all noise levels, for queries of both kinds."""
     name, y = images("fashion", 12_000 if quick else 60_000)
     (dense, _), (pruned, preparing) = scored(y, dense=True), scored(y)
     rows = []
     for kind in (near, midway):
         for sigma in (0.1, 1.0) if quick else (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0):
-            tell(f"pruning, sigma = {sigma:g}")
+            report(f"pruning, sigma = {sigma:g}")
             x = kind(y, 256, sigma)
             truth = reference(y, x, sigma)
             both, repeats = (dense, pruned), 2 if quick else 3
@@ -157,13 +157,13 @@ def pruning(quick: bool = False, tell: Tell = print) -> list[dict[str, Any]]:
     return rows
 
 
-def size(quick: bool = False, tell: Tell = print) -> list[dict[str, Any]]:
+def size(quick: bool = False, report: Report = print) -> list[dict[str, Any]]:
     """Worst errors at CIFAR's full size over all sigma; random fields."""
     n = 5_000 if quick else 50_000
     y = fields(n, 3, 32).flatten(1)
     score, rows = scored(y, dense=True)[0], []
     for sigma in (0.1, 10.0) if quick else (0.02, 0.1, 0.3, 1.0, 3.0, 10.0):
-        tell(f"size, sigma = {sigma:g}")
+        report(f"size, sigma = {sigma:g}")
         x = queries(y, 64, sigma)
         truth, posterior = reference(y, x, sigma), score.posterior(x, sigma)
         rows.append(

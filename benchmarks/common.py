@@ -21,7 +21,6 @@ from torch import Tensor
 import vkernel as vk
 
 __all__ = [
-    "asked",
     "empirical",
     "error",
     "fields",
@@ -33,6 +32,7 @@ __all__ = [
     "queries",
     "reference",
     "spread_out",
+    "typical",
 ]
 
 Result = TypeVar("Result")
@@ -78,10 +78,10 @@ def images(which: str = "fashion", n: int = 60_000) -> tuple[str, Tensor]:
 
 def queries(y: Tensor, count: int, sigma: float, seed: int = 1) -> Tensor:
     """Even rows midway between two training points, odd rows a training point plus noise."""
-    return asked(vk.Empirical(y), count, sigma, seed)
+    return typical(vk.Empirical(y), count, sigma, seed)
 
 
-def asked(data: vk.Empirical, count: int, sigma: float, seed: int = 1) -> Tensor:
+def typical(data: vk.Empirical, count: int, sigma: float, seed: int = 1) -> Tensor:
     """The same for a training set of any kind and on any device, ``(count, *shape)``."""
     g = torch.Generator().manual_seed(seed)
     i, j = torch.randint(0, data.n, (2, count), generator=g)

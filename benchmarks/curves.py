@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import vkernel as vk
-from benchmarks.common import asked, empirical, medians, plain, spread_out
+from benchmarks.common import empirical, medians, plain, spread_out, typical
 from benchmarks.limits import limits
 from benchmarks.pruning import prepared
 from benchmarks.results import record
 
 __all__ = ["CURVES", "curve", "curves"]
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 CURVES = ("n", "d", "B", "sigma")
 JUDGED = 32  # queries by which it is judged whether few points hold the weight
 
@@ -82,13 +82,13 @@ class Subject:
 
     def measured(self, batch: int, sigma: float, repeats: int) -> dict[str, Any]:
         """Seconds of a call, the least possible, and their ratio."""
-        x = asked(self.data, batch, sigma)
+        x = typical(self.data, batch, sigma)
         (taken,) = medians([lambda: self.score(x, sigma)], repeats, self.device)
         return timed(taken, self.least(batch, sigma))
 
-    def ways(self, batch: int, sigma: float, repeats: int) -> dict[str, dict[str, Any]]:
+    def methods(self, batch: int, sigma: float, repeats: int) -> dict[str, dict[str, Any]]:
         """The same for the engine, for its dense path alone where there is another, and for plain products."""
-        x, y = asked(self.data, batch, sigma), self.data.rows(0, self.data.n).float()
+        x, y = typical(self.data, batch, sigma), self.data.rows(0, self.data.n).float()
         half = y.square().sum(1) / 2
         runs = {"engine": lambda: self.score(x, sigma), "plain torch": lambda: plain(y, x.flatten(1), sigma, half)}
         if self.score.engine.pruned is not None:
@@ -97,7 +97,7 @@ class Subject:
         times = dict(zip(runs, medians(list(runs.values()), repeats, self.device), strict=True))
         full = self.limits.posterior(self.data.n, self.data.d, batch, 1.0)  # plain code always makes both products
         least = {"engine": self.least(batch, sigma), "plain torch": full}
-        return {way: timed(taken, least.get(way)) for way, taken in times.items()}
+        return {method: timed(taken, least.get(method)) for method, taken in times.items()}
 
     def least(self, batch: int, sigma: float) -> float:
         """The limit: of the products, or, where short bounds replace the first, of those."""
@@ -105,11 +105,11 @@ class Subject:
         if engine.pruned is not None and sigma <= engine.pruned.reach.get(False, 0.0):
             width = engine.pruned.tables[0].shape[1]
             return self.limits.posterior(self.data.n, width, batch, 0.0)
-        share = spread_out(self.data, asked(self.data, JUDGED, sigma), sigma)
+        share = spread_out(self.data, typical(self.data, JUDGED, sigma), sigma)
         return self.limits.posterior(self.data.n, self.data.d, batch, share)
 
 
-def curve(name: str, device: str = "cpu", quick: bool = False, tell: Tell = print) -> list[dict[str, Any]]:
+def curve(name: str, device: str = "cpu", quick: bool = False, report: Report = print) -> list[dict[str, Any]]:
     """One of the four, recorded; ``device`` is "cpu" or "cuda"."""
     sizes = SIZES[device, quick]
     d, n, batch = sizes.shape[0] * sizes.shape[1] ** 2, sizes.points, sizes.batch
@@ -118,7 +118,7 @@ def curve(name: str, device: str = "cpu", quick: bool = False, tell: Tell = prin
 
     def add(subject: Subject, value: int, batch: int = batch) -> None:
         for sigma in sizes.noise:
-            tell(f"{name} = {value:,}, sigma = {sigma:g}")
+            report(f"{name} = {value:,}, sigma = {sigma:g}")
             rows.append({name: value, "noise": f"sigma = {sigma:g}"} | subject.measured(batch, sigma, sizes.repeats))
 
     if name == "n":
@@ -140,10 +140,10 @@ def curve(name: str, device: str = "cpu", quick: bool = False, tell: Tell = prin
     else:
         subject = Subject(n, sizes.shape, device, quick)
         for sigma in sizes.sigma:
-            tell(f"sigma = {sigma:g}")
-            for way, row in subject.ways(batch, sigma, sizes.repeats).items():
-                rows.append({"sigma": sigma, "way": way} | row)
-        held, plot["xlabel"], plot["by"] = f"n = {n:,}, d = {d:,}, B = {batch:,}", "noise level sigma", "way"
+            report(f"sigma = {sigma:g}")
+            for method, row in subject.methods(batch, sigma, sizes.repeats).items():
+                rows.append({"sigma": sigma, "method": method} | row)
+        held, plot["xlabel"], plot["by"] = f"n = {n:,}, d = {d:,}, B = {batch:,}", "noise level sigma", "method"
     record(
         "gpu" if device == "cuda" else "cpu",
         f"curve-{name}",
@@ -164,9 +164,9 @@ def said(device: str, quick: bool) -> str:
     )
 
 
-def curves(device: str = "cpu", quick: bool = False, tell: Tell = print) -> dict[str, list[dict[str, Any]]]:
+def curves(device: str = "cpu", quick: bool = False, report: Report = print) -> dict[str, list[dict[str, Any]]]:
     """All four."""
-    return {name: curve(name, device, quick, tell) for name in CURVES}
+    return {name: curve(name, device, quick, report) for name in CURVES}
 
 
 def steps(name: str, device: str, quick: bool) -> int:

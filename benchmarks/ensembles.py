@@ -31,14 +31,14 @@ from vkernel.train.objectives import J1, Training
 
 __all__ = ["linear", "members", "mlps"]
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 WIDTH, DEPTH, BATCH, FEATURES, LR = 64, 3, 64, 4, 1e-3
 PROCESS = vk.VP()
 SHARED = {"everything varies": ("inputs", "targets"), "targets alone vary": ("targets",)}
 
 
 def quiet(what: object) -> None:
-    """Nothing to be told."""
+    """Report nothing."""
 
 
 def points(device: str) -> Tensor:
@@ -61,7 +61,7 @@ def line(draws: int, vary: tuple[str, ...], device: str) -> Training:
 
 
 def fitted(model: Linear, training: Training, members: int) -> Tensor:
-    """All members at once: the library's way."""
+    """Fit all members at once with the library."""
     return model.fit(training, range(members), quiet)["weights"]
 
 
@@ -77,15 +77,15 @@ def solved(model: Linear, training: Training, members: int) -> Tensor:
     return torch.stack(found)
 
 
-def linear(device: str = "cpu", quick: bool = False, tell: Tell = print) -> list[dict[str, Any]]:
+def linear(device: str = "cpu", quick: bool = False, report: Report = print) -> list[dict[str, Any]]:
     """Linear models of several sizes, with and without shared inputs."""
     rows = []
     for per_axis, draws, count in ((4, 64, 256), (8, 256, 256), (16, 256, 64), (16, 1024, 32)):
         m = model(per_axis)
         for what, vary in SHARED.items():
-            tell(f"linear, {m.features.count} features")
+            report(f"linear, {m.features.count} features")
             training = line(draws, vary, device)
-            runs = [lambda m=m, t=training, c=count, way=way: way(m, t, c) for way in (solved, fitted)]
+            runs = [lambda m=m, t=training, c=count, method=method: method(m, t, c) for method in (solved, fitted)]
             loop, once = medians(runs, 1 if quick else 3, device)
             a, b = (run() for run in runs)
             rows.append(
@@ -115,13 +115,13 @@ def linear(device: str = "cpu", quick: bool = False, tell: Tell = print) -> list
 
 
 def at_once(members: int, steps: int, device: str, draws: int | None = None) -> None:
-    """The library's way: all members by vmap."""
+    """Train all members at once by vmap, with the library."""
     training = Training(vk.Empirical(points(device)), PROCESS, J1(), draws)
     MLP(WIDTH, DEPTH, lr=LR, batch=BATCH, steps=steps).fit(training, range(members), quiet)
 
 
 def one_by_one(members: int, steps: int, device: str) -> None:
-    """The plain way: a loop over members, and a loop over steps in it."""
+    """Train with plain code: a loop over members, and a loop over steps in it."""
     y, low, high = points(device), PROCESS.eps, PROCESS.T
     ends = [float((PROCESS.sigma(t) / PROCESS.alpha(t)).log()) for t in (low, high)]
     k = math.pi * torch.arange(1, FEATURES + 1, device=device)
@@ -148,20 +148,20 @@ def sizes() -> list[int]:
 
 
 def mlps(
-    device: str = "cpu", quick: bool = False, tell: Tell = print, members: int = 64, steps: int = 50
+    device: str = "cpu", quick: bool = False, report: Report = print, members: int = 64, steps: int = 50
 ) -> list[dict[str, Any]]:
     """MLPs in the plane by vmap, with fresh draws and with a finite number of them, against the plain loop."""
     steps = 10 if quick else steps
-    ways: dict[str, Callable[[], None]] = {
+    methods: dict[str, Callable[[], None]] = {
         "one by one, fresh draws": lambda: one_by_one(members, steps, device),
         "at once, fresh draws": lambda: at_once(members, steps, device),
         "at once, 1024 draws": lambda: at_once(members, steps, device, 1024),
     }
-    tell("MLPs")
-    times = medians(list(ways.values()), 1 if quick else 3, device)
+    report("MLPs")
+    times = medians(list(methods.values()), 1 if quick else 3, device)
     rows = [
-        {"way": way, "a step of all (ms)": 1e3 * taken / steps, "ratio": times[0] / taken}
-        for way, taken in zip(ways, times, strict=True)
+        {"method": method, "a step of all (ms)": 1e3 * taken / steps, "ratio": times[0] / taken}
+        for method, taken in zip(methods, times, strict=True)
     ]
     title = f"{members} MLPs in the plane at once against a plain loop"
     note = f"Width {WIDTH}, {DEPTH} hidden layers, batches of {BATCH}, Adam, float32, {steps} steps."
@@ -172,7 +172,7 @@ def mlps(
 # The cost of many members
 
 
-def members(device: str = "cpu", quick: bool = False, tell: Tell = print) -> list[dict[str, Any]]:
+def members(device: str = "cpu", quick: bool = False, report: Report = print) -> list[dict[str, Any]]:
     """Time against the number of members: linear models with and without shared inputs, and MLPs a step."""
     known, rows = limits(device, quick), []
     m, draws, steps = model(8), 256, 10
@@ -180,7 +180,7 @@ def members(device: str = "cpu", quick: bool = False, tell: Tell = print) -> lis
     for what, vary in SHARED.items():
         training = line(draws, vary, device)
         for count in (1, 8, 64) if quick else (1, 4, 16, 64, 256, 1000):
-            tell(f"{count} linear members")
+            report(f"{count} linear members")
             (taken,) = medians([lambda t=training, c=count: fitted(m, t, c)], 1 if quick else 3, device)
             systems = count if "inputs" in vary else 1
             # a Gram matrix, by symmetry half a product, its factor, and the right-hand sides
@@ -189,7 +189,7 @@ def members(device: str = "cpu", quick: bool = False, tell: Tell = print) -> lis
                 {"members": count, "kind": f"linear, {what}", "time (s)": taken, "limit (s)": work / known.wide}
             )
     for count in (1, 4, 16) if quick else (1, 2, 4, 8, 16, 32, 64):
-        tell(f"{count} MLPs")
+        report(f"{count} MLPs")
         (taken,) = medians([lambda c=count: at_once(c, steps, device)], 1 if quick else 3, device)
         least = 6 * hidden * BATCH * count * steps / known.operations  # forward once, backward twice
         rows.append({"members": count, "kind": f"MLP by vmap, {steps} steps", "time (s)": taken, "limit (s)": least})

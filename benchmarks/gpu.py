@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import vkernel as vk
-from benchmarks.common import asked, fields, plain
+from benchmarks.common import fields, plain, typical
 from benchmarks.results import Row, record
 from vkernel.posterior.gpu import GPUPath
 
@@ -93,7 +93,7 @@ def table(
     half = None if y is None else y.square().sum(1) / 2
     rows: list[Row] = []
     for sigma in sigmas:
-        x = asked(data, batch, sigma)
+        x = typical(data, batch, sigma)
         truth, ess = reference(data, x, sigma)
         most, taken = stages(path, score.queries(x, torch.tensor(sigma)))
         t = milliseconds(lambda x=x, s=sigma: score(x, s))
@@ -174,7 +174,7 @@ def cifar(quick: bool, profiled: bool = False) -> None:
         scores.append(score)
     for score in scores if profiled else ():  # last: a profiler leaves the process slower than it was
         for sigma in (0.1, 10.0):
-            profile(score, asked(score.data, 1024, sigma), sigma)
+            profile(score, typical(score.data, 1024, sigma), sigma)
 
 
 def imagenet(rate: float, quick: bool, profiled: bool = False) -> None:
@@ -193,9 +193,9 @@ def imagenet(rate: float, quick: bool, profiled: bool = False) -> None:
     lasted = milliseconds(lambda: vk.sample.pf_ode(score, x, method="euler", spacing="uniform", steps=50), 3) / 1e3
     print(f"64 samples, 50 Euler steps: {lasted:.2f} s")
     title = "Exact samples by the probability flow, ImageNet-64's size"
-    record("gpu", "samples", [{"samples": 64, "Euler steps": 50, "time (s)": lasted, "asked (s)": 2.0}], title=title)
+    record("gpu", "samples", [{"samples": 64, "Euler steps": 50, "time (s)": lasted, "goal (s)": 2.0}], title=title)
     for sigma in (0.5, 10.0) if profiled else ():
-        profile(score, asked(large, 64, sigma), sigma)
+        profile(score, typical(large, 64, sigma), sigma)
 
 
 def run(quick: bool = False, only: str | None = None, profiled: bool = False) -> None:

@@ -94,9 +94,9 @@ def compare(
                 for score in scores
             ]
             for name, covariance in (("score", False), ("with_covariance", True)):
-                asked = pruned.queries(x, torch.tensor(sigma))
+                typical = pruned.queries(x, torch.tensor(sigma))
                 tried = sigma <= engine.pruned.reach[covariance]
-                served = engine.pruned.candidates(Block(engine.points, asked, covariance))[2].sum() if tried else 0
+                served = engine.pruned.candidates(Block(engine.points, typical, covariance))[2].sum() if tried else 0
                 runs: list[Callable[[], object]] = [
                     lambda s=score, covariance=covariance, x=x, t=sigma: traced(s, x, t) if covariance else s(x, t)
                     for score in scores

@@ -79,7 +79,7 @@ def measure(members: int, steps: int, repeats: int, bf16: bool) -> Row:
         "side by side (ms)": 1e3 * best,
         "one by one (ms)": 1e3 * plain,
         "ratio": plain / best,
-        "apart, of the way": gap,
+        "apart / distance trained": gap,
     }
 
 
@@ -95,7 +95,7 @@ def run(quick: bool = False, members: int = 16, steps: int = 40, repeats: int = 
         rows,
         title=f"{members} U-Nets of 491,169 parameters, 28 × 28, batch 64: a step of all members",
         note="One by one is a module, loss.backward() and optimiser.step(); the same batches on both sides. How far "
-        "the two trainings are apart is in units of the way that the parameters went.",
+        "the two trainings are apart is relative to the distance between initial and trained parameters.",
     )
 
 

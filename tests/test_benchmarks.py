@@ -167,14 +167,14 @@ def test_what_cannot_be_recorded_or_rendered_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", curves.CURVES)
-def test_a_curve_tells_as_often_as_it_says_and_is_drawn(name, tmp_path, monkeypatch):
+def test_a_curve_reports_every_step_and_is_drawn(name, tmp_path, monkeypatch):
     small = curves.Sizes((200, 400, 800), ((1, 4), (1, 6), (1, 8)), (1, 4, 16), (0.1, 1.0, 10.0), (1, 6), 500, 300, 8)
     monkeypatch.setitem(curves.SIZES, ("cpu", True), small)
     monkeypatch.setattr(curves, "limits", lambda device, quick: Limits(1e11, 5e10, 1e10, 4))
-    told: list[str] = []
+    labels: list[str] = []
     with into(tmp_path):
-        rows = curves.curve(name, "cpu", True, told.append)
-        assert len(told) == curves.steps(name, "cpu", True)
+        rows = curves.curve(name, "cpu", True, labels.append)
+        assert len(labels) == curves.steps(name, "cpu", True)
         assert rows == recorded("cpu")[f"curve-{name}"]["rows"]
         report.render()
     assert (tmp_path / "plots" / f"cpu-curve-{name}.png").exists()

@@ -19,7 +19,7 @@ import vkernel as vk
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import ensembles
-from benchmarks.common import asked, error, fields, images, plain, queries, reference
+from benchmarks.common import error, fields, images, plain, queries, reference, typical
 
 BATCH = 128
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -92,7 +92,7 @@ def test_cost_of_many_queries_is_shared(dense, points):
 @pytest.mark.parametrize(("vary", "gain"), [(("inputs", "targets"), 8), (("targets",), 12)])
 def test_linear_members_at_once_are_many_times_faster_than_a_loop(vary, gain):
     model, training = ensembles.model(4), ensembles.line(64, vary, "cpu")
-    runs = [lambda way=way: way(model, training, 100) for way in (ensembles.solved, ensembles.fitted)]
+    runs = [lambda fit=fit: fit(model, training, 100) for fit in (ensembles.solved, ensembles.fitted)]
     loop, once = medians(*runs, repeats=3)
     assert loop > gain * once
     a, b = (run() for run in runs)
@@ -135,7 +135,7 @@ def test_large_linear_members_at_once_are_no_slower_than_a_loop(per_axis, draws,
     model = ensembles.model(per_axis)
     for vary, gain in ((("inputs", "targets"), 0.6), (("targets",), 4)):
         training = ensembles.line(draws, vary, "cpu")
-        runs = [lambda way=way, t=training: way(model, t, members) for way in (ensembles.solved, ensembles.fitted)]
+        runs = [lambda fit=fit, t=training: fit(model, t, members) for fit in (ensembles.solved, ensembles.fitted)]
         loop, once = medians(*runs, repeats=3)
         assert loop > gain * once, f"{vary} vary"
 
@@ -147,7 +147,7 @@ def test_a_gpu_is_faster_than_plain_products(sigma: float, least: float) -> None
     from benchmarks.gpu import milliseconds
 
     data = vk.Empirical(fields(50_000, 3, 32, device="cuda"), scale=(-1.0, 1.0))
-    score, y, x = vk.EmpiricalScore(data, vk.EDM()), data.rows(0, data.n), asked(data, 1024, sigma)
+    score, y, x = vk.EmpiricalScore(data, vk.EDM()), data.rows(0, data.n), typical(data, 1024, sigma)
     half = y.square().sum(1) / 2
     ours = milliseconds(lambda: score(x, sigma))
     assert milliseconds(lambda: plain(y, x.flatten(1), sigma, half), 5) > least * ours

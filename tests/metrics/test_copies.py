@@ -46,7 +46,7 @@ def test_nearest_is_brute_force(d: int, scale: float, offset: float):
     assert torch.equal(index, which[:, :3])
 
 
-def test_many_near_ties_are_told_apart_in_float64():
+def test_near_ties_are_resolved_in_float64():
     """Points on a far sphere: products in float32 see one distance where there are many."""
     direction = normal(300, 5)
     points = (

@@ -177,7 +177,7 @@ def test_what_is_dropped_weighs_nothing(case, covariance, chunk):
     assert (dropped <= rest.logsumexp(1) - 16 + slack)[served].all()
 
 
-def test_noise_is_told_from_data_by_several_residual_norms():
+def test_noise_is_distinguished_from_data_by_several_residual_norms():
     """With one residual norm, noise stands for data beyond the axes; with several, fewer points are left."""
     points = spectrum(4000, 400).float()
     engine = Engine(vk.Empirical(points))

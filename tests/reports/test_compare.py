@@ -284,7 +284,7 @@ def test_a_kernel_that_doubts_itself_is_quoted():
     doubtful = truth()
     doubtful.valid, doubtful.why = False, "the moon is full."
     words = compare(ENSEMBLE, doubtful, X, T, laws=False).attrs["summary"]
-    assert "the kernel declares itself invalid (the moon is full)." in words
+    assert "the kernel is not valid (the moon is full)." in words
 
 
 def test_a_kernel_without_factors_gets_a_field_for_every_start():

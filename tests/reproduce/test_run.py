@@ -45,7 +45,7 @@ def test_every_exhibit_is_complete(made: Made) -> None:
     check(made)
 
 
-def test_every_link_leads_somewhere_and_every_image_is_told(made: Made) -> None:
+def test_every_link_has_a_target_and_every_image_a_text(made: Made) -> None:
     from PIL import Image
 
     out = made.out
@@ -65,7 +65,7 @@ def test_every_link_leads_somewhere_and_every_image_is_told(made: Made) -> None:
     assert {file.name for file in out.iterdir()} <= linked  # nothing is left that no one finds, no temporary file
 
 
-def test_the_page_tells_what_was_computed(made: Made) -> None:
+def test_the_page_states_what_was_computed(made: Made) -> None:
     first, line = made.arrays["figure1"], made.arrays["digits_line"]
     text = (made.out / "index.html").read_text().replace("\u00a0", " ")
     assert "<!doctype html>" in text

@@ -43,6 +43,22 @@ def test_a_method_that_a_white_kernel_ignores_is_checked() -> None:
         vk.sample.effective_sde(V, torch.zeros(5, 1), steps=4, method="foo")
 
 
+@pytest.mark.parametrize("white", [True, False])
+def test_what_is_saved_may_be_an_iterator(white: bool) -> None:
+    score = vk.EmpiricalScore(vk.data.toy("triple"), vk.VP())
+    V = vk.kernels.FiniteRank(lambda x, t: x[None], torch.eye(1), score.process, score)
+    kernel = vk.kernels.Naive(score, kappa=0.1) if white else V
+    found = vk.sample.effective_sde(kernel, torch.zeros(5, 1), steps=4, save=iter(["path"]))
+    assert found.path is not None
+    assert found.path.shape == (5, 5, 1)
+
+
+def test_an_unknown_option_is_named_with_the_function_that_was_called() -> None:
+    score = vk.EmpiricalScore(vk.data.toy("triple"), vk.VP())
+    with pytest.raises(TypeError, match=r"pf_ode\(\) got an unexpected option 'stepz'; it takes score, x_T, method"):
+        vk.sample.pf_ode(score, torch.zeros(5, 1), stepz=4)  # type: ignore[call-overload]
+
+
 def test_errors_of_predictions_have_the_dtype_of_x() -> None:
     V = vk.kernels.Naive(vk.EmpiricalScore(vk.data.toy("triple"), vk.VP()), kappa=0.1)
     error = V.error(torch.zeros(5, 1), 0.1)

@@ -44,7 +44,7 @@ def test_all_files_are_known_by_name() -> None:
 
 
 @each
-def test_each_says_what_it_asks_and_has_two_sizes(name: str) -> None:
+def test_each_states_its_question_and_has_two_sizes(name: str) -> None:
     path = specs.shipped()[name]
     spec, large = vk_study.read(path), vk_study.read(name, large=True)
     assert spec.question.endswith("?")

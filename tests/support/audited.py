@@ -70,7 +70,7 @@ def train(net: Denoiser, images: Tensor, steps: int, rate: float, keep: tuple[in
 
 
 def checkpoint(net: Any, shape: tuple[int, ...], name: str, **more: Any) -> vk.Score:
-    """Return a network that predicts noise from an index, unless told otherwise."""
+    """Return a network that predicts noise from an index by default."""
     return wrap(net, PROCESS, shape=shape, name=name, **more)
 
 

@@ -1,6 +1,6 @@
 """Two networks for 28×28 grey images that other people trained, written from the facts in models/README.md.
 
-``U`` is a small U-Net that is told an index and normalises whole images; ``C`` a chain of convolutions that is told
+``U`` is a small U-Net that takes an index and normalises whole images; ``C`` a chain of convolutions that takes
 t/1000. Attribute names are those of the keys in the files.
 """
 
@@ -56,16 +56,16 @@ class U(nn.Module):
     def forward(self, x: Tensor, index: Tensor) -> Tensor:
         embedded = self.time_embed(index)
 
-        def told(layer: nn.Module) -> Tensor:
+        def shift(layer: nn.Module) -> Tensor:
             return layer(embedded)[:, :, None, None]
 
-        one = self.b1(x + told(self.te1))
-        two = self.b2(self.down1(one) + told(self.te2))
-        three = self.b3(self.down2(two) + told(self.te3))
-        middle = self.b_mid(self.down3(three) + told(self.te_mid))
-        four = self.b4(torch.cat([three, self.up1(middle)], 1) + told(self.te4))
-        five = self.b5(torch.cat([two, self.up2(four)], 1) + told(self.te5))
-        out = self.b_out(torch.cat([one, self.up3(five)], 1) + told(self.te_out))
+        one = self.b1(x + shift(self.te1))
+        two = self.b2(self.down1(one) + shift(self.te2))
+        three = self.b3(self.down2(two) + shift(self.te3))
+        middle = self.b_mid(self.down3(three) + shift(self.te_mid))
+        four = self.b4(torch.cat([three, self.up1(middle)], 1) + shift(self.te4))
+        five = self.b5(torch.cat([two, self.up2(four)], 1) + shift(self.te5))
+        out = self.b_out(torch.cat([one, self.up3(five)], 1) + shift(self.te_out))
         return self.conv_out(out)
 
 
@@ -91,8 +91,8 @@ class C(nn.Module):
 
     def forward(self, x: Tensor, fraction: Tensor) -> Tensor:
         angle = fraction[:, None] * self.frequencies
-        told = self.time_embed(torch.cat([angle.sin(), angle.cos() - 1], -1))
-        x = self.blocks[0](x) + told[:, :, None, None]
+        embedded = self.time_embed(torch.cat([angle.sin(), angle.cos() - 1], -1))
+        x = self.blocks[0](x) + embedded[:, :, None, None]
         for layer in self.blocks[1:]:
             x = layer(x)
         return x

@@ -105,7 +105,7 @@ def test_a_grid_is_all_products_and_the_index_of_t_runs_fastest(kind, dim):
     assert phi(x[:, None], times(1, 6, seed=3)).shape == (5, 6, phi.count)
 
 
-def test_the_count_per_time_is_that_of_the_axes_unless_told():
+def test_the_count_per_time_is_that_of_the_axes_by_default():
     assert grid("gaussian", 16, 1, -1.5, 1.5, PROCESS).count == 256
     assert grid("fourier", 10, 2, process=PROCESS).count == 1000
     mixed = Grid((Axis("gaussian", 3, 0, 1), Axis("fourier", 5, -1, 1)), Axis("polynomial", 2, 0.0, 1.0))

@@ -3,8 +3,7 @@
 A :class:`Checkpoint` is a :class:`~vkernel.score.wrapped.Wrapped` network (process, ``predicts``, ``time``, ``range``,
 ``shape``; see :mod:`vkernel.score.wrapped`) that was read from files. Weight files are data: nothing in them is
 executed. For a function or module in memory use :func:`vkernel.as_score`. :class:`Checkpoints` are several trainings of
-one network as ``Scores`` (docs/theory.md, §7).
-"""
+one network as ``Scores`` (docs/theory.md, §7)."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ classes, so no code in the folder runs, and nothing is ever downloaded.
 
 Conversely, ``as_unet`` evaluates a score for each call :math:`(x, i)` of a pipeline. If the score has another
 process, the point is moved to where sigma/alpha is equal: the denoised image
-:math:`\hat x_0` is the same there, and :math:`\mathrm{noise} = (x - \alpha_i \hat x_0) / \sigma_i`.
-"""
+:math:`\hat x_0` is the same there, and :math:`\mathrm{noise} = (x - \alpha_i \hat x_0) / \sigma_i`."""
 
 from __future__ import annotations
 

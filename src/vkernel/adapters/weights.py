@@ -6,8 +6,7 @@ dictionaries are flattened with dots (``{"ema": {"conv.weight": …}}`` holds ``
 selects one network of several. A factory is the user's code.
 
 A stored buffer of a schedule is classified by its values: increasing values are :math:`\beta_t`; decreasing ones are
-:math:`\bar\alpha_t = \prod (1-\beta_j)` if they end below ½ and :math:`1 - \beta_t` else.
-"""
+:math:`\bar\alpha_t = \prod (1-\beta_j)` if they end below ½ and :math:`1 - \beta_t` else."""
 
 import importlib
 import importlib.util

@@ -1,13 +1,13 @@
 """Argument checks: each returns the value it was given, or raises :class:`InputError` with a sentence.
 
 The value comes first and its name second, as in ``check_whole(steps, "steps")``. :func:`takes` shows in a signature
-the options that a function passes on.
-"""
+the options that a function passes on."""
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable
-from typing import TypeGuard, TypeVar
+from typing import TypeGuard, TypeVar, cast
 
 from torch import Tensor
 
@@ -18,13 +18,22 @@ Taking = TypeVar("Taking", bound=Callable[..., object])
 
 
 def takes(source: Callable[..., object]) -> Callable[[Taking], Taking]:
-    """Show, in place of a function's ``**options``, the keyword-only parameters of ``source``, to which they go."""
+    """Show, in place of a function's ``**options``, the keyword-only parameters of ``source``, and refuse others."""
 
     def show(function: Taking) -> Taking:
-        own, more = (list(inspect.signature(f).parameters.values()) for f in (function, source))
-        shown = [p for p in own if p.kind is not p.VAR_KEYWORD] + [p for p in more if p.kind is p.KEYWORD_ONLY]
-        vars(function)["__signature__"] = inspect.signature(function).replace(parameters=shown)
-        return function
+        own, more = (inspect.signature(f).parameters.values() for f in (function, source))
+        shown = {p.name: p for p in own if p.kind is not p.VAR_KEYWORD}
+        shown |= {p.name: p for p in more if p.kind is p.KEYWORD_ONLY}
+
+        @functools.wraps(function)
+        def checked(*args: object, **options: object) -> object:
+            for name in options.keys() - shown.keys():
+                known = ", ".join(shown)
+                raise TypeError(f"{function.__name__}() got an unexpected option {name!r}; it takes {known}.")
+            return function(*args, **options)
+
+        vars(checked)["__signature__"] = inspect.signature(function).replace(parameters=list(shown.values()))
+        return cast(Taking, checked)
 
     return show
 

@@ -2,8 +2,7 @@ r"""Covariance operators: one type for everything that is a covariance.
 
 A :class:`Covariance` :math:`\Sigma` acts on samples of one event shape, one operator for every element of a batch.
 It never forms a :math:`d \times d` matrix unless :meth:`Covariance.dense` is called. The class is abstract; final kinds
-are here and, for the posterior over training points, in :mod:`vkernel.posterior`.
-"""
+are here and, for the posterior over training points, in :mod:`vkernel.posterior`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Errors are sentences: what was wrong, what was given, what would be accepted.
 
 Every check of an argument or a file raises :class:`InputError`; the command line turns it into one line on standard
-error and exit code 2. Any other exception is a bug of the package.
-"""
+error and exit code 2. Any other exception is a bug of the package."""
 
 
 class InputError(ValueError):

@@ -502,13 +502,9 @@ def cumulants(s: Tensor, components: int = 3) -> Cumulants:
     s = s.double()
     require(len(s) >= 5, f"Fourth cumulants with their errors need five finite members; there are {len(s)}.")
     left, values, _ = torch.linalg.svd((s - s.mean(0)).reshape(len(s), -1), full_matrices=False)
-    laws, joint, shares = (
-        (skewness, kurtosis),
-        left[:, :components],
-        values.square() / values.square().sum().clamp_min(1e-300),
-    )
-
-    both: list[Estimate[Tensor]] = [jackknife(f(a), leave_one_out(f, a)) for a in (s, joint) for f in laws]
+    shares, laws = values.square() / values.square().sum().clamp_min(1e-300), (skewness, kurtosis)
+    arrays = s, left[:, :components]
+    both: list[Estimate[Tensor]] = [jackknife(f(a), leave_one_out(f, a)) for a in arrays for f in laws]
     return Cumulants(shares[:components], *both)
 
 

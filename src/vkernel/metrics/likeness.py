@@ -49,7 +49,7 @@ class Likeness:
     """Distances of n samples from the training images, beside those of n ``real`` images (the floors). Fréchet's are
     ``None`` where there are too few samples for the ``k`` features, for the reason ``why``. ``remainder`` is the mean
     norm of the rest beyond principal components, as a multiple of that of real images; ``None`` where there is no rest.
-    ``reduced`` tells that the ``features`` are fewer than requested. ``chance`` is that of distances as large as these
+    ``reduced`` is true if the ``features`` are fewer than requested. ``chance`` is that of distances as large as these
     by accident; ``diverged`` counts the samples left out."""
 
     frechet: Estimate | None

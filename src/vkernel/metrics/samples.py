@@ -22,7 +22,7 @@ CANDIDATES = 8  # for each query, of which up to k are wanted
 
 
 class Reading(TypedDict, total=False):
-    """Options of all distances and masses: ``members`` tells whether the first axis counts members (a pair: for each of
+    """Options of all distances and masses: ``members`` is whether the first axis counts members (a pair: for each of
     two samples), ``skip_diverged=True`` leaves out, with a warning, what is not finite and is refused otherwise."""
 
     members: Members

@@ -37,19 +37,19 @@ from vkernel.core import rng
 from vkernel.posterior.dense import TRIM, Block, unit_roundoff
 from vkernel.posterior.weights import CentredPoints, Queries, SparseWeights, Weights, padded, trimmed
 
-FEWEST, NARROWEST = 4096, 128  # points and dimensions below which a dense query costs too little to save on
-AXES = (64, 8), (128, 4), (256, 3), (384, 2)  # of the bounds, shortest first: at most 1/8, 1/4, … of all dimensions
-GROUPS = 3, 2, 1  # of the components by which each is longer than the one before; one more group holds the rest
-SAMPLE, GRAM = 4096, 1024  # points whose principal components are taken; fewer where they have more coordinates
-SLACK = 2.0**-40  # of |y|²: more than float64 loses where a residual is what components leave of it
-LEAF, SPLIT = 64, 16  # points whose largest bound is known (a power of two is cheap); axes that split the tree
-CHUNK, BOUNDS = 1 << 17, (1 << 22, 1 << 24)  # points, and queries × points (16 to 64 MB), with bounds held at once
-LEAVES, BEST = 8, 16  # the best leaves, and in them the points with the best bounds: evaluated for a large L
-CROWD = 8  # a query that keeps more than 1/CROWD of the points costs no less than one of many dense ones
-STRAGGLERS = 16  # so few dense queries cost as much as many, for all points are read: they may keep half the points
-TYPICAL = 16  # queries of each kind that are tried at a noise level
-VAST = 1e8  # an error of bounds that makes them useless; far below it, float32 does not overflow
-LIGHT = -1e29  # a logit that is no point's with weight
+FEWEST, NARROWEST = 4096, 128  # smallest n and d for which pruning is used; a dense query is cheap below
+AXES = (64, 8), (128, 4), (256, 3), (384, 2)  # axes of each bound, shortest first: at most 64 and rank / 8, …
+GROUPS = 3, 2, 1  # groups Q_g into which the axes between two successive bounds are split
+SAMPLE, GRAM = 4096, 1024  # points in the principal component analysis; GRAM points if d is larger than GRAM
+SLACK = 2.0**-40  # share of |y|² added to a squared residual norm, larger than its float64 rounding error
+LEAF, SPLIT = 64, 16  # points in a leaf of the k-d tree; axes along which the tree is split
+CHUNK, BOUNDS = 1 << 17, (1 << 22, 1 << 24)  # points in a chunk; least and largest size B × n of a block of bounds
+LEAVES, BEST = 8, 16  # leaves with the largest bounds, and points in them, whose logits are evaluated to find L
+CROWD = 8  # a query that keeps more than n/CROWD points is evaluated faster by the reference path
+STRAGGLERS = 16  # if at most so many queries exceed n/CROWD points, they are pruned up to n/2 points
+TYPICAL = 16  # queries near data, and queries between data, by which the reach is measured
+VAST = 1e8  # largest error of a bound for which pruning is tried
+LIGHT = -1e29  # logits below this belong to points of weight zero
 Admit = Callable[[Tensor], Tensor]  # from the number of candidates of each query to whether the query keeps them
 
 
@@ -152,7 +152,7 @@ class Pruned:
         return self.points.n * (4 * sum(self.widths[:tables]) + 8 * SPLIT) + 4 * BOUNDS[0]
 
     def ready(self, sparse: int) -> bool:
-        """Tell whether there are bounds; they are prepared after ``price`` dense queries with few points of weight."""
+        """Return whether there are bounds; they are prepared after ``price`` dense queries that had sparse weights."""
         if not self.tables and sparse >= self.price:
             self.prepare()
         return bool(self.tables)
@@ -261,7 +261,7 @@ class Pruned:
             leaves = math.ceil(len(right) / LEAF)
             bounds = buffer[: count * leaves * LEAF].view(count, leaves, LEAF)
             flat = bounds.flatten(1)
-            torch.mm(lefts[0], right.mT, out=flat[:, : len(right)])  # at once: threads that meet often wait
+            torch.mm(lefts[0], right.mT, out=flat[:, : len(right)])  # one product: threads synchronise after each
             flat[:, len(right) :] = -torch.inf
             peaks = bounds.amax(2)
             top = torch.cat([top, self._two_largest(block, bounds, peaks, start)], 1).topk(2, dim=1).values

@@ -392,7 +392,7 @@ def padded(value: Tensor, q: Tensor, count: int) -> Tensor:
 
 
 def trimmed(upper: Tensor, q: Tensor, budget: Tensor) -> Tensor:
-    r"""Tell which pairs to keep, so that the others of each query together weigh at most :math:`e^{budget}`, ``(B,)``.
+    r"""Return which pairs to keep: the others of each query together weigh at most :math:`e^{budget}`, ``(B,)``.
     ``upper`` bounds the logits of the pairs, ``q`` are their queries, ascending. Of the bounds :math:`u_1 \le u_2 \le
     \dots` those before the first :math:`k` with :math:`\sum_{j \le k} e^{u_j} > e^{budget}` are dropped, less any equal
     to :math:`u_k`."""

@@ -34,8 +34,7 @@ Between any two processes, :meth:`Process.convert` maps a point to the one with 
 
 alpha, sigma, S, beta, D and log_snr take a number or a tensor and return a tensor of t's shape, dtype and device
 (numbers and integers: the default dtype). They are differentiable in t, free of cancellation at small t, and not
-range-checked (:meth:`Process.check` is). Half precision is computed in float32 and rounded once.
-"""
+range-checked (:meth:`Process.check` is). Half precision is computed in float32 and rounded once."""
 
 from collections.abc import Mapping
 from dataclasses import fields

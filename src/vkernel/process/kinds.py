@@ -1,7 +1,6 @@
 """The final processes: the isotropic ones of the table in :mod:`vkernel.process`, and :class:`Anisotropic`.
 
-``regular = False`` marks those whose beta and D diverge at t = 1, hence T < 1.
-"""
+``regular = False`` marks those whose beta and D diverge at t = 1, hence T < 1."""
 
 from __future__ import annotations
 

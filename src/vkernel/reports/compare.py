@@ -63,7 +63,7 @@ from vkernel.core.estimate import (
 from vkernel.core.progress import Progress, Reporter, part, progress as show_progress
 from vkernel.kernels import Kernel, Linear, Measured
 from vkernel.reports.html import read, render
-from vkernel.sample import Options, end, pf_ode, semiclassical
+from vkernel.sample import Options, pf_ode, semiclassical
 from vkernel.sample.scores import Scores
 from vkernel.sample.sde import Learned
 from vkernel.score.base import Score, wide_time
@@ -299,7 +299,7 @@ def draw_laws(
         blocks, ends = start.split(max(1, CHUNK // (count * len(scores))), 1), list[Tensor]()
         for block in blocks:
             how: Options = {**grid, "allow_nan": True, "progress": part(report, "laws", 1 / len(blocks))}
-            ends.append(end(pf_ode(score, block.contiguous(), method=method, **how)))
+            ends.append(pf_ode(score, block.contiguous(), method=method, **how))
         return torch.cat(ends, 1)
 
     def quenched(V: Kernel) -> Tensor:
@@ -310,7 +310,7 @@ def draw_laws(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what diverges is counted in the result
         closure, members = Measured(scores), part(report, "members", 1.0)
-        own = end(scores.sample(x_T=x_T, steps=grid["steps"], method=method, spacing=grid["spacing"], progress=members))
+        own = scores.sample(x_T=x_T, steps=grid["steps"], method=method, spacing=grid["spacing"], progress=members)
     if isinstance(theory, Score):
         return {"ensemble": own, "theory": flow(theory, x_T[None])}
     close = quenched(closure)
@@ -320,7 +320,6 @@ def draw_laws(
         with contextlib.suppress(InputError):  # a path diverged
             how: Options = {**grid, "progress": part(report, "laws", 1.0)}
             middle, cov = semiclassical(theory, x_T.double(), mean=mean, **how)
-            assert isinstance(middle, Tensor)
             assert isinstance(cov, Factored)
             z = rng.randn((count, *cov.factors.shape[:2]), source, middle.device, torch.float64)
             around = middle + torch.einsum("mfn,fn...->mn...", z, cov.factors)

@@ -36,7 +36,7 @@ from vkernel.process import VP, Process
 from vkernel.reproduce.exhibit import Exhibit, Page, Run, Values, one_thread
 from vkernel.reproduce.learned import GOALS
 from vkernel.reproduce.variances import PROCESS, TIMES, places, squares
-from vkernel.sample import Scores, end, pf_ode
+from vkernel.sample import Scores, pf_ode
 from vkernel.score import EmpiricalScore
 from vkernel.study.spec import Lookup
 from vkernel.study.work import LookedUp
@@ -70,11 +70,11 @@ class Cell:
     def flow(self, scores: Scores, fine: bool = False) -> Tensor:
         """Sample every member by the PF-ODE from the same starts; ``fine`` checks the steps and the table of scores."""
         x_T = self.start.expand(len(scores), *self.start.shape)
-        return end(pf_ode(LookedUp(scores, FINE if fine else TABLE), x_T, steps=self.steps * (1 + fine)))
+        return pf_ode(LookedUp(scores, FINE if fine else TABLE), x_T, steps=self.steps * (1 + fine))
 
     def exact(self) -> Tensor:
         """Sample the exact score."""
-        return end(pf_ode(EmpiricalScore(DATA, self.process), self.start, steps=self.steps))[None]
+        return pf_ode(EmpiricalScore(DATA, self.process), self.start, steps=self.steps)[None]
 
     def with_weights(self, weights: Tensor) -> Ensemble:
         """Return linear models with these weights, ``(M, F, 1)``."""

@@ -144,9 +144,8 @@ def paths2d(run: Run) -> Exhibit:
     return page.exhibit(0.2)
 
 
-def path_of(found: object) -> Tensor:
+def path_of(found: sample.Solution) -> Tensor:
     """Return the path of a solution that has saved it."""
-    assert isinstance(found, sample.Solution)
     assert found.path is not None
     return found.path
 
@@ -168,7 +167,7 @@ def gap_mass(score: EmpiricalScore, steps: int, rounds: int = 3, points: int = 1
     for _ in range(rounds):
         z = low[:, None] + (high - low)[:, None] * share
         x = sample.pf_ode(score, sigma * z.reshape(-1, 1), steps=steps, method="euler", spacing="uniform")
-        above = (sample.end(x).reshape(z.shape) >= levels[:, None]).double().argmax(1).clamp_min(1)
+        above = (x.reshape(z.shape) >= levels[:, None]).double().argmax(1).clamp_min(1)
         low, high = z[rows, above - 1], z[rows, above]
     mass = torch.special.ndtr((low + high) / 2)
     return max(0.0, float(mass[1] - mass[0] + mass[3] - mass[2]))
@@ -189,7 +188,7 @@ def memorise(run: Run) -> Exhibit:
     process = VP(eps=1e-3)
     weighted = EmpiricalScore(Empirical(points, weights=weights), process)
     x_T = process.prior((s.adaptive, 2), generator=run.stream("memorise/weights"), dtype=torch.float64)
-    x = sample.end(sample.pf_ode(weighted, x_T, method="dopri5", tolerance=1e-5))
+    x = sample.pf_ode(weighted, x_T, method="dopri5", tolerance=1e-5)
     x = x / process.alpha(torch.tensor(process.eps, dtype=torch.float64))
     counts = (metrics.mode_weights(x, weighted.data).share.value * s.adaptive).round().long()  # of each point
     statistic, p = chisquare(counts, weights * counts.sum())
@@ -217,9 +216,9 @@ def _samples(run: Run, score: EmpiricalScore, s: SimpleNamespace) -> dict[str, T
     for count in s.steps:
         x_T = start(min(s.samples, 6_000_000 // count))
         x = sample.pf_ode(score, x_T, steps=count, method="euler", spacing="uniform")
-        found[f"{count} Euler steps"] = sample.end(x)[:, 0]
+        found[f"{count} Euler steps"] = x[:, 0]
     x_T = start(s.adaptive, None).double()
-    return found | {"dopri5": sample.end(sample.pf_ode(score, x_T, method="dopri5", tolerance=1e-5))[:, 0]}
+    return found | {"dopri5": sample.pf_ode(score, x_T, method="dopri5", tolerance=1e-5)[:, 0]}
 
 
 # Laws of the effective SDE
@@ -237,8 +236,8 @@ def _law(run: Run, purpose: str, score: EmpiricalScore, kappa: float, *, resampl
     x_T = score.process.prior(shape, generator=start, dtype=torch.float64)
     how["generator"] = run.stream(f"laws/{purpose}")
     if resample:
-        return sample.end(sample.naive(score, x_T, kappa=kappa, **how))
-    return sample.end(sample.effective_sde(kernels.Naive(score, kappa), x_T, **how))
+        return sample.naive(score, x_T, kappa=kappa, **how)
+    return sample.effective_sde(kernels.Naive(score, kappa), x_T, **how)
 
 
 @one_thread()

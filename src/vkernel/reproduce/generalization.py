@@ -30,7 +30,7 @@ from vkernel.core.estimate import Estimate, Twins, stacked, twins
 from vkernel.data import population
 from vkernel.process import VP
 from vkernel.reproduce.exhibit import Exhibit, Page, Run, Values, one_thread
-from vkernel.sample import end, pf_ode
+from vkernel.sample import pf_ode
 from vkernel.study.spec import Lookup
 from vkernel.study.work import LookedUp
 from vkernel.train import features, models
@@ -137,7 +137,7 @@ def sample(run: Run, sizes: SimpleNamespace, ratio: float, index: int, points: T
     weights = torch.cat([zero + c * (one - zero) for c in sizes.factors])
     x_T = rng.quasi_normals(sizes.samples, 1, 0).expand(len(weights), -1, 1)
     scores = LookedUp(Ensemble(model, {"weights": weights}, process, (1,)), Lookup(**sizes.lookup))
-    x = end(pf_ode(scores, x_T, steps=sizes.steps, allow_nan=True))
+    x = pf_ode(scores, x_T, steps=sizes.steps, allow_nan=True)
     return x.reshape(len(sizes.factors), sizes.models, sizes.samples, 1)
 
 

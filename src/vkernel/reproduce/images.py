@@ -12,8 +12,7 @@ images, and with the noise of training inputs, :math:`x + \sigma_t z`, averaged 
 with a 95 % interval over pairs. Above 1, the target is noisier between images than at them.
 
 **Ends of runs.** The PF-ODE of the exact score leads from a start :math:`x_T` to one training image. Runs of the
-effective SDE with the naive kernel leave this path where the posterior is undecided between images (§4.4).
-"""
+effective SDE with the naive kernel leave this path where the posterior is undecided between images (§4.4)."""
 
 import contextlib
 import json
@@ -183,11 +182,11 @@ def ends(run: Run, name: str, sizes: SimpleNamespace) -> SimpleNamespace:
     score = EmpiricalScore(data, process, memory=MEMORY)
     x_T = process.prior((sizes.starts, *data.shape), generator=run.stream(f"images/{name}"))
     alpha = float(process.alpha(torch.tensor(EPS, dtype=torch.float64)))
-    flow = sample.end(sample.pf_ode(score, x_T, steps=sizes.steps)) / alpha
+    flow = sample.pf_ode(score, x_T, steps=sizes.steps) / alpha
     runs = []
     for kappa in sizes.kappas:
         V, stream = kernels.Naive(score, kappa), run.stream(f"images/{name}/{kappa:g}")
-        runs.append(sample.end(sample.effective_sde(V, x_T, steps=sizes.steps, members=sizes.runs, generator=stream)))
+        runs.append(sample.effective_sde(V, x_T, steps=sizes.steps, members=sizes.runs, generator=stream))
     x = torch.stack(runs) / alpha
 
     def near(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -60,13 +60,13 @@ class Starts:
 
     def flow(self, score: Score) -> Tensor:
         """Return the end of each start under one score."""
-        return sample.end(sample.pf_ode(score, self.x_T, steps=self.steps))[:, 0]
+        return sample.pf_ode(score, self.x_T, steps=self.steps)[:, 0]
 
     def ends(self, scores: Scores) -> Tensor:
         """Return the ends ``(M, start)`` of the members that do not diverge."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            x = sample.end(scores.sample(x_T=self.x_T.to(scores.dtype), steps=self.steps))[..., 0].double()
+            x = scores.sample(x_T=self.x_T.to(scores.dtype), steps=self.steps)[..., 0].double()
         return x[x.isfinite().all(1)]
 
     def shares(self, x: Tensor, mean: Score) -> SimpleNamespace:
@@ -108,7 +108,7 @@ def conditional(run: Run) -> Exhibit:
             V = kernels.Linear(model, at.data, at.process, draws=s.draws, sets=s.sets, seed=run.key("conditional/V"))
     at, eps = every[SHOWN], f", eps = {CUTOFFS[SHOWN]:g}"
     stream: Values = {"members": s.members, "steps": s.steps, "generator": run.stream("conditional/field")}
-    theory = at.shares(sample.end(sample.effective_sde(V, at.x_T, **stream))[..., 0], V.mean)
+    theory = at.shares(sample.effective_sde(V, at.x_T, **stream)[..., 0], V.mean)
     run.step(0.2)
     network = MLP(target="x0", **s.network)
     for goal in run.each(GOALS, 0.2):

@@ -24,8 +24,7 @@ measured by networks on the same inputs that differ in one thing:
           \text{initialisation:}\quad & \mathrm{Var}[\hat s^{J_0} - \hat s^{J_0,\,f_0 = 0}], \\
           \text{inputs:}\quad & \mathrm{Var}[\hat s^{J_0,\,f_0 = 0}] .
 
-The first two differences have mean zero given the inputs, so the three are uncorrelated and add up to the whole.
-"""
+The first two differences have mean zero given the inputs, so the three are uncorrelated and add up to the whole."""
 
 import functools
 import math

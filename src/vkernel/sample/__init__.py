@@ -2,15 +2,14 @@
 
 All take the same :class:`~vkernel.sample.loop.Options`, ``(score, x_T, *, steps, spacing, save, callback, generator,
 progress)``: :func:`pf_ode`, :func:`reverse_sde`, :func:`ancestral` and :func:`naive` of a score, :func:`effective_sde`
-and :func:`semiclassical` of a V-kernel. :class:`Scores` is several scores with their moments.
-"""
+and :func:`semiclassical` of a V-kernel. :class:`Scores` is several scores with their moments."""
 
 from vkernel.core.estimate import Cumulants, Groups
-from vkernel.sample.loop import Options, Solution, end
+from vkernel.sample.loop import Options, Solution
 from vkernel.sample.ode import pf_ode
 from vkernel.sample.scores import Scores
 from vkernel.sample.sde import VKernel, ancestral, effective_sde, naive, reverse_sde
 from vkernel.sample.semiclassical import semiclassical
 
 __all__ = ["Cumulants", "Groups", "Options", "Scores", "Solution", "VKernel"]
-__all__ += ["ancestral", "effective_sde", "end", "naive", "pf_ode", "reverse_sde", "semiclassical"]
+__all__ += ["ancestral", "effective_sde", "naive", "pf_ode", "reverse_sde", "semiclassical"]

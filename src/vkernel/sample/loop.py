@@ -3,8 +3,7 @@ r"""The stepping loop that every sampler shares.
 A sampler is a function ``step(x, here, there)`` that moves ``x`` from the time of one :class:`Level` to that of the
 next; :func:`walk` takes the steps, and :class:`Problem` calls back and saves. An anisotropic process is sampled in
 whitened coordinates, where :math:`s_w = \Gamma^{1/2} s` and the noise is isotropic: each step is written once, for an
-isotropic process, and :class:`Problem` converts.
-"""
+isotropic process, and :class:`Problem` converts."""
 
 from __future__ import annotations
 
@@ -12,13 +11,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypedDict
+from typing import ParamSpec, Protocol, TypedDict, cast, overload
 
 import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.checks import check_choice
+from vkernel.core.checks import check_choice, takes
 from vkernel.core.errors import require
 from vkernel.core.progress import Progress, progress as show_progress
 from vkernel.core.rng import Generator
@@ -26,10 +25,12 @@ from vkernel.process import Process
 from vkernel.score.base import Score, check_like, check_score
 
 Callback = Callable[[int, float, Tensor], object]
+Save = Iterable[str]
+P = ParamSpec("P")
 
 
 class Options(TypedDict, total=False):
-    """The options that every sampler takes; their defaults are those of :class:`Problem`.
+    """The options that every sampler takes, besides ``save``; their defaults are those of :class:`Problem`.
 
     ``steps`` is a number of steps with the given ``spacing`` ("log": even in log σ/α; "uniform" or "edm"), or a tensor
     of descending times. ``callback(step, t, x)`` is called at the start and after each step. With ``allow_nan``,
@@ -38,7 +39,6 @@ class Options(TypedDict, total=False):
 
     steps: int | Tensor
     spacing: str | None
-    save: Iterable[str]
     callback: Callback | None
     generator: Generator
     progress: Progress
@@ -56,19 +56,6 @@ class Solution:
     path: Tensor | None = None
     error: Tensor | None = None
     logp: Tensor | None = None
-
-    @property
-    def summary(self) -> str:
-        """The discretisation error as a sentence."""
-        if self.error is None:
-            return "no step-halving error was requested"
-        q = torch.quantile(self.error.double().flatten().cpu(), torch.tensor([0.5, 0.95, 1.0], dtype=torch.float64))
-        return f"halving the step moves a sample by {q[0]:.2g} (median), {q[1]:.2g} (95 %), {q[2]:.2g} (at most)"
-
-
-def end(found: Tensor | Solution) -> Tensor:
-    """Return the sample itself, whether or not anything else was saved."""
-    return found.x if isinstance(found, Solution) else found
 
 
 @dataclass(frozen=True)
@@ -128,7 +115,7 @@ class Problem:
         *,
         steps: int | Tensor = 100,
         spacing: str | None = "log",
-        save: Iterable[str] = (),
+        save: Save = (),
         callback: Callback | None = None,
         generator: Generator = None,
         progress: Progress = False,
@@ -192,3 +179,17 @@ class Problem:
         x = self.out(states[-1])
         path = torch.stack([self.out(p) for p in states]) if "path" in self.save else None
         return Solution(x, self.times, path, *more) if self.save else x
+
+
+class Sampler(Protocol[P]):
+    """A sampler: the parameters P are those without ``save``, with which it returns a :class:`Solution`."""
+
+    @overload
+    def __call__(self, *args: P.args, **options: P.kwargs) -> Tensor: ...
+    @overload
+    def __call__(self, *args: object, save: Save, **options: object) -> Solution: ...
+
+
+def sampler(function: Callable[P, Tensor | Solution]) -> Sampler[P]:
+    """Return a function that passes its options to :class:`Problem` as a sampler."""
+    return cast(Sampler[P], takes(Problem)(function))

@@ -20,8 +20,7 @@ in which small t is not stiff. The log-likelihood along the flow is
           - \int_{\lambda_\epsilon}^{\lambda_T} (\sigma^2 \nabla\cdot s + d)\, d\lambda ,
 
 and the integrand is :math:`\sigma^2\,\mathrm{tr}\,C` for an exact score. Fixed steps integrate it by the trapezoidal
-rule, ``dopri5`` beside z.
-"""
+rule, ``dopri5`` beside z."""
 
 import math
 from collections.abc import Callable
@@ -30,10 +29,10 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from vkernel.core.checks import check_choice, check_positive, takes
+from vkernel.core.checks import check_choice, check_positive
 from vkernel.core.covariance import flat
 from vkernel.core.errors import require
-from vkernel.sample.loop import Level, Options, Problem, Solution, States, Step, walk
+from vkernel.sample.loop import Level, Options, Problem, Solution, States, Step, sampler, walk
 from vkernel.score.base import Score, signs
 from vkernel.score.empirical import EmpiricalScore
 
@@ -42,7 +41,7 @@ Trace = Callable[[Tensor, float], Tensor]  # the integrand of the log-likelihood
 Flow = tuple[list[Tensor], Tensor | None]  # the states, and the integral of the trace
 
 
-@takes(Problem)
+@sampler
 def pf_ode(
     score: Score,
     x_T: Tensor,

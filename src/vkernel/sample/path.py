@@ -20,8 +20,7 @@ those that the steps before do not fix. The PF-ODE, R = 0 (:func:`zero_action`),
 on the state, or as V → 0; for a white V the mode moves ever further as the step is refined. What has a limit is the
 probability of a *bundle* of paths: the sum of ``log_prob(paths, …).exp()`` times the volume that each path represents.
 
-``mean`` is the mean score (default ``V.mean``), and ``times`` are those of the path (default: even in log σ/α).
-"""
+``mean`` is the mean score (default ``V.mean``), and ``times`` are those of the path (default: even in log σ/α)."""
 
 import itertools
 import math

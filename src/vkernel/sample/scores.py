@@ -7,15 +7,14 @@ For members :math:`\hat s_m`, :math:`m = 1 \ldots M`,
           \qquad \bar q(x_\epsilon) = E_\theta\,q_\theta(x_\epsilon) ,
 
 and the covariance is unbiased. Members that share something, an initialisation say, are not independent: with their
-``groups`` the covariance is split by the analysis of variance of :class:`~vkernel.core.estimate.Groups`.
-"""
+``groups`` the covariance is split by the analysis of variance of :class:`~vkernel.core.estimate.Groups`."""
 
 from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from typing import Self
+from collections.abc import Callable, Sequence
+from typing import Self, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -27,12 +26,25 @@ from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Cumulants, Groups, cumulants
 from vkernel.core.progress import Progress, part, progress as show_progress
 from vkernel.process import Process
-from vkernel.sample.loop import Callback, Options, Solution, grid
+from vkernel.sample.loop import Callback, Options, Save, Solution, grid
 from vkernel.sample.ode import PROBES, pf_ode
 from vkernel.score.base import Score, Time, signs
 
 CHUNK = 1 << 22  # numbers of a sample taken at once
 AXES = {"x": 0, "path": 1, "error": 0, "logp": 0}  # of the member, in a Solution
+
+
+class Sampling(TypedDict, total=False):
+    """The options of :meth:`Scores.sample`, besides ``save``."""
+
+    x_T: Tensor | None
+    steps: int | Tensor
+    method: str
+    spacing: str | None
+    seed: int
+    shared: bool
+    callback: Callback | None
+    progress: Progress
 
 
 class Scores(ABC):
@@ -67,6 +79,10 @@ class Scores(ABC):
     def paired(self, x: Tensor, t: Time) -> Tensor:
         """Return each member's score at its own points: ``x (M, *batch, *shape)``, t a scalar or one per point."""
 
+    @overload
+    def __getitem__(self, m: int) -> Score: ...
+    @overload
+    def __getitem__(self, m: slice) -> Self: ...
     def __getitem__(self, m: int | slice) -> Score | Self:
         if isinstance(m, slice):
             return self.select(range(len(self))[m])
@@ -152,6 +168,10 @@ class Scores(ABC):
         """The index of each member, from which its random streams are derived."""
         return range(len(self))
 
+    @overload
+    def sample(self, n: int | None = ..., **options: Unpack[Sampling]) -> Tensor: ...
+    @overload
+    def sample(self, n: int | None = ..., *, save: Save, **options: Unpack[Sampling]) -> Solution: ...
     def sample(
         self,
         n: int | None = None,
@@ -162,7 +182,7 @@ class Scores(ABC):
         spacing: str | None = "log",
         seed: int = 0,
         shared: bool = True,
-        save: Iterable[str] = (),
+        save: Save = (),
         callback: Callback | None = None,
         progress: Progress = False,
     ) -> Tensor | Solution:
@@ -182,9 +202,10 @@ class Scores(ABC):
         names, members = [save] if isinstance(save, str) else list(save), range(len(self))
         # an adaptive method shares its steps within a block: one member each, or members would depend on each other
         adaptive, at_once = method == "dopri5", max(1, CHUNK // max(1, x_T[0].numel()))
-        how: Options = {"steps": steps, "spacing": spacing, "allow_nan": True, "save": names}
+        how: Options = {"steps": steps, "spacing": spacing, "allow_nan": True}
+        kept = [*names, "path"] if adaptive and callback is not None else names
         if adaptive:
-            at_once, how["save"] = 1, names if callback is None else [*names, "path"]
+            at_once = 1
         elif callback is not None:
             at_once, how["callback"] = len(self), callback
         seeds, blocks = [rng.key(seed, "ensemble/probes", m) for m in self.indices], []
@@ -193,7 +214,8 @@ class Scores(ABC):
                 score, x = _Paired(self.select(which), shape), x_T[which.start : which.stop].contiguous()
                 signed = [signs(x[k], PROBES, seeds[m]) for k, m in enumerate(which)] if "logp" in names else []
                 how["progress"] = part(report, "sampling", len(which))
-                found = pf_ode(score, x, method=method, probes=torch.stack(signed, 1) if signed else PROBES, **how)
+                probes = torch.stack(signed, 1) if signed else PROBES
+                found = pf_ode(score, x, method=method, probes=probes, save=kept, **how)
                 blocks.append(vars(found) if isinstance(found, Solution) else {"x": found})
                 if adaptive:  # it reports no steps
                     report("sampling", len(which))

@@ -14,8 +14,7 @@ but for ancestral steps:
   random field per trained model, drawn once: the chain is then an ODE, the PF-ODE of :math:`s_{avg} + \delta\hat s`.
 
 Noise is drawn for all of ``x_T`` at every step. ``options`` are :class:`~vkernel.sample.loop.Options`, and results are
-like ``x_T``, or a :class:`~vkernel.sample.loop.Solution` with ``save``.
-"""
+like ``x_T``, or a :class:`~vkernel.sample.loop.Solution` with ``save``."""
 
 import itertools
 import math
@@ -25,12 +24,13 @@ from typing import Unpack
 
 from torch import Tensor
 
-from vkernel.core.checks import check_choice, check_number, check_whole, takes
+from vkernel.core import rng
+from vkernel.core.checks import check_choice, check_number, check_type, check_whole
 from vkernel.core.covariance import Covariance
 from vkernel.core.errors import require
 from vkernel.core.rng import Generator
 from vkernel.process import Process
-from vkernel.sample.loop import Level, Options, Problem, Solution
+from vkernel.sample.loop import Level, Options, Problem, Solution, sampler
 from vkernel.sample.ode import METHODS, pf_ode
 from vkernel.score.base import Score, Time, check_like, check_score
 from vkernel.score.empirical import EmpiricalScore
@@ -66,7 +66,7 @@ class VKernel(ABC):
         return self.mean(x, t), gaussian_noise(self, x, t, generator)
 
 
-@takes(Problem)
+@sampler
 def reverse_sde(score: Score, x_T: Tensor, **options: Unpack[Options]) -> Tensor | Solution:
     """Sample the reverse SDE of ``score`` from ``x_T``."""
     problem = Problem(score, x_T, **options)
@@ -78,7 +78,7 @@ def reverse_sde(score: Score, x_T: Tensor, **options: Unpack[Options]) -> Tensor
     return problem.solve(step)
 
 
-@takes(Problem)
+@sampler
 def ancestral(
     score: Score, x_T: Tensor, *, noise: Callable[[int], Tensor] | None = None, **options: Unpack[Options]
 ) -> Tensor | Solution:
@@ -97,7 +97,7 @@ def ancestral(
     return problem.solve(step)
 
 
-@takes(Problem)
+@sampler
 def naive(score: EmpiricalScore, x_T: Tensor, *, kappa: float, **options: Unpack[Options]) -> Tensor | Solution:
     """Sample with the naive score estimator of strength ``kappa`` (unit of t): x0 is drawn afresh at every step.
     ``kappa = 0`` is the PF-ODE by Euler's method; at a step of length ``kappa`` the estimate is the raw proxy score."""
@@ -118,7 +118,7 @@ def naive(score: EmpiricalScore, x_T: Tensor, *, kappa: float, **options: Unpack
     return problem.solve(step)
 
 
-@takes(Problem)
+@sampler
 def effective_sde(
     V: VKernel,
     x_T: Tensor,
@@ -138,14 +138,13 @@ def effective_sde(
     check_choice(method, "method", METHODS)
     if members is not None:
         check_whole(members, "members")
-    problem = Problem(mean, x_T, ("path", "error", "logp"), **options)
-    start = x_T if members is None else x_T.expand(members, *x_T.shape).contiguous()
-    process, generator, shape = problem.process, problem.generator, problem.shape
+    start = check_type(x_T, "x_T", Tensor) if members is None else x_T.expand(members, *x_T.shape).contiguous()
+    process, generator = mean.process, rng.as_generator(options.get("generator"))
     options["generator"] = generator
-
     if not V.white:
-        require(problem.base is process, "Quenched kernels are for isotropic processes; whiten the data first.")
-        field = V.draw(math.prod(problem.batch) if members is None else members, generator)
+        require(process.base is process, "Quenched kernels are for isotropic processes; whiten the data first.")
+        batch, shape = mean.split(x_T)
+        field = V.draw(math.prod(batch) if members is None else members, generator)
 
         def alone(x: Tensor, t: Time) -> Tensor:
             return field(x.reshape(-1, 1, *shape), t).reshape(x.shape)

@@ -13,12 +13,11 @@ with any other quenched V, :math:`\Sigma = \sum_{kl} \Phi_k \Delta_k D_k \mathrm
 between training points the path itself is unstable and the approximation fails.
 
 In high dimension :math:`\Sigma v` costs two passes along the path (one transposed), and :math:`\Sigma` is returned as a
-Nyström approximation of the given ``rank``: :math:`\Sigma \Omega (\Omega^T \Sigma \Omega)^{-1} (\Sigma \Omega)^T`.
-"""
+Nyström approximation of the given ``rank``: :math:`\Sigma \Omega (\Omega^T \Sigma \Omega)^{-1} (\Sigma \Omega)^T`."""
 
 import math
 from itertools import pairwise
-from typing import Unpack
+from typing import Unpack, overload
 
 import torch
 from torch import Tensor
@@ -27,16 +26,24 @@ from vkernel.core import rng
 from vkernel.core.checks import check_whole, takes
 from vkernel.core.covariance import Covariance, Factored, Matrix, flat
 from vkernel.core.errors import require
-from vkernel.sample.loop import Options, Problem, Solution, walk
+from vkernel.sample.loop import Options, Problem, Save, Solution, walk
 from vkernel.sample.sde import VKernel, check_kernel
 from vkernel.score.base import Score
 
 DENSE = 64  # up to this dimension the covariance of the semiclassical law is a matrix
 
 
-@takes(Problem)
+@overload
 def semiclassical(
     V: VKernel, x_T: Tensor, mean: Score | None = None, *, rank: int = 16, **options: Unpack[Options]
+) -> tuple[Tensor, Covariance]: ...
+@overload
+def semiclassical(
+    V: VKernel, x_T: Tensor, mean: Score | None = None, *, rank: int = 16, save: Save, **options: Unpack[Options]
+) -> tuple[Solution, Covariance]: ...
+@takes(Problem)
+def semiclassical(
+    V: VKernel, x_T: Tensor, mean: Score | None = None, *, rank: int = 16, save: Save = (), **options: Unpack[Options]
 ) -> tuple[Tensor | Solution, Covariance]:
     """Return mean and covariance of x at eps given ``x_T (*batch, *shape)``, to leading order in V.
     ``mean`` is the mean score (default ``V.mean``); ``rank`` and ``generator`` are those of the Nyström approximation
@@ -46,7 +53,7 @@ def semiclassical(
     isotropic = mean.process.base is mean.process
     require(isotropic, "The semiclassical law is for isotropic processes; whiten the data first.")
     check_whole(rank, "rank")
-    problem = Problem(mean, x_T, **options)
+    problem = Problem(mean, x_T, save=save, **options)
     path = problem.follow(walk(problem.x_T.double(), problem.levels, problem.euler, problem.progress), keep=True)
     chain, d = _Chain(problem, path), math.prod(problem.shape)
     if V.factors(path[0], problem.levels[0].t) is not None:

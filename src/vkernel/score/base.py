@@ -5,8 +5,7 @@ A :class:`Score` estimates :math:`\nabla \log p(x|t)` under a forward process :m
 (Tweedie's formula), the divergence :math:`\nabla \cdot s`, and :math:`\nabla s\, v` .
 
 Subclasses that know one of them in closed form override it. Everyone else's network becomes a score with
-:func:`vkernel.as_score`.
-"""
+:func:`vkernel.as_score`."""
 
 import math
 from abc import ABC, abstractmethod

@@ -16,8 +16,7 @@ edm       :math:`(x_0 - c_{skip} x/\alpha)/c_{out}`  :math:`\alpha c_{out}`  :ma
 
 with :math:`h^2 = \alpha^2 + \sigma^2`, :math:`c_{skip} = 1/(1 + r)`, :math:`c_{out} = \sigma_d \sqrt{r/(1 + r)}` and
 :math:`r = \sigma^2/(\alpha\sigma_d)^2` for data of standard deviation :math:`\sigma_d` (Karras et al. 2022); v is that
-of Salimans and Ho (2022).
-"""
+of Salimans and Ho (2022)."""
 
 from collections.abc import Callable
 

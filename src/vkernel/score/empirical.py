@@ -10,8 +10,7 @@ score is :math:`C - S^{-1}`; autograd, ``torch.func.vjp`` and ``torch.func.jvp``
 through the sum over training points. An anisotropic process is evaluated in whitened coordinates. The noise fraction is
 the share of the training target's second moment that is noise, with expectations over x ~ p(x|t),
 
-.. math:: \rho(t) = E\,\mathrm{tr}\,C / (E\,\mathrm{tr}\,C + E|s|^2) = E\,\mathrm{tr}\,C / \mathrm{tr}\,S^{-1} .
-"""
+.. math:: \rho(t) = E\,\mathrm{tr}\,C / (E\,\mathrm{tr}\,C + E|s|^2) = E\,\mathrm{tr}\,C / \mathrm{tr}\,S^{-1} ."""
 
 import math
 from typing import Any

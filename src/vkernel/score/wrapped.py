@@ -21,8 +21,7 @@ Four conventions turn a network, a function of an image and of a number that enc
 A network with ``predicts="edm"`` is the raw network :math:`F(c_{in} x/\alpha, \cdot)`, :math:`c_{in} =
 1/\sqrt{\tilde\sigma^2 + \sigma_d^2}`; one that returns the denoised image predicts ``x0``. For networks that take an
 index, t is rounded to it, and :math:`\alpha, \sigma` are taken there too. With ``label``, the network is
-class-conditional, ``net(x, time, labels)``, and the score is that of one class.
-"""
+class-conditional, ``net(x, time, labels)``, and the score is that of one class."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A study is a file (:mod:`vkernel.study.spec`); its results are labelled arrays in a Zarr store
 (:mod:`vkernel.study.store`), computed in blocks of members (:mod:`vkernel.study.work`), one after the other or on a Ray
-cluster (:mod:`vkernel.study.runners`). The contents of a block depend on the study and the block's index alone.
-"""
+cluster (:mod:`vkernel.study.runners`). The contents of a block depend on the study and the block's index alone."""
 
 from vkernel.study import report
 from vkernel.study.runners import run

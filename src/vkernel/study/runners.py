@@ -2,8 +2,7 @@
 
 A runner takes the missing blocks and yields their results as they come; only the caller writes to the store. Ray
 schedules, retries when a worker or a node is lost, and assigns GPUs. At most ``AHEAD`` blocks per processor are in
-flight, so that results do not pile up.
-"""
+flight, so that results do not pile up."""
 
 import contextlib
 import itertools

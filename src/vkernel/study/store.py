@@ -8,8 +8,7 @@ in a folder beside the final one, and then renamed. One process at a time writes
 released by the system when its holder dies.
 
 ``RESULTS`` is the version of the numbers: it changes when the same study would give other ones. A store of another
-version can be read but not continued, so that it never mixes both. Version 1 is vkernel 0.1, which recorded none.
-"""
+version can be read but not continued, so that it never mixes both. Version 1 is vkernel 0.1, which recorded none."""
 
 from __future__ import annotations
 

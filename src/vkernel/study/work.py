@@ -27,7 +27,7 @@ from vkernel.core.errors import InputError, require
 from vkernel.data import Empirical, load, population, toy
 from vkernel.metrics import nearest
 from vkernel.process import Process, from_spec as make_process
-from vkernel.sample import Scores, effective_sde, end, naive, pf_ode, semiclassical
+from vkernel.sample import Scores, effective_sde, naive, pf_ode, semiclassical
 from vkernel.score import EmpiricalScore, Score, Time
 from vkernel.study.spec import MODEL_KEYS, NOISY, WITHOUT_MODEL, Condition, Lookup, Region, Spec
 from vkernel.train import features, models
@@ -250,8 +250,8 @@ def _law(experiment: Experiment, members: range) -> tuple[Scores | Score, Callab
         def noisy(x_T: Tensor) -> Tensor:
             V, streams = kernels.Naive(exact, kappa), [rng.stream(seed, "study/noise", m) for m in members]
             if s.law == "naive":
-                return torch.stack([end(effective_sde(V, x_T, generator=g, **steps)) for g in streams])
-            return torch.stack([end(naive(exact, x_T, kappa=kappa, generator=g, **steps)) for g in streams])
+                return torch.stack([effective_sde(V, x_T, generator=g, **steps) for g in streams])
+            return torch.stack([naive(exact, x_T, kappa=kappa, generator=g, **steps) for g in streams])
 
         return exact, noisy if s.law in NOISY else functools.partial(_flow, experiment, exact)
     if s.law in ("members", "mean"):
@@ -274,7 +274,7 @@ def _law(experiment: Experiment, members: range) -> tuple[Scores | Score, Callab
     def linearised(x_T: Tensor) -> Tensor:
         mean, cov = semiclassical(theory, x_T, **steps)
         assert isinstance(cov, Factored)
-        return end(mean) + torch.einsum("mf,f...->m...", z, cov.factors)
+        return mean + torch.einsum("mf,f...->m...", z, cov.factors)
 
     return fields, linearised if s.law == "semiclassical" else functools.partial(_flow, experiment, fields)
 
@@ -284,13 +284,13 @@ def _flow(experiment: Experiment, scores: Scores | Score, x_T: Tensor, start: in
     s = experiment.condition.sampler
     how: dict[str, Any] = {"steps": s.steps, "method": s.method, "spacing": s.spacing}
     if isinstance(scores, Score):
-        return end(pf_ode(LookedUp(scores, s.lookup) if s.lookup else scores, x_T[None], **how))
+        return pf_ode(LookedUp(scores, s.lookup) if s.lookup else scores, x_T[None], **how)
     x, count = x_T.new_full((len(scores), *x_T.shape), torch.nan), len(scores) if s.first is None else s.first - start
     alive = [m for m in range(min(len(scores), count)) if m not in set(scores.diverged)]
     if alive and s.lookup:
-        x[alive] = end(pf_ode(LookedUp(scores.select(alive), s.lookup), x_T.expand(len(alive), *x_T.shape), **how))
+        x[alive] = pf_ode(LookedUp(scores.select(alive), s.lookup), x_T.expand(len(alive), *x_T.shape), **how)
     elif alive:
-        x[alive] = end(scores.select(alive).sample(x_T=x_T, **how))
+        x[alive] = scores.select(alive).sample(x_T=x_T, **how)
     return x
 
 

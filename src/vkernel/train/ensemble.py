@@ -8,8 +8,7 @@ weights are not finite has *diverged*: it stays in the ensemble and takes part i
 targets, the order of batches. By the law of total variance the variance of the score is a sum of four terms, each the
 mean variance over one factor given those outside it. A balanced nested design measures them without bias
 (:func:`~vkernel.core.estimate.variance_components`). Errors are jackknifed over the outermost groups. The term of the
-inputs contains the misfit, the variance that training on noiseless targets (J0) leaves.
-"""
+inputs contains the misfit, the variance that training on noiseless targets (J0) leaves."""
 
 from __future__ import annotations
 

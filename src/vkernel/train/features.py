@@ -10,8 +10,7 @@ polynomial      Legendre's :math:`P_k`, k from 0 to m - 1, of x mapped to [-1, 1
 ==============  =====================================================================================================
 
 :class:`RandomFourier` has :math:`\sqrt{2/F} \cos(\omega_f \cdot u + b_f)`, :math:`\omega \sim N(0, \ell^{-2})`, of
-:math:`u = (x, t)` with t scaled to [-1, 1] (Rahimi and Recht 2007); its kernel is Gaussian of length :math:`\ell`.
-"""
+:math:`u = (x, t)` with t scaled to [-1, 1] (Rahimi and Recht 2007); its kernel is Gaussian of length :math:`\ell`."""
 
 import functools
 import math

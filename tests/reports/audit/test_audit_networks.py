@@ -64,7 +64,7 @@ def test_the_networks_that_normalise_are_blind_and_drift(name: str, data: str) -
     assert "drift along what it cannot see" in found.advice[0].evidence
 
 
-def test_a_trained_network_is_told_from_an_early_one() -> None:
+def test_a_trained_network_is_distinguished_from_an_early_one() -> None:
     train, test = images("mnist")
     names = ["cnn28_mnist_a.pth", "cnn28_mnist_early.pth"]
     found = vk.audit([network(name) for name in names], train, test=test, sizes=replace(SMALL, check=64))

@@ -68,7 +68,7 @@ def test_the_table_says_what_was_found(memoriser: Audit) -> None:
     assert max(map(len, narrow)) <= 60
 
 
-def test_a_good_one_is_told_without_alarm() -> None:
+def test_a_good_network_is_reported_without_alarm() -> None:
     law = marks()
     sizes = dataclasses.replace(TINY, queries=16, budget=4)
     found = vk.audit(law.score(PROCESS), law.sample(200, 1), PROCESS, law.sample(200, 2), sizes=sizes)

@@ -47,11 +47,11 @@ Take = Callable[[str, Callable[[], Any]], Any]  # takes a step of this name, or 
 Staged = tuple[Moments, Tensor, Tensor]  # moments, scores, and which queries need the reference path
 Level = Tensor | float  # α or σ², one for each query or one for all
 AGREE = 5e-5  # of the data's radius, between the GPU path and the reference path
-NARROWER = 4.0  # beyond MARGIN, the window that is tried before log n
-TOLERANCE, FINE = 1.5e-5, 7e-7  # of the mean, in units of the spread of the data; the latter where few points count
-SOME = 64.0  # points are not few any more
-CLOSE = 4.0  # an error of the screen beyond which fp16 weights might overflow
-MOST, LONG = 8192, 2048  # candidates of one query at most, and where the average is less than what is worth while
+NARROWER = 4.0  # the narrow window is MARGIN + NARROWER; it is tried before MARGIN + log n
+TOLERANCE, FINE = 1.5e-5, 7e-7  # largest error of the mean / spread of the data, for n_eff above and below SOME
+SOME = 64.0  # n_eff above which the error may be TOLERANCE
+CLOSE = 4.0  # largest δ of stage 2 and 3: fp16 weights might overflow beyond it
+MOST, LONG = 8192, 2048  # most candidates of a query; LONG if their mean over the batch is within the cap
 HEAVY = 1024  # places for heavy points of one query in stage 3, at least
 BALANCE = 190.0  # fp16 operations in the time that one byte is read
 FAR = 1e30  # logits beyond this are left to float64
@@ -75,7 +75,7 @@ class Screened:
 
 @dataclass
 class Sparse:
-    """Stage 1 has moments and scores, and tells which queries go on to which stage, ``(B,)``."""
+    """Stage 1 has moments and scores, and which queries continue to which stage, ``(B,)``."""
 
     seen: Screened
     moments: Moments
@@ -161,7 +161,7 @@ class GPUPath:
 
     @property
     def usable(self) -> bool:
-        """Tell whether this process sums fp16 products in float32, as the bound assumes."""
+        """Return whether this process sums fp16 products in float32, as the bound assumes."""
         return not torch.backends.cuda.matmul.allow_fp16_accumulation
 
     def cap(self, queries: int) -> int:
@@ -347,7 +347,7 @@ class GPUPath:
 
 
 def suitable(points: CentredPoints) -> bool:
-    """Tell whether the points lie on a GPU with room for them in fp16 that torch (2.8 or later) and Triton serve."""
+    """Return whether the points lie on a GPU that torch (2.8 or later) and Triton support, with room for fp16."""
     copied = 8 * points.n * points.d if fp16.in_place(points.data) is None else 0
     room = 2 * (points.n + 8192) * (points.d + 64) + copied <= points.memory // 2
     if points.device.type != "cuda" or points.n == 0 or points.d < NARROW or not points.data.in_memory or not room:

@@ -4,8 +4,7 @@
 and reports. Each question can be examined alone: :func:`check` and :func:`skill` (do the stated conventions fit, how
 far has training come), :func:`levels` and :func:`membership` (errors beside those of the ideal score), :func:`blind`,
 :func:`draw` from :func:`start` (samples, which :mod:`vkernel.metrics` compares with the data), :func:`agreement` and
-:func:`same_noise` of several runs. :func:`describe` puts any of the results into sentences.
-"""
+:func:`same_noise` of several runs. :func:`describe` puts any of the results into sentences."""
 
 from vkernel.reports.audit.agreement import Agreement, SameNoise, agreement, same_noise
 from vkernel.reports.audit.audit import Audit, DataStatistics, NetworkAudit, SampleAudit, Sizes, audit, draw, start

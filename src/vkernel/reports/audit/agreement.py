@@ -28,8 +28,7 @@ Verdicts are corrected over levels and places by Holm's method.
 
 **Samples** (:func:`same_noise`; Kadkhodaie et al. 2024, Zhang et al. 2024). With :math:`x^a_i` the sample of member a
 from the i-th of n starts, :math:`\mathrm{ratio} = \mathrm{mean}_i\, |x^a_i - x^b_i| \,/\, \mathrm{mean}_{i \ne j}\,
-|x^a_i - x^b_j|` is 0 for members whose samples from equal noise are equal, 1 for members that share only the law.
-"""
+|x^a_i - x^b_j|` is 0 for members whose samples from equal noise are equal, 1 for members that share only the law."""
 
 from __future__ import annotations
 

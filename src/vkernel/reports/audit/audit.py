@@ -8,8 +8,7 @@ share one ideal score, start from the same noise, and are compared with one anot
 :math:`(\sigma/\alpha)^{1/7}` (``ode``), or takes ancestral steps (``ancestral``), and ends with the denoised image at
 the last time; Heun's method, order 1, and times even in t end farther from the flow. The noise of a sample belongs to
 (seed, its index) and (seed, its index, step): networks of one process start from the same noise, and the number of
-samples and the batch change a sample by rounding only.
-"""
+samples and the batch change a sample by rounding only."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ from vkernel.reports.audit.blind import Blind, blind
 from vkernel.reports.audit.conventions import Conventions, Skill, as_network, check, skill
 from vkernel.reports.audit.levels import Membership, audit_times, check_inputs, levels, membership, same_process
 from vkernel.reports.audit.report import Advice, Verdict, advice, as_dict, page, sentences, verdicts
-from vkernel.sample import Scores, ancestral, end, pf_ode
+from vkernel.sample import Scores, ancestral, pf_ode
 from vkernel.score import EmpiricalScore, Score, Wrapped, as_score
 from vkernel.score.base import check_score
 
@@ -442,9 +441,9 @@ def draw(
         with torch.no_grad():
             x, how = x_T, dict[str, Any](steps=times, allow_nan=True, progress=progress)
             if len(times) > 1 and kind == "ode":
-                x = end(pf_ode(score, x_T, method="multistep", **how))
+                x = pf_ode(score, x_T, method="multistep", **how)
             elif len(times) > 1:
-                x = end(ancestral(score, x_T, noise=noise, **how))
+                x = ancestral(score, x_T, noise=noise, **how)
             return score.denoise(x, times[-1])
     except InputError:
         raise

@@ -16,8 +16,7 @@ constant, u = x and random directions. The smallest gain is sought in the block 
 (J^TJ)^2u, \dots\}` of these, as the least singular value of J there (Rayleigh and Ritz): an upper bound, no larger than
 the gain along any u, and exact once the space is complete. J is never formed; it is applied by ``torch.func.jvp``, its
 transpose by autograd. Where a network has no such derivative, or one that finite differences contradict (it detaches,
-say), finite differences are used; without a transpose, random directions replace Krylov's.
-"""
+say), finite differences are used; without a transpose, random directions replace Krylov's."""
 
 from __future__ import annotations
 
@@ -148,7 +147,7 @@ def _norms(a: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Jacobian:
-    """J at images x, applied to one direction each; ``forward`` and ``back`` tell which derivatives can be used."""
+    """J at images x, applied to one direction each; ``forward`` and ``back`` are the derivatives that can be used."""
 
     f: Callable[[Tensor], Tensor]
     x: Tensor

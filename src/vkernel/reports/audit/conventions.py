@@ -26,8 +26,7 @@ Other conventions are evaluated on fewer images and the same noise. The levels f
 to its error is measured at the same levels on training images; m and :math:`\Sigma` come from *other* training images.
 The standard error of q is that of the mean of :math:`(e_i - q\,l_i)/\bar l`. The skill is one less the mean of q over
 levels. A network is called **under-trained** if at some level the interval of q lies above 1, or if the interval of its
-skill lies below .1. How much skill can be reached depends on the data; no threshold means that training is finished.
-"""
+skill lies below .1. How much skill can be reached depends on the data; no threshold means that training is finished."""
 
 from __future__ import annotations
 

@@ -27,8 +27,7 @@ same noise, so that given it the losses of images are independent. Membership is
 
 1 for a network that memorises its training images, .5 for one that treats them like any others
 (:func:`vkernel.core.estimate.auc`). Intervals of single levels hold one at a time: among 8 levels of a network without
-memory one may well miss .5. The AUC responds to any other difference between the laws of the two sets too.
-"""
+memory one may well miss .5. The AUC responds to any other difference between the laws of the two sets too."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ matrix (6.3). With :math:`A = \sqrt{\omega/P}\,\phi` (P × F) and :math:`Y = \sq
 .. math:: W^T = (A^T A + \gamma)^{-1} A^T Y = A^T (A A^T + \gamma)^{-1} Y .
 
 The smaller of the two systems is solved, for many members at once. A depends on the inputs alone, so members that
-differ only in their targets share one factorisation, and their :math:`Y` are concatenated.
-"""
+differ only in their targets share one factorisation, and their :math:`Y` are concatenated."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

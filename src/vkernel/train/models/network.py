@@ -19,8 +19,7 @@ step. Without P every step takes the next ``batch`` draws of an endless sequence
 
 **Initial parameters** come from the generator of ("init", member) in float64 and are then rounded: matrices and filters
 from :math:`N(0, 2/\text{fan-in})`, biases 0. The last matrix of an MLP has :math:`N(0, 1/\text{fan-in})`. The second
-filter of every residual block and the last one of a U-Net are 0, so that f = 0.
-"""
+filter of every residual block and the last one of a U-Net are 0, so that f = 0."""
 
 import itertools
 import math
