@@ -1,15 +1,21 @@
-r"""Compare the counts of :mod:`experiments.profile_check` with profiles: ``profile_check.json``, and a table.
+r"""Compare the counts of :mod:`experiments.profile_check` with profiles: ``profile_check.json``, and tables.
+
+The numbers of the stored counts go into the package, ``vkernel/reports/profile/tested.json``, and the tables into
+docs/howto/profile.md.
 
 A member *reproduces* a training point if at least 1/(2W) of its samples count for it, W the number of training items: a
 model that draws from the training set does so at the rate 1/W for every item. Samples count by one of two rules:
 *copied*, :math:`d_1 < d_2/3`, which isolated points satisfy in a wider ball, and *close*, :math:`d_1 < r`, with one
-radius for all points. *Pooled* are the samples of all members of a set.
+radius for all points. *Pooled* are the samples of all members of a set. *Rate* is the number of samples that count for
+a point over the number that a model which draws from the training set would make: 1 if each item is copied as often as
+it is given, so that points given k times are compared with k times the copies.
 
 Each order of the points predicts what is reproduced with :math:`\mathrm{AUC} = P(a < b)`, a a point of the set that is
 not reproduced and b one that is. AUCs are taken within a set and a member, then averaged over members; the interval is
-Student's over sets. Sets or members in which all points are reproduced, or none, have no AUC and are left out. Orders
-are the profile's, by own collapse time, and two simpler ones, the number of copies and the distance to the nearest
-neighbour. *Scopes*: all points; those given once; those given once that were not planted as isolated.
+Student's over sets, cut at 0 and 1; fewer than three sets give none. Sets or members in which all points are
+reproduced, or none, have no AUC and are left out. Orders are the profile's, by own collapse time, and two simpler ones,
+the number of copies and the distance to the nearest neighbour. *Scopes*: all points; those given once; those given once
+that were not planted as isolated.
 
 The *control* is the training set smoothed by :math:`N(0, h^2)`, h such that the same share of samples counts. It has
 the duplicates and the distances of the set but nothing was trained. What its AUC explains is geometry of the rule.
@@ -23,10 +29,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import warnings
 from collections import defaultdict
 from pathlib import Path
 
+import jinja2
 import torch
 from torch import Tensor
 
@@ -36,6 +44,8 @@ from vkernel.core import rng
 from vkernel.core.estimate import Estimate, auc
 from vkernel.core.files import write as write_file
 from vkernel.metrics import nearest
+from vkernel.reports import html
+from vkernel.reports.profile import tested
 
 RULES = {"copied": 1, "close": 2}  # rows of the counts
 SMOOTHED = 8192  # samples of the control
@@ -66,6 +76,7 @@ class Orders:
 
     def __init__(self, given: Planted) -> None:
         self.given, self.n, self.items = given, len(given.points), int(given.copies.sum())
+        self.fair = given.copies / given.copies.sum()  # rates of a model that draws from the training set
         first = (given.copies.cumsum(0) - given.copies).tolist()  # places of the distinct points among the items
         place = {item: point for point, item in enumerate(first)}
         profile = vk.profile(given.data, PROCESS, top=self.n, queries=64)
@@ -115,11 +126,15 @@ def compare(orders: Orders, design: Design, counts: Tensor, between: Tensor, see
         for view, hit in hits.items():
             for group, inside in orders.groups.items():
                 found[rule, "reproduced", group, view] = float(hit[:, inside].double().mean())
+                if view != "pooled":  # equal to the mean of single networks
+                    found[rule, "rate", group, view] = float((views[view] / orders.fair)[:, inside].mean())
             found[rule, "reproduced", "all", view] = float(hit.double().mean())
             top = orders.points["profile"].argsort(descending=True)[:TOP]
             found[rule, "reproduced", "listed", view] = float(hit[:, top].double().mean())
             for scope, inside in orders.scopes.items():
                 for name, order in orders.points.items():
+                    if name == "multiplicity" and scope != "all":
+                        continue  # all are given once
                     area_of = [area(order[inside], one[inside]) for one in hit]
                     found[rule, "auc", scope, name, view] = mean(area_of)
         if rule == "copied":
@@ -145,14 +160,18 @@ def _pairs(orders: Orders, between: Tensor, control: Tensor, members: int) -> Fo
 
 
 def _differences(found: Found) -> Found:
-    """Return AUCs of the profile less those of each other order, and of trained networks less those of the control."""
+    """Return AUCs of the profile less those of each other order, AUCs of trained networks less those of the control,
+    and what duplicates and isolated points have more than ordinary points."""
     out = Found()
     for (*head, name, view), value in list(found.items()):
-        if "auc" in head and name in ("profile", "share"):
-            others = ("multiplicity", "distance") if name == "profile" else ("closeness",)
-            out |= {(*head, f"{name} - {other}", view): value - found[(*head, other, view)] for other in others}
-            if view == "pooled":
-                out[(*head, name, "pooled - control")] = value - found[(*head, name, "control")]
+        if "auc" in head and name in ("profile", "share") and view != "control":
+            for other in ("multiplicity", "distance", "closeness"):
+                if (*head, other, view) in found:
+                    out[(*head, f"{name} - {other}", view)] = value - found[(*head, other, view)]
+        if "auc" in head and name in ("profile", "multiplicity", "share") and view == "pooled":
+            out[(*head, name, "pooled - control")] = value - found[(*head, name, "control")]
+        if {"reproduced", "rate"} & set(head) and name in ("x2", "x4", "x8", "isolated") and view == "single":
+            out[(*head, f"{name} - ordinary", view)] = value - found[(*head, "ordinary", view)]
     return out
 
 
@@ -173,20 +192,27 @@ def summarise(kind: str, arrays: Arrays, pool: Tensor | None, small: bool = Fals
                 for key, value in (found | _differences(found)).items():
                     held[key].append(value)
     sizes = {"points": orders.n, "items": orders.items, "members": design.members, "samples": design.samples}
-    sizes |= {"model": design.model.spec, "sets": len(numbers), "times": "log", "process": repr(PROCESS)}
+    cells = sum(name.endswith("_counts") for name in arrays)
+    sizes |= {"sets": len(numbers), "networks": cells * design.members, "times": "log", "process": repr(PROCESS)}
+    sizes |= {"model": design.model.spec}
     lengths = {
-        str(n): {" ".join(key): _estimate(v) for key, v in held.items()} for n, held in by_length.items() if held
+        str(n): {" ".join(k): e for k, e in ((k, _estimate(k, v)) for k, v in held.items()) if e is not None}
+        for n, held in by_length.items()
+        if held
     }
     return {"sizes": sizes, "lengths": lengths}
 
 
-def _estimate(values: list[float]) -> list[float | int] | None:
-    """Return value, low end, high end and the number of sets; None without two."""
+def _estimate(key: tuple[str, ...], values: list[float]) -> list[float | int] | None:
+    """Return value, standard error, low end, high end and the number of sets; None for fewer than three."""
     known = torch.tensor([v for v in values if not math.isnan(v)], dtype=torch.float64)
-    if len(known) < 2:
+    if len(known) < 3:
         return None
-    e = Estimate[float].of_mean(known)
-    return [round(e.value, 4), round(e.low, 4), round(e.high, 4), len(known)]
+    low = -math.inf if any(" - " in part for part in key) else 0.0
+    high = math.inf if low or "rate" in key else 1.0
+    found = Estimate[float].of_mean(known)
+    e = Estimate[float].of_error(found.value, found.se, len(known) - 1, low, high)
+    return [*(round(v, 3) for v in e.fields), len(known)]
 
 
 COLUMNS = {  # of the tables in docs/howto/profile.md, below the sizes: names of numbers
@@ -228,26 +254,37 @@ def tables(found: dict[str, dict[str, dict]]) -> str:
     """Return the numbers as Markdown."""
 
     def cell(e: list[float] | None) -> str:
-        return "–" if e is None else f"{e[0]:.2f} ({e[1]:.2f} to {e[2]:.2f})"
+        return "–" if e is None else f"{e[0]:.2f} ({e[2]:.2f} to {e[3]:.2f})"
 
     out = []
     for title, columns in COLUMNS.items():
-        out += [f"\n*{title}*\n", "| set | steps | " + " | ".join(columns) + " |", "|---" * (2 + len(columns)) + "|"]
+        out += [
+            f"\n*{title}*\n",
+            "| set | steps | sets | " + " | ".join(columns) + " |",
+            "|---" * (3 + len(columns)) + "|",
+        ]
         for kind, held in found.items():
             for length, numbers in held["lengths"].items():
-                out.append(
-                    f"| {kind} | {length} | " + " | ".join(cell(numbers.get(c)) for c in columns.values()) + " |"
-                )
-    sizes = [
-        f"{kind}: {s['sets']} sets of {s['points']} distinct points ({s['items']} with copies), {s['members']} members "
-        f"of {s['samples']} samples each."
-        for kind, s in ((kind, held["sizes"]) for kind, held in found.items())
-    ]
-    return "\n".join([*sizes, *out]) + "\n\n"
+                row = [
+                    kind,
+                    length,
+                    str(numbers["copied samples"][4]),
+                    *(cell(numbers.get(c)) for c in columns.values()),
+                ]
+                out.append("| " + " | ".join(row) + " |")
+    return "\n".join(out) + "\n\n"
+
+
+def section(found: dict[str, dict[str, dict]]) -> str:
+    """Return what the page states of the numbers: findings.md filled in, and the tables."""
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= html.FILTERS
+    template = environment.from_string((RESULTS.parent / "findings.md").read_text())
+    return template.render(tested=tested.parse(found)) + tables(found)
 
 
 def write(folder: Path, small: bool = False) -> Path:
-    """Write ``profile_check.json`` from the counts in a folder; the stored results also go into the docs."""
+    """Write ``profile_check.json`` from the counts in a folder; of the stored counts, the file of the package."""
     found = {}
     for kind in DESIGNS:
         arrays = read(folder / f"{kind}.npz")
@@ -255,5 +292,13 @@ def write(folder: Path, small: bool = False) -> Path:
             found[kind] = summarise(kind, arrays, vk.data.digits()[:] if kind == "digits" else None, small)
     if folder.resolve() == RESULTS:
         before, _, rest = PAGE.read_text().partition(BEGIN)
-        write_file(PAGE, before + BEGIN + tables(found) + END + rest.partition(END)[2])
-    return write_file(folder / "profile_check.json", json.dumps(found, indent=1) + "\n")
+        write_file(PAGE, before + BEGIN + section(found) + END + rest.partition(END)[2])
+    path = tested.PATH if folder.resolve() == RESULTS else folder / "profile_check.json"
+    return write_file(path, to_json(found))
+
+
+def to_json(found: dict[str, dict[str, dict]]) -> str:
+    """Return the numbers as JSON, with one line for each."""
+    return (
+        re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", json.dumps(found, indent=0)) + "\n"
+    )

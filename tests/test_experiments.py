@@ -17,6 +17,8 @@ import vkernel as vk
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from experiments import generalization, profile_check, profile_report
+from vkernel.core.estimate import Estimate
+from vkernel.reports.profile import tested
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +90,41 @@ def test_training_continues_where_it_was_stopped(tmp_path: Path, capsys: pytest.
 
 
 def test_the_page_has_the_numbers_of_the_stored_results() -> None:
-    stored = profile_report.RESULTS / "profile_check.json"
-    if not stored.exists():
-        pytest.skip("the results are not stored yet: python -m experiments.profile_check report")
     shown = profile_report.PAGE.read_text().partition(profile_report.BEGIN)[2].partition(profile_report.END)[0]
-    assert shown == profile_report.tables(json.loads(stored.read_text()))
+    assert shown == profile_report.section(json.loads(tested.PATH.read_text()))
+
+
+@pytest.mark.parametrize("kind", profile_check.DESIGNS)
+def test_the_package_has_the_numbers_of_the_stored_counts(kind: str) -> None:
+    """Shares of copies and of reproduced points, from the counts by their definition."""
+    design, counts = profile_check.DESIGNS[kind], profile_check.read(profile_report.RESULTS / f"{kind}.npz")
+    copies = design.plant(torch.zeros(design.drawn, 2), torch.zeros(profile_check.ISOLATED, 2)).copies
+    found = tested.results()
+    assert found.sizes[kind]["networks"] == design.members * sum("counts" in name for name in counts)
+    for cell in found.of(kind):
+        each = torch.stack(
+            [torch.from_numpy(v.astype(int)).double() for k, v in counts.items() if f"_{cell.steps}_counts" in k]
+        )
+        for row, rule in enumerate(("copied", "close"), 1):
+            share = each[:, row].sum((1, 2)) / (design.members * design.samples)
+            often = (each[:, row][..., copies == 8] >= design.samples / (2 * int(copies.sum()))).double().mean((1, 2))
+            for name, values in (("samples", share), ("reproduced x8 single", often)):
+                known, e = cell(f"{rule} {name}"), Estimate[float].of_mean(values)
+                assert known.value == pytest.approx(e.value, abs=6e-4)
+                assert known.low == pytest.approx(max(0.0, e.low), abs=6e-4)
+
+
+def test_an_area_of_the_package_is_that_of_the_stored_counts() -> None:
+    """The order by number of copies needs no profile: its AUC by counting pairs."""
+    design, counts = profile_check.DESIGNS["digits"], profile_check.read(profile_report.RESULTS / "digits.npz")
+    copies = design.plant(torch.zeros(design.drawn, 2), torch.zeros(profile_check.ISOLATED, 2)).copies
+    cell, areas = tested.results().of("digits")[2], []
+    for name, value in counts.items():
+        if f"_{cell.steps}_counts" in name:
+            hits = torch.from_numpy(value[1].astype(int)) >= design.samples / (2 * int(copies.sum()))
+            wins = [(copies[hit][:, None] - copies[~hit]).sign().double().mean() for hit in hits]
+            areas.append(float(torch.stack(wins).mean() / 2 + 0.5))
+    assert cell("copied auc all multiplicity single").value == pytest.approx(sum(areas) / len(areas), abs=6e-4)
 
 
 CASE = generalization.Case("mlp", "line", 5, draws=16).small()

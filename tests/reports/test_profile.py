@@ -14,7 +14,7 @@ from torch import Tensor
 import vkernel as vk
 from vkernel.core.errors import InputError
 from vkernel.core.estimate import Estimate
-from vkernel.reports.profile import measure
+from vkernel.reports.profile import measure, tested
 
 
 def quiet(label: str, done: float = 1.0) -> None:
@@ -183,6 +183,14 @@ def test_an_outlier_is_isolated(cloud: vk.Empirical) -> None:
     assert p.isolated[0].index == 123
 
 
+def test_a_point_given_often_is_listed_also_from_the_middle_of_many(cloud: vk.Empirical) -> None:
+    points = cloud.rows(0, 400)
+    middle = int(points.norm(dim=1).argmin())
+    p = vk.profile(vk.Empirical(torch.cat([points, points[middle].expand(200, -1)])), queries=16)
+    assert middle in {one.index for one in p.isolated}
+    assert middle not in {one.index for one in vk.profile(cloud, queries=16).isolated}
+
+
 def test_a_far_pair_shares_a_boundary() -> None:
     """Two points that only compete with one another hold all the noise in n = 2, and their weight's part otherwise."""
     assert vk.profile(vk.data.toy("pair"), queries=64).boundary_pairs[0].share == pytest.approx(1.0)
@@ -251,6 +259,18 @@ def test_page_is_self_contained(tmp_path: Path) -> None:
     assert "http" not in html.replace("http://www.w3.org", "")
     assert html.count("data:image/png") >= 8  # four figures, light and dark
     assert "Largest collapse times" in html
+
+
+def test_sentences_state_how_the_order_did_on_trained_networks(triple: vk.Profile) -> None:
+    found = tested.results()
+    assert [cell.kind for cell in found.halves] == ["plane", "digits"]
+    assert f"was tested on {found.networks} networks" in triple.summary()
+    assert len(found.decided["beaten"]) > len(found.decided["best"])  # else the sentence would be another one
+    for cell in found.halves:
+        assert abs(cell("copied samples").value - 0.5) < 0.1  # "about half"
+        for order in ("profile single", "multiplicity single"):
+            e = cell(f"copied auc all {order}")
+            assert f"{e.value:.2f} ({e.low:.2f} to {e.high:.2f})" in triple.summary()
 
 
 def test_sentences_say_what_was_found(triple: vk.Profile) -> None:

@@ -35,6 +35,7 @@ from vkernel.reproduce import (
     paths,
     plane,
     pool,
+    profiles,
     scorecard,
     variances,
 )
@@ -55,7 +56,7 @@ def exhibits() -> list[Part]:
     makes += [learned.figure2, effective.effective, effective.weights, learned.figure3]
     makes += [variances.v_linear, variances.shares, variances.v_lazy]
     makes += [learned.mlp_plane, paths.conditional, paths.path_integral, plane.v_over_c, images.between_images]
-    makes += [factors.factors, generalization.generalization]
+    makes += [factors.factors, generalization.generalization, profiles.profiles]
     return [Part(make=make, name=make.__name__, **exhibit.read("page")[make.__name__]) for make in makes]
 
 

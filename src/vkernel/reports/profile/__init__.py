@@ -27,7 +27,7 @@ from vkernel.core.progress import Progress, progress as show_progress
 from vkernel.data.empirical import Empirical
 from vkernel.process import VP, Anisotropic, Process
 from vkernel.reports import html
-from vkernel.reports.profile import measure
+from vkernel.reports.profile import measure, tested
 from vkernel.reports.profile.measure import BoundaryPair, IsolatedPoint, Level, NearDuplicates
 from vkernel.score.empirical import EmpiricalScore
 
@@ -120,7 +120,9 @@ class Profile:
     def summary(self) -> str:
         """Return the findings in a few sentences, one on each line."""
         peak = max(self.levels, key=lambda level: level.noise_fraction.value)
-        return html.render("profile.txt", p=self, peak=peak, process=repr(self.process), least=LEAST).strip()
+        return html.render(
+            "profile.txt", p=self, peak=peak, process=repr(self.process), least=LEAST, tested=tested.results()
+        ).strip()
 
 
 def _finite(value: float) -> float | None:

@@ -46,7 +46,7 @@ LEVELS, REFINED = 33, 4  # noise levels, and bisections at each crossing
 FLOPS = 8e12  # of products, for all neighbours of all points; beyond it a sample of points is used
 BLOCK = 4096  # queries of a neighbour search at once
 NEIGHBOURS, SAMPLE, FEWEST = 12, 1024, 48  # for the intrinsic dimension; of fewer points, neighbours are not near
-SHORTLIST = 96  # points whose own collapse time is computed: those farthest from their nearest neighbour
+SHORTLIST, HEAVIEST = 96, 32  # points whose own collapse time is computed: farthest from a neighbour, most often given
 COST = 2.5e10  # queries × n × d per evaluation, for isolated points and pairs
 BISECTIONS = 12  # of an own collapse time
 ALL_PAIRS, CANDIDATES = 40, 96  # up to this many points all pairs are measured; beyond, this many pairs
@@ -251,7 +251,10 @@ def isolated_points(score: EmpiricalScore, near: Geometry, top: int, seed: int, 
     data, process = score.data, score.process
     if data.n == 1:
         return [IsolatedPoint(0, process.T)]
-    index = near.index[near.distance.argsort(descending=True)[: max(SHORTLIST, top)]].to(data.device)
+    far = near.index[near.distance.argsort(descending=True)[: max(SHORTLIST, top)]].to(data.device)
+    weight, heaviest = data.weights.topk(min(HEAVIEST, data.n))
+    heaviest = heaviest[(weight > data.weights.median()) & ~torch.isin(heaviest, far)]
+    index = torch.cat([far, heaviest])
     count = _draws(score, len(index))  # of noise that all points share: quantiles in one dimension, or pairs ±z
     if data.d == 1:
         noise = rng.quasi_normals(count, 1, seed).reshape(count, 1, *data.shape).to(data.device, data.dtype)
