@@ -2,8 +2,7 @@ r"""One block of one condition: train its members, sample them, keep numbers. A 
 
 Samples start at the same places for all members. :func:`layout` lists what is kept of each, in words; distances are to
 the training points at :math:`\alpha_\epsilon y`, and ``away`` counts samples farther than ``measure.away`` × half the
-least distance of two of them from all. A member that diverged is NaN in every quantity.
-"""
+least distance of two of them from all. A member that diverged is NaN in every quantity."""
 
 import contextlib
 import functools
