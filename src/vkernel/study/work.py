@@ -11,7 +11,7 @@ import json
 import math
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -181,7 +181,7 @@ class Experiment:
         return models.MLP(**how, activation=m.activation or "silu")
 
     @property
-    def training(self) -> dict[str, Any]:
+    def training(self) -> Mapping[str, object]:
         """Arguments of ``train_ensemble``, and of the V-kernel that predicts the ensemble."""
         table, o, draws = self.condition.training, self.condition.objective, self.condition.training.draws
         if table.F_over_P is not None:
@@ -244,7 +244,7 @@ def _law(experiment: Experiment, members: range) -> tuple[Scores | Score, Callab
         return exact, noisy if s.law in NOISY else functools.partial(_flow, experiment, exact)
     if s.law in ("members", "mean"):
         which = range(s.sets) if s.law == "mean" else members
-        how = {"members": list(which), "seed": seed, **experiment.training}
+        how: dict[str, Any] = {"members": list(which), "seed": seed, **experiment.training}
         train = functools.partial(train_ensemble, experiment.model, data, process, **how)
         trained = _last("ensemble", f"{which} {experiment.key}", train)
         score = trained.mean_score if s.law == "mean" else trained
