@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
+import draws
 import numpy as np
 import pytest
 import torch
-from draws import gen
 from torch import Tensor, nn
 
 import vkernel as vk
@@ -17,8 +18,7 @@ from vkernel.metrics.features import Extractor, extractor
 DIGITS = vk.data.digits()
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=gen(seed))
+normal = functools.partial(draws.normal, dtype=torch.float32)
 
 
 def images(data: vk.Empirical) -> Tensor:

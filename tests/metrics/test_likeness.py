@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import time
 
+import draws
 import numpy as np
 import pytest
 import torch
@@ -24,8 +26,7 @@ DIGITS = vk.data.digits()
 SOME = DIGITS.subset(torch.arange(300))
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=gen(seed))
+normal = functools.partial(draws.normal, dtype=torch.float32)
 
 
 def split(seed: int, *sizes: int) -> list[vk.Empirical]:

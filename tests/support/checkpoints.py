@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
+import draws
 import pytest
 import torch
 from networks28 import C, U
-from torch import Tensor, nn
+from torch import nn
 
 import vkernel as vk
 from vkernel import Checkpoint
@@ -31,8 +33,7 @@ def wrap(
     return vk.as_score(net, process, predicts=predicts, time=time, range=range, **more)
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+normal = functools.partial(draws.normal, dtype=torch.float32)
 
 
 def digits(n: int = 64) -> vk.Empirical:

@@ -18,9 +18,9 @@ def gen(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    """Return standard normal numbers of this shape in float64."""
-    return torch.randn(shape, generator=gen(seed), dtype=torch.float64)
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Return standard normal numbers of this shape."""
+    return torch.randn(shape, generator=gen(seed), dtype=dtype)
 
 
 def spread(estimates: list[vk.Estimate]) -> tuple[float, float]:

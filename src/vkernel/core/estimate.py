@@ -262,6 +262,13 @@ def twins(a: Tensor, b: Tensor) -> Twins:
     )
 
 
+def ratio_values(a: Tensor, b: Tensor) -> Tensor:
+    """Return values with mean q = mean a / mean b over the last axis, of pairs; its error is the delta method's."""
+    mean = b.mean(-1, keepdim=True).clamp_min(1e-300)
+    q = a.mean(-1, keepdim=True) / mean
+    return q + (a - q * b) / mean
+
+
 def difference_of_means(a: Tensor, b: Tensor) -> Estimate:
     """Estimate the mean of ``a (n,)`` less that of ``b (m,)``, independent, with Welch's interval."""
     parts = [(float(x.var()) / len(x), len(x)) for x in (a, b)]
@@ -340,6 +347,11 @@ def auc(a: Tensor, b: Tensor) -> Estimate[N]:
     v, u = share_above(a, b), 1 - share_above(b, a)
     value, se = v.mean(-1), (v.var(-1) / n + u.var(-1) / m).sqrt()
     return _estimate(value, se, least(value), 1 - least(1 - value))
+
+
+def auc_p(value: float, n: int, m: int) -> float:
+    """Return the chance of an AUC as large as this if both samples have one law (Mann and Whitney, normal limit)."""
+    return 0.5 * math.erfc((value - 0.5) / math.sqrt((n + m + 1) / (6 * n * m)))
 
 
 def centred_ranks(a: Tensor) -> Tensor:

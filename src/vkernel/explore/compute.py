@@ -210,8 +210,7 @@ class _Run:
         good = x.isfinite().flatten(1).all(1)
         require(good.any(), "Every model diverged while sampling: take more steps, a larger eps, or another process.")
         part, few = self.part("sampling single models", half - 0.1, half), found.select(range(len(found))[:SHOWN])
-        count = SHOWN_EACH[self.state.sampler]
-        single = few.sample(count, steps=self.state.steps, seed=self.seed + 1, progress=part)
+        single = few.sample(SHOWN_EACH[self.state.sampler], steps=self.state.steps, seed=self.seed + 1, progress=part)
         single = single[single.isfinite().flatten(1).all(1)]
         path, note = self.paths(found, half)
         if not good.all():
@@ -229,8 +228,7 @@ class _Run:
         learner, part = model(self.state), self.part(f"training {count} {name}", start, middle)
         found = vk.train_ensemble(learner, self.data, self.process, objective=objective, progress=part, **given)
         part = self.part(f"sampling {count} {name}", middle, stop)
-        n = EACH[self.state.sampler]
-        return found, found.sample(n, steps=self.state.steps, seed=self.seed, progress=part)
+        return found, found.sample(EACH[self.state.sampler], steps=self.state.steps, seed=self.seed, progress=part)
 
     def paths(self, of: vk.Ensemble, share: float) -> tuple[Tensor, str]:
         """Integrate a few particles of every model, each from a start of its own."""

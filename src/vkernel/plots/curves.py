@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
+import torch
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -159,7 +160,7 @@ def noise_profile(
     names = ("noise_fraction", "ess", "mmse", "entropy")
     t, se, *values = every = [array(curves[name], 1, "curves") for name in ("t", "noise_fraction_se", *names)]
     require(len({len(v) for v in every}) == 1, "Every curve needs one value per time.")
-    rho = np.stack([values[0], values[0] - 1.96 * se, values[0] + 1.96 * se])
+    rho = Estimate[torch.Tensor].of_error(torch.tensor(values[0]), torch.tensor(se)).stack().numpy()
     figure, axes = base.axes((9.6, 6.4), 2, 2, sharex=True)
     references = {"noisy window": window, "collapse time": collapse_time}
     marks = {label: place for label, place in references.items() if place is not None}

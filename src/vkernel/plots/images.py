@@ -5,6 +5,7 @@ from itertools import zip_longest
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.colors import LogNorm, PowerNorm
@@ -13,6 +14,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from vkernel.core.errors import require
+from vkernel.core.estimate import Estimate
 from vkernel.plots import base
 from vkernel.plots.base import DOT, Curves, Names, Notes, Several, Size, Values, array, ink, lines, styled
 
@@ -235,8 +237,8 @@ def line_maps(
             ax.axhline(t[index], color="white", lw=0.7, ls=(0, (2, 3)))
             ends = {"color": colour, "mec": ax.get_facecolor(), "ms": 7, "clip_on": False, "zorder": 5}
             ax.plot([where[0], where[-1]], [t[index]] * 2, "o", ls="", **ends)
-            half = 1.96 * error[index] if side else np.zeros(len(where))
-            curve = np.maximum([value[index], value[index] - half, value[index] + half], floor / 1e3)
+            se = torch.tensor(error[index] if side else np.zeros(len(where)))
+            curve = Estimate[Tensor].of_error(torch.tensor(value[index]), se).stack().clamp_min(floor / 1e3).numpy()
             base.band(below, where, curve, colour, f"t = {t[index]:.2g}")
         below.set(yscale="log", ylim=(floor, top), xlim=(where[0], where[-1]), xlabel="position λ on the line")
         for panel, end in ((ax, 0), (ax, 1), (below, 0), (below, 1)):

@@ -17,6 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from vkernel.core.errors import require
+from vkernel.core.estimate import Estimate
 from vkernel.plots import base
 from vkernel.plots.base import DASHED, MARKERS, LineStyle, Several, Values, array, ink, lines, styled
 from vkernel.plots.curves import curve_panels, panel
@@ -265,7 +266,7 @@ def _ratio(ax: Axes, one: xarray.Dataset) -> None:
 
 def _cumulants(ax: Axes, one: xarray.Dataset) -> None:
     """Draw skewness and excess kurtosis at every place, with the rectangle that holds 95 % of each for a Gaussian."""
-    wide, tall = (1.96 * math.sqrt(v / int(one.members)) for v in (6, 24))
+    wide, tall = (Estimate[float].of_error(0.0, math.sqrt(v / int(one.members))).high for v in (6, 24))
     ax.add_patch(Rectangle((-wide, -tall), 2 * wide, 2 * tall, color=ink(), alpha=0.16, lw=0, label="95 % if Gaussian"))
     for colour, _, (skewness, kurtosis) in _times(one, "skewness", "kurtosis"):
         ax.plot(skewness.ravel(), kurtosis.ravel(), "o", color=colour, ms=3, ls="", alpha=0.65, mew=0)

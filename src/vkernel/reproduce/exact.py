@@ -12,8 +12,7 @@ whole sampler, and the mass in a gap is the Gaussian mass between two preimages,
 
 **Laws of the effective SDE** (§4.3, §4.4). The naive kernel has noise where the target is noisy, on the boundaries
 between training points. It leaves fewer samples there, not more: noise in Itô's sense has no drift, so a sample leaves
-places of strong noise quickly and places of weak noise slowly.
-"""
+places of strong noise quickly and places of weak noise slowly."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace

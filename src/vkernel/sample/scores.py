@@ -103,12 +103,8 @@ class Scores(ABC):
     @property
     def finite(self) -> Self:
         """The members that did not diverge."""
-        return self.select(self._alive) if self.diverged else self
-
-    @property
-    def _alive(self) -> list[int]:
-        require(len(self.diverged) < len(self), self.report)
-        return [m for m in range(len(self)) if m not in set(self.diverged)]
+        require(not self.diverged or len(self.diverged) < len(self), self.report)
+        return self.select([m for m in range(len(self)) if m not in self.diverged]) if self.diverged else self
 
     def mean(self, x: Tensor, t: Time) -> Tensor:
         """Return s_avg, the mean score of the finite members, like x."""
@@ -202,12 +198,10 @@ class Scores(ABC):
         names, members = [save] if isinstance(save, str) else list(save), range(len(self))
         # an adaptive method shares its steps within a block: one member each, or members would depend on each other
         adaptive, at_once = method == "dopri5", max(1, CHUNK // max(1, x_T[0].numel()))
-        how: Options = {"steps": steps, "spacing": spacing, "allow_nan": True}
+        at_once = 1 if adaptive else at_once if callback is None else len(self)
         kept = [*names, "path"] if adaptive and callback is not None else names
-        if adaptive:
-            at_once = 1
-        elif callback is not None:
-            at_once, how["callback"] = len(self), callback
+        how: Options = {"steps": steps, "spacing": spacing, "allow_nan": True}
+        how["callback"] = None if adaptive else callback
         seeds, blocks = [rng.key(seed, "ensemble/probes", m) for m in self.indices], []
         with show_progress(len(self), progress) as report:
             for which in (members[k : k + at_once] for k in members[::at_once]):

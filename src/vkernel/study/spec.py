@@ -4,8 +4,7 @@ Each class below is a table of the file and its fields are the keys, which docs/
 ``[process]``, ``[model]``, ``[training]``, ``[objective]``, ``[sampler]`` and ``[measure]`` describe a condition.
 ``[grid]`` has the factors, each of any of their fields: ``"table.field" = [values]`` or ``{values = […], labels = […],
 name = …, about = …}``; or of a whole table: ``sampler = {values = [{…}, {…}], labels = […]}``. ``[large]`` has other
-values for ``--large``. An error names the key and says what would be valid.
-"""
+values for ``--large``. An error names the key and says what would be valid."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@ r"""One block of one condition: train its members, sample them, keep numbers. A 
 
 Samples start at the same places for all members. :func:`layout` lists what is kept of each, in words; distances are to
 the training points at :math:`\alpha_\epsilon y`, and ``away`` counts samples farther than ``measure.away`` × half the
-least distance of two of them from all. A member that diverged is NaN in every quantity.
-"""
+least distance of two of them from all. A member that diverged is NaN in every quantity."""
 
 import contextlib
 import functools
@@ -12,7 +11,7 @@ import json
 import math
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -193,7 +192,7 @@ class Experiment:
         return models.MLP(**how, activation=m.activation or "silu")
 
     @property
-    def training(self) -> dict[str, Any]:
+    def training(self) -> Mapping[str, object]:
         """Arguments of ``train_ensemble``, and of the V-kernel that predicts the ensemble."""
         table, o, draws = self.condition.training, self.condition.objective, self.condition.training.draws
         if table.F_over_P is not None:
@@ -256,7 +255,7 @@ def _law(experiment: Experiment, members: range) -> tuple[Scores | Score, Callab
         return exact, noisy if s.law in NOISY else functools.partial(_flow, experiment, exact)
     if s.law in ("members", "mean"):
         which = range(s.sets) if s.law == "mean" else members
-        how = {"members": list(which), "seed": seed, **experiment.training}
+        how: dict[str, Any] = {"members": list(which), "seed": seed, **experiment.training}
         train = functools.partial(train_ensemble, experiment.model, data, process, **how)
         trained = _last("ensemble", f"{which} {experiment.key}", train)
         score = trained.mean_score if s.law == "mean" else trained

@@ -42,7 +42,7 @@ from torch import Tensor
 from vkernel.adapters.weights import reason
 from vkernel.core import rng
 from vkernel.core.errors import InputError, require
-from vkernel.core.estimate import Estimate
+from vkernel.core.estimate import Estimate, ratio_values
 from vkernel.data.empirical import Empirical
 from vkernel.process import DDPM, Process
 from vkernel.reports.audit.levels import dataset, mean_square, variables
@@ -238,11 +238,8 @@ def skill(model: Score, data: Empirical, *, levels: int = 6, images: int = 64, s
     theirs = batch.errors_of(linear(x - alpha * center, alpha, sigma) for x, _, alpha, sigma in batch.queries())
     own = batch.errors(net)[net.predicts]
     require(bool(own.isfinite().all()), f"{net.name} returned NaN or infinite values on noisy images.")
-    mean = theirs.mean(1, keepdim=True).clamp_min(1e-300)
-    q = own.mean(1, keepdim=True) / mean
-    influence = (own - q * theirs) / mean
-    ratio = Estimate[Tensor].of_error(q[:, 0], influence.std(1) / n**0.5, n - 1)
-    found = Estimate[float].of_error(q.mean(), influence.mean(0).std() / n**0.5, n - 1).complement()
+    values = ratio_values(own, theirs)
+    ratio, found = Estimate[Tensor].of_mean(values, 1), Estimate[float].of_mean(values.mean(0)).complement()
     under = bool((ratio.low > BEATEN).any()) or found.high < LEAST
     error, base = (Estimate[Tensor].of_mean(e, 1) for e in (own, theirs))
     return Skill(batch.times.tolist(), batch.r.tolist(), error, base, ratio, found, under)

@@ -45,7 +45,7 @@ from vkernel.core import rng
 from vkernel.core.checks import check_whole
 from vkernel.core.covariance import Covariance
 from vkernel.core.errors import InputError, require
-from vkernel.core.estimate import TINY, Estimate, auc, difference_of_means, stacked
+from vkernel.core.estimate import TINY, Estimate, auc, auc_p, difference_of_means, stacked
 from vkernel.core.progress import Progress, progress as report_progress
 from vkernel.data.empirical import Empirical
 from vkernel.process import Anisotropic, Process
@@ -159,9 +159,7 @@ class Membership:
     @property
     def chance(self) -> float:
         """The chance of an AUC as large as this if training and test images could be exchanged."""
-        n, m = self.train.shape[1], self.test.shape[1]
-        z = (self.auc.value - 0.5) / math.sqrt((n + m + 1) / (12 * n * m))
-        return 0.5 * math.erfc(z / math.sqrt(2))
+        return auc_p(self.auc.value, self.train.shape[1], self.test.shape[1])
 
     def to_dataset(self) -> xarray.Dataset:
         """Return the AUC of each level along ``t`` (``auc_level``) and that of all levels as a scalar (``auc``)."""
