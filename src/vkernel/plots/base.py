@@ -168,11 +168,17 @@ def grid(
 
 
 def legend_below(figure: Figure, shown: Axes | Sequence[Artist], labels: Names = (), ncols: int = 0) -> None:
-    """Put one legend of an axis, or of handles, below all panels; ``labels`` default to those of the handles."""
+    """Put one legend of an axis, or of handles, below all panels, in as many of ``ncols`` columns as fit the width;
+    ``labels`` default to those of the handles."""
     handles = shown.get_legend_handles_labels()[0] if isinstance(shown, Axes) else list(shown)
     names = list(labels) or [str(h.get_label()) for h in handles]
-    look: dict[str, Any] = {"loc": "outside lower center", "ncols": ncols or len(handles), "handlelength": 2.9}
-    for handle in figure.legend(handles, names, **look).legend_handles:
+    look: dict[str, Any] = {"loc": "outside lower center", "handlelength": 2.9}
+    for columns in range(ncols or len(handles), 0, -1):
+        legend = figure.legend(handles, names, ncols=columns, **look)
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            break
+        legend.remove()
+    for handle in legend.legend_handles:
         if isinstance(handle, Line2D) and (handle.get_marker(), handle.get_markeredgecolor()) in _ON_MAPS:
             handle.set_markeredgecolor(ink())
 
