@@ -93,7 +93,17 @@ def run(
         seconds, hint = time.perf_counter() - start, complete and not everything
         shown, left_out = [made[i] for i in sorted(made)], [reasons[i] for i in sorted(reasons)]
         counts = scorecard.save(out, shown, parts, about)
-        values = {"exhibits": shown, "skipped": left_out, "hint": hint, "counts": counts, "seconds": seconds}
+        topics: dict[str, list[Exhibit]] = {}
+        for item in shown:
+            topics.setdefault(item.topic, []).append(item)
+        values = {
+            "exhibits": shown,
+            "topics": topics,
+            "skipped": left_out,
+            "hint": hint,
+            "counts": counts,
+            "seconds": seconds,
+        }
         return write(out / "index.html", html.page("index.html", **values, **about)).resolve()
 
     with report_progress(sum(part.seconds for part in parts), progress) as show:

@@ -92,6 +92,7 @@ class Claim(NamedTuple):
 
     ``rule`` states in words when the claim holds. ``tests`` are the same as expressions over the values of the exhibit:
     the verdict is the first of ``holds``, ``fails`` and ``part`` whose expression is true, otherwise "undecided".
+    ``origin`` is "paper", or "project" for a question that the paper raises and does not answer.
     """
 
     key: str
@@ -103,6 +104,7 @@ class Claim(NamedTuple):
     rule: str
     tests: dict[str, str]
     comment: str = ""
+    origin: str = "paper"
 
 
 VERDICTS = {"holds": "holds", "fails": "does not hold", "part": "holds in part"}

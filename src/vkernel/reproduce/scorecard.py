@@ -28,7 +28,7 @@ def collect(made: Iterable[Exhibit], parts: Iterable[Part]) -> list[tuple[Claim,
             found.setdefault(claim.key, (claim, item.name))
     for part in parts:
         for given in exhibit.read(part.text or part.name).get("claims", ()) if part.name else ():
-            known = {key: given[key] for key in ("key", "section", "claim", "rule")}
+            known = {key: given[key] for key in ("key", "section", "claim", "rule", "origin") if key in given}
             missing = Claim(**known, computed="", number="", verdict=NOT_COMPUTED, tests={})
             found.setdefault(missing.key, (missing, part.name))
     return [found[key] for key in exhibit.read("page")["scorecard"] if key in found]
