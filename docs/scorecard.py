@@ -25,11 +25,12 @@ def table(found: dict[str, object]) -> str:
     claims = {claim["key"]: claim for claim in found["claims"]}
     counts = Counter(claim["verdict"] for claim in claims.values())
     summary = ", ".join(f"{counts[verdict]} {verdict.replace('holds', 'hold')}" for verdict in sorted(counts))
-    lines = [f"Of {len(claims)} claims, {summary.replace('does not', 'do not')}. The central ones:", ""]
+    head = f"Of {len(claims)} claims on [the scorecard](docs/scorecard.md), {summary.replace('does not', 'do not')}."
+    lines = [head, "Every verdict follows from a rule that is stated there. The central ones:", ""]
     lines += ["| claim | verdict | number |", "|---|---|---|"]
     for key in CENTRAL:
         claim = claims[key]
-        lines.append(f"| [{claim['claim']}](docs/scorecard.md#{key}) | **{claim['verdict']}** | {claim['number']} |")
+        lines.append(f"| {claim['claim']} | **{claim['verdict']}** | {claim['number']} |")
     return "\n".join([*lines, ""])
 
 

@@ -58,7 +58,7 @@ def test_a_run_ends_with_the_scorecard(made: Made) -> None:
     page, markdown = ((made.out / f"scorecard.{kind}").read_text() for kind in ("html", "md"))
     for claim in found["claims"]:
         assert f'id="{claim["key"]}"' in page
-        assert f"({claim['key']})=" in markdown
+        assert f"## {claim['claim']}\n" in markdown
         computed = claim["exhibit"] in made.exhibits
         assert (claim["verdict"] == scorecard.NOT_COMPUTED) == (not computed)
         assert bool(claim["number"]) == computed
