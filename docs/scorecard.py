@@ -29,8 +29,8 @@ def table(found: dict[str, object]) -> str:
     lines = [head, "Every verdict follows from a rule that is stated there. The central ones:", ""]
     lines += ["| claim | verdict | number |", "|---|---|---|"]
     for key in CENTRAL:
-        claim = claims[key]
-        lines.append(f"| {claim['claim']} | **{claim['verdict']}** | {claim['number']} |")
+        cells = (claims[key][name].replace("|", "\\|") for name in ("claim", "verdict", "number"))
+        lines.append("| {} | **{}** | {} |".format(*cells))
     return "\n".join([*lines, ""])
 
 
