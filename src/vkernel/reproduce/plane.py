@@ -104,6 +104,9 @@ def v_over_c(run: Run) -> Exhibit:
     arrays["variance"] = torch.stack([torch.stack([at.V for at in case]) for case in cases.values()])
     arrays["rho"] = torch.stack([torch.stack([stacked(at.rho).stack(-1) for at in case]) for case in cases.values()])
     values: Values = {"all": cases, "learned": learned, "members": {name: len(pair[0]) for name, pair in pairs.items()}}
+    edges = {name: tuple(cases[f"{name}, {goal}"][0].edge for goal in GOALS) for name in pairs}
+    values["due"] = [name for name, (one, zero) in edges.items() if one.low > max(1.0, zero.high)]
+    values["alike"] = [name for name, (one, zero) in edges.items() if one.low < zero.value < one.high]
     values |= {"lows": [at.rho[0].low for at in learned], "highs": [at.rho[0].high for at in learned]}
     inside = C[0][0] > 1
     values |= {"edge": float(inside.double().mean()), "of_C": float(C[0][0][inside].mean() / C[0][0].mean())}
