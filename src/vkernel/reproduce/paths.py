@@ -165,18 +165,19 @@ def path_integral(run: Run) -> Exhibit:
     score, start = EmpiricalScore(data, process), torch.tensor(s.start, dtype=torch.float64)
     points = process.alpha(torch.tensor(process.eps, dtype=torch.float64)) * data[:]
     found, kept = list[SimpleNamespace](), dict[float, Tensor]()
+    tilt = torch.tensor([s.tilt if far else 1.0 for far in s.far], dtype=torch.float64)
+    other = EmpiricalScore(Empirical(data[:], weights=tilt / tilt.sum()), process)
     for kappa in run.each(s.kappas, 0.3):
-        # a tilt of log-weights by √κ has the same effect on the spread of actions at every κ
-        tilt = torch.tensor([s.tilt if far else 1.0 for far in s.far], dtype=torch.float64) ** (kappa / KAPPA) ** 0.5
-        other = EmpiricalScore(Empirical(data[:], weights=tilt / tilt.sum()), process)
-        V, (x_T, x_U) = kernels.Naive(score, kappa), (start.expand(n, 2) for n in (s.paths, s.weighed))
+        V, V2 = (kernels.Naive(each, kappa) for each in (score, other))  # they differ in mean and covariance
+        x_T, x_U = (start.expand(n, 2) for n in (s.paths, s.weighed))
         how: Values = {"steps": s.steps, "save": "path"}
         kept[kappa] = path_of(sample.effective_sde(V, x_T, generator=run.stream(f"path_integral/own/{kappa:g}"), **how))
-        biased = path_of(
-            sample.effective_sde(V, x_U, other, generator=run.stream(f"path_integral/other/{kappa:g}"), **how)
-        )
-        weight = (path.action(biased, V, other) - path.action(biased, V)).exp()
-        found.append(compare(ends_at(kept[kappa], points), ends_at(biased, points), weight))
+        biased = path_of(sample.effective_sde(V2, x_U, generator=run.stream(f"path_integral/other/{kappa:g}"), **how))
+        weight = (path.log_prob(biased, V) - path.log_prob(biased, V2)).exp()
+        bare = (path.action(biased, V2) - path.action(biased, V)).exp()  # without determinants
+        own, ends = ends_at(kept[kappa], points), ends_at(biased, points)
+        found.append(compare(own, ends, weight))
+        found[-1].bare = compare(own, ends, bare / bare.mean()).left
     V, drawn, sharp = kernels.Naive(score, KAPPA), kept[KAPPA], found[s.kappas.index(KAPPA)]
     zero, (single, finer) = path.zero_action(score, start[None], s.steps)[:, 0], modes(V, start, points, s.steps)
     run.step(0.5)
