@@ -50,6 +50,7 @@ LAWS["mean"] = "V = 0: mean score"
 GAP, NEAR, BINS, LIMIT = (0.25, 0.75), 0.25, 75, 1.5
 GROUPS = 10  # of members, for the error of the mean score's law
 TABLE, FINE = Lookup(nodes=661, limit=3.3), Lookup(nodes=1321, limit=3.3)  # starts are within 3.2
+LEAST = 0.01  # gap mass of trained models in a cell that is counted
 EPS = 1e-3  # cutoff of the pictures and of the finding
 FRACTIONS = {4.0: "4", 2.0: "2", 1.0: "1", 0.5: "½", 0.25: "¼"}
 GAPS: Values = {"xlabel": "features / draws, F/P", "ylabel": "share of samples in the gaps", "log": "x"}
@@ -237,12 +238,16 @@ def effective(run: Run) -> Exhibit:
         "first": main["J1", ratios[0]],
         "one": one,
         "zero": zero,
+        "quiet": main["J0", ratios[0]],
         "cutoffs": cutoffs,
         "laws": LAWS,
     }
     values["fixed"] = fixed
     values["apart"] = [c["label"] for c in main.values() if not _holds_zero(c["difference"]["measured"])]
-    values["close"] = [c["label"] for c in main.values() if _small(c["difference"]["measured"], c["mass"]["members"])]
+    counted = [c for c in main.values() if c["mass"]["members"].value >= LEAST]
+    values["counted"] = counted
+    values["close"] = [c for c in counted if _small(c["difference"]["measured"], c["mass"]["members"])]
+    values["differ"] = [c for c in counted if c["label"] in values["apart"]]
     noisy = [c for c in main.values() if c["goal"] == "J1"]
     values |= {"total": len(noisy), "varied": [c["capacity"] for c in noisy if c["variance"].low > 0]}
     values["most"] = [c["capacity"] for c in noisy if c["variance"].low > c["mass"]["members"].value / 2]
@@ -280,8 +285,8 @@ def _holds_zero(found: Estimate) -> bool:
 
 
 def _small(difference: Estimate, mass: Estimate) -> bool:
-    """Whether the whole interval of a difference is less than .01 or than a quarter of the mass."""
-    return max(-difference.low, difference.high) < max(0.01, mass.value / 4)
+    """Whether the whole interval of a difference is within a quarter of the mass."""
+    return max(-difference.low, difference.high) < mass.value / 4
 
 
 # Mode weights
