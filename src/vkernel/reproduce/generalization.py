@@ -180,7 +180,8 @@ def _group(about: Mapping[str, object]) -> str:
 
 def _tally(cells: Sequence[Cell]) -> dict[str, SimpleNamespace]:
     """Count, for one model and for the average, in how many conditions the interval of J1 - J0 is below 0 (``better``)
-    and above (``worse``): in each group and distance, and in all."""
+    and above (``worse``): in each group and distance, and in all. ``apart`` counts conditions with fixed draws in which
+    the average comes nearer while one model moves away, ``alike`` those with fresh draws in which both move alike."""
     rows = [
         (key, cell.group, kind, vars(vars(cell)[kind])[key].difference)
         for key in PARTS
@@ -194,6 +195,13 @@ def _tally(cells: Sequence[Cell]) -> dict[str, SimpleNamespace]:
                 own = [d for k, g, on, d in rows if k == key and group in ("all", g) and kind in ("", on)]
                 counts = {"better": sum(d.high < 0 for d in own), "worse": sum(d.low > 0 for d in own)}
                 found["_".join(filter(None, (key, group, kind)))] = SimpleNamespace(**counts, total=len(own))
+    for kind in KINDS:
+        fresh = [vars(cell)[kind] for cell in cells if cell.group == "fresh"]
+        fixed = [vars(cell)[kind] for cell in cells if cell.group != "fresh"]
+        apart = sum(on.pooled.difference.high < 0 < on.single.difference.low for on in fixed)
+        alike = sum(on.pooled.difference.value * on.single.difference.value > 0 for on in fresh)
+        found[f"apart_{kind}"] = SimpleNamespace(both=apart, total=len(fixed))
+        found[f"alike_{kind}"] = SimpleNamespace(both=alike, total=len(fresh))
     return found
 
 
