@@ -96,7 +96,8 @@ class Panel:
         values = every[0][np.isfinite(every[0]) & (every[0] > 0)]
         if "y" not in self.log:
             low, top = np.fmin.reduce(every[0], initial=0.0), self.top or ax.get_ylim()[1]  # a curve may be all NaN
-            on_axis = any(height == low for height in self.levels.values())  # the axis must not hide a level
+            near = np.append(every[0], [height for height in self.levels.values() if height == low])
+            on_axis = bool((near < low + 0.02 * (top - low)).any())  # the axis must not hide a level or a marker
             ax.set_ylim(low - 0.03 * (top - low) * on_axis, self.top)
         elif not values.size:
             ax.text(0.5, 0.5, "no value above zero", transform=ax.transAxes, ha="center", va="center")
@@ -141,8 +142,6 @@ def panel_grid(panels: Sequence[Panel], columns: int = 3) -> Figure:
     shown: dict[str, Artist] = {}
     for ax, panel in zip(axes.flat, panels, strict=False):
         panel.draw(ax)
-        bottom, top = ax.get_ylim()
-        ax.set_ylim(bottom - 0.03 * (top - bottom), top)  # markers at zero are whole
         handles, labels = ax.get_legend_handles_labels()
         shown |= dict(zip(labels, handles, strict=True))
     for ax in axes.flat[len(panels) :]:

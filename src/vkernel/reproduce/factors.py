@@ -46,6 +46,11 @@ class Contrast:
         return Estimate.of_mean(self.a), Estimate.of_mean(self.b)
 
     @property
+    def half(self) -> float:
+        """Half the width of the interval of the difference of means."""
+        return (self.twins.difference.high - self.twins.difference.low) / 2
+
+    @property
     def mean_differs(self) -> bool:
         """Whether the interval of the difference of means excludes zero."""
         return self.twins.difference.low > 0 or self.twins.difference.high < 0
@@ -129,7 +134,7 @@ def _panel(panel: Values, found: Values) -> plots.Panel:
     """Return the curves of a panel: mean and median of each line, with intervals, over the levels."""
     curves = {}
     for k, line in enumerate(found["lines"]):
-        for name, of in (("mean", Estimate.of_mean), ("median", median)):
+        for name, of in (("mean", Estimate.of_mean), ("median (dashed)", median)):
             curves[f"{line}, {name}"] = stacked([of(v) for v in found["gap"][:, k]]).stack()
     colours = [panel.get("colour", 0) + k // 2 for k in range(len(curves))]
     look: Values = {"even": True, "ticks": found["ticks"], "styles": ("-", "--") if "prefix" in panel else ("",)}
