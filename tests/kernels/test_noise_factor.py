@@ -50,7 +50,7 @@ def test_twins_are_affine_in_c(train: Callable[[Objective], Tensor]) -> None:
 
 
 def linear(goal: Objective, **how: object) -> vk.kernels.Linear:
-    return vk.kernels.Linear(LINEAR, DATA, PROCESS, draws=400, objective=goal, **how)
+    return vk.kernels.Linear(LINEAR, DATA, PROCESS, draws=400, sets=64, objective=goal, **how)
 
 
 def lazy(goal: Objective, **how: object) -> vk.kernels.Lazy:
@@ -58,7 +58,7 @@ def lazy(goal: Objective, **how: object) -> vk.kernels.Lazy:
 
 
 def sgd(goal: Objective) -> vk.kernels.SGD:
-    return vk.kernels.SGD(COSINES, DATA, PROCESS, lr=0.2, batch=8, steps=60, objective=goal)
+    return vk.kernels.SGD(COSINES, DATA, PROCESS, lr=0.2, batch=8, steps=20, objective=goal)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

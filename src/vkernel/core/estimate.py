@@ -539,13 +539,15 @@ def fisher_exact(a: int, n: int, b: int, m: float) -> float:
     r"""Return the chance of ``a`` or more of ``n`` if these are as likely as ``b`` of ``m`` (Fisher, one-sided).
 
     P(A ≥ a) with A hypergeometric: n of n + m, a + b of which count. Ranks of alike points are a case of it, exact
-    whatever their law: a or more of n lie beyond the k-th of m with b = k - 1. With b = 0 ``m`` need not be whole.
+    whatever their law: a or more of n lie beyond the k-th of m with b = k - 1. ``m`` need not be whole; with b > 0 it is
+    rounded down, which makes the chance larger.
     """
     from scipy.stats import hypergeom
 
     if b == 0:
         return math.exp(sum(math.log((n - i) / (n + m - i)) for i in range(a)))
-    return float(hypergeom.sf(a - 1, n + m, a + b, n))
+    m = math.floor(m)
+    return float(hypergeom.sf(a - 1, n + m, a + min(b, m), n))
 
 
 def holm(p: Tensor, level: float = 0.05) -> Tensor:
