@@ -97,7 +97,7 @@ class Panel:
         if "y" not in self.log:
             low, top = np.fmin.reduce(every[0], initial=0.0), self.top or ax.get_ylim()[1]  # a curve may be all NaN
             near = np.append(every[0], [height for height in self.levels.values() if height == low])
-            on_axis = bool((near < low + 0.02 * (top - low)).any())  # the axis must not hide a level or a marker
+            on_axis = bool((near < low + 0.03 * (top - low)).any())  # the axis must not hide a level or a marker
             ax.set_ylim(low - 0.03 * (top - low) * on_axis, self.top)
         elif not values.size:
             ax.text(0.5, 0.5, "no value above zero", transform=ax.transAxes, ha="center", va="center")

@@ -66,7 +66,7 @@ class Contrast:
 
     @property
     def both(self) -> bool:
-        """Whether the mean and most pairs differ, in one direction."""
+        """Whether the mean and most of the pairs that differ have one direction."""
         same = (self.twins.difference.value > 0) == (self.twins.more.value > self.twins.less.value)
         return self.mean_differs and self.pairs_differ and same
 
