@@ -22,7 +22,20 @@ from vkernel.core.estimate import (
     holm,
     matched_correlation,
     spearman,
+    twins,
 )
+
+
+def test_pairs_differ_by_more_than_the_least_difference():
+    a, b = torch.tensor([0.0, 0.5, 0.5, 0.5, 0.2]).double(), torch.tensor([0.004, 0.1, 0.495, 0.2, 0.5]).double()
+    every, clear = twins(a, b), twins(a, b, least=0.01)
+    assert (every.more.value, every.less.value) == pytest.approx((3 / 5, 2 / 5))
+    assert (clear.more.value, clear.less.value) == pytest.approx((2 / 5, 1 / 5))
+    assert (every.p, clear.p) == (1, 1)  # 3 of 5, 2 of 3
+    assert (every.ratio, every.medians, every.difference) == (clear.ratio, clear.medians, clear.difference)
+    several = twins(torch.stack([a, a + 0.3], 1), torch.stack([b, b], 1), least=0.01)
+    assert several.more.value == pytest.approx(6 / 10)
+    assert several.p == pytest.approx(2 * 6 / 2**5)  # 4 of 5: equal ones do not vote
 
 
 def test_rank_is_spearmans_and_covers():

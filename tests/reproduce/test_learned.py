@@ -90,7 +90,10 @@ def test_page_says_what_the_arrays_say(made: Made) -> None:
     assert exhibit.finding is not None
     mean, medians = one.mean() / zero.mean(), [number(float(np.median(v)), 2) for v in (one, zero)]
     assert exhibit.finding.number == f"mean × {number(mean)}, median {medians[0]} against {medians[1]}"
-    assert f"J1 > J0 in {percent((one > zero).mean())}" in exhibit.finding.interval.replace("\u00a0", " ")
+    said = exhibit.finding.interval.replace("\u00a0", " ")
+    assert f"J1 > J0 by more than .01 of the samples in {percent((one - zero > 0.01).mean())}" in said
+    row = [cell.split(" (")[0].replace("\u00a0", " ") for cell in exhibit.tables[0].rows[1]]
+    assert row[4:8] == [percent(hits.mean()) for hits in (one < 0.01, zero < 0.01, one > 0.1, zero > 0.1)]
     assert [len(table.rows) for table in exhibit.tables] == [3, 15, 6, 6]
     share = [float(v) for v in saved["converged_J1_gap"][0, 0]]
     row = exhibit.tables[1].rows[0]
@@ -136,7 +139,7 @@ def test_the_verdict_follows_mean_and_pairs(share: float, many: float, few: floa
         "shown": 1,
         "single_gap": torch.ones(3, 2, 100),
     }
-    values |= {"pairs": [[cell] * 5] * 3, "members": 100}
+    values |= {"pairs": [[cell] * 5] * 3, "members": 100, "kept": 8, "spread": [learned._spread(torch.ones(2, 9))] * 3}
     values |= {"single_sigma": torch.ones(3)} | dict.fromkeys(
         ("single_clusters", "single_clusters_at_0"), torch.ones(3, 2, 3)
     )
@@ -269,20 +272,25 @@ def test_ratio_against_the_jackknife() -> None:
 
 def test_every_way_a_ratio_can_come_out_has_its_words() -> None:
     for share, many, few, said in (
-        (0.9, 3.0, 0.5, "is larger, × 2.80 (95 % interval 2.64 to 2.97); larger in most pairs (J1 > J0 in 90 %"),
-        (0.2, 30.0, 0.5, "smaller in most pairs (J1 > J0 in 20 %"),
+        (
+            0.9,
+            3.0,
+            0.5,
+            "is larger, × 2.80 (95 % interval 2.64 to 2.97); larger in most pairs (J1 > J0 by more than .01",
+        ),
+        (0.2, 30.0, 0.5, "smaller in most pairs (J1 > J0 by more than .01 of the samples in 20 %"),
         (0.5, 1.5, 0.4, "is not measurably different"),
-        (0.5, 1.2, 0.4, "no majority of pairs either way"),
+        (0.5, 1.2, 0.4, "no certain majority of pairs"),
         (0.1, 1.2, 0.5, "is smaller"),
     ):
-        assert said in says("figure3", "answer", r=twins(*mostly(share, many, few)), who="They")
+        assert said in says("figure3", "answer", r=twins(*mostly(share, many, few)), who="They", mass=torch.ones(100))
     assert "no ratio" in says("figure3", "answer", r=twins(*torch.tensor([[1.0] * 3, [0.0] * 3])), who="They")
     mass = torch.rand(2, 3, 4, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 4
     mass[0, :, 1] *= 2
     mass[0, :, 3] /= 2
     said = says("mlp_plane", "moved", regions=learned.regions(mass), who="They")
     assert "arcs, mean larger, × 1.99" in said
-    assert "larger in most pairs (100 % above, 0.0 % below)" in said
+    assert "larger in most pairs (100 % above, 0.0 % below; p" in said
     assert "sides, mean not measurably different" in said
     assert "centre, mean smaller" in said
 
@@ -291,12 +299,25 @@ def test_pairs_of_one_training_are_not_independent() -> None:
     mass = torch.rand(2, 3, 4, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = learned.regions(mass)["away"]
     one, zero = mass[0, :, 0], mass[1, :, 0]  # (rotation, M)
-    assert found.more.value == pytest.approx(float((one > zero).double().mean()))
+    assert found.more.value == pytest.approx(float((one > zero + 0.01).double().mean()))
     assert found.ratio.value == pytest.approx(float(one.mean() / zero.mean()))
     same = learned.regions(mass[:, :1].expand(-1, 3, -1, -1))["away"]  # three equal rotations say no more than one
-    alone = twins(one[0], zero[0])
+    alone = twins(one[0], zero[0], 0.01)
     assert (same.more.value, same.p) == (pytest.approx(alone.more.value), pytest.approx(alone.p))
     assert same.more.high - same.more.low == pytest.approx(alone.more.high - alone.more.low, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("own", "linear", "alike"),
+    [((0.8, 0.9), (1.2, 1.3), False), ((0.8, 0.9), (0.85, 1.3), True), ((0.9, 1.1), (0.95, 1.2), None)],
+)
+def test_regions_without_an_effect_do_not_count(
+    own: tuple[float, float], linear: tuple[float, float], alike: bool | None
+) -> None:
+    a, b, far = (Estimate(low, 0.1, low, high) for low, high in (own, linear, (5.0, 6.0)))
+    none = [Estimate(1.0, 0.1, 0.9, 1.1)] * 3
+    found = learned.like_linear([a, b, far] if alike is not None else [a, b, b], none, none, none)
+    assert found == ([] if not alike else ["away"], ["away"] if alike is False else [])
 
 
 # --- the picture ----------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from vkernel.core.errors import require
 INF = math.inf
 Z95 = 1.959963984540054  # the .975 quantile of the normal law
 TINY = 1e-280  # numbers below have lost digits to underflow
+LEAST = 0.01  # of the samples of a model: the difference of shares above which a pair of models is said to differ
 Number = Tensor | float
 Statistic = Callable[[Tensor], Number]
 N = TypeVar("N", bound="float | Tensor", default=float)
@@ -218,8 +219,9 @@ class Twins:
     """Averages of paired numbers a_m, b_m, and what holds of a typical pair; the result of :func:`twins`.
 
     ``ratio`` and ``difference`` compare means. ``medians`` and ``none``, the shares of numbers that are zero, are given
-    for a and for b. ``more`` and ``less`` are the shares of pairs with a > b and a < b; ``p`` is that of the two-sided
-    sign test over pairs that differ. ``top`` is the share of the sum of a that its largest tenth holds.
+    for a and for b. ``more`` and ``less`` are the shares of pairs in which a is larger and smaller than b by more than
+    the least difference that counts; ``p`` is that of the two-sided sign test over these pairs. ``top`` is the share of
+    the sum of a that its largest tenth holds.
     """
 
     ratio: Estimate
@@ -232,14 +234,18 @@ class Twins:
     top: float
 
 
-def twins(a: Tensor, b: Tensor) -> Twins:
+def twins(a: Tensor, b: Tensor, least: float = 0.0) -> Twins:
     """Compare paired numbers ``a, b (M,)``, one pair for each training: a mean may be moved by a few of them.
 
     Trainings with the same random numbers may give k pairs each, ``(M, k)``, which are not independent: means are taken
     over k first, intervals of shares are over the M, and the sign test counts the sign of most of the k.
+
+    A pair counts as more or less if it differs by more than ``least``. Shares of n samples need it: with 0, a few of n
+    samples decide, and the larger n is, the fewer pairs are equal.
     """
     n, several, (first, second) = len(a), a.ndim > 1, (v.flatten() for v in (a, b))
-    signs = (a - b).sign().reshape(n, -1)
+    difference = (a - b).reshape(n, -1)
+    signs = difference.sign() * (difference.abs() > least)
 
     def share(hits: Tensor) -> Estimate:
         if not several:

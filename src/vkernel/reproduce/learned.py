@@ -16,15 +16,17 @@ denoiser is linear, :math:`\hat m = W\phi`, in products of 10 × 10 × 10 Gaussi
 q_\theta(x_\epsilon)` of an ensemble. Four masses summarise it, with the training points at :math:`\alpha y`: *away*,
 farther than .25 from all of them; *arcs*, away and near the circle, :math:`.75 < |x| < 1.25`; *sides*, away and within
 .15 of the straight line between two neighbours, which overlaps with the arcs; *centre*, :math:`|x| < .5`. Values of J1
-and J0 are compared in pairs of models: :func:`vkernel.core.estimate.twins`.
+and J0 are compared in pairs of models, which differ if they do by more than .01 of the samples:
+:func:`vkernel.core.estimate.twins`.
 
 **Atoms.** Of the samples of one model in a region, those in the densest ball of radius :math:`\sigma_\epsilon` around
 one of them are a *cluster*. Its width is the median distance of its samples from their median, in units of
 :math:`\sigma_\epsilon`; noised data :math:`p(x|\epsilon)` on the line would have .44. A cluster far narrower is an
-atom: the model has memorised a point.
+atom: the model returns one point, as if it were a training point.
 """
 
 import contextlib
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -36,7 +38,7 @@ from torch import Tensor
 from xarray import Dataset
 
 from vkernel import plots
-from vkernel.core.estimate import Estimate, Twins, ratio_of_means, stacked, twins
+from vkernel.core.estimate import LEAST, Estimate, Twins, ratio_of_means, stacked, twins
 from vkernel.data import toy
 from vkernel.process import VP
 from vkernel.reproduce.exhibit import Exhibit, Page, Run, Values, one_thread
@@ -44,6 +46,7 @@ from vkernel.score import EmpiricalScore
 
 GOALS = {"J1": "J1, noisy targets", "J0": "J0, exact targets"}
 LIMIT = 1.5  # of the maps, and of the laws of Figure 2
+_pairs = functools.partial(twins, least=LEAST)
 
 # Figure 2
 MODES = ("left", "middle", "right")
@@ -51,6 +54,7 @@ WORDS = {"published": "as published: 30 Euler steps", "converged": "converged"}
 GAP, F = (0.25, 0.75), 256
 SHOWN = 1  # eps = 1e-3, that of the finding
 FEW, MANY = 10, 40  # samples that a cluster is looked for in, models whose laws are shown
+LARGE = 0.1  # a share of a model's samples in the gaps that is large
 
 
 def figure2(run: Run) -> Exhibit:
@@ -82,10 +86,11 @@ def figure2(run: Run) -> Exhibit:
             found |= {f"{key}_density": mean, f"{key}_quartiles": torch.stack([low, high])}
     ratios = [{0.5: "½", 0.25: "¼"}.get(F / P, f"{F / P:g}") for P in draws]  # as text
     both = torch.stack([found[f"converged_{o}_gap"] for o in GOALS], 2)  # (eps, P, objective, M)
-    pairs, single = [[twins(*gap) for gap in row] for row in both], _single(run, spec, 0.3)
+    pairs, single = [[_pairs(*gap) for gap in row] for row in both], _single(run, spec, 0.3)
     found |= {f"single_{key}": value for key, value in single.items()}
-    cells = [twins(*gap) for gap in single["gap"]]
+    cells, spread = [_pairs(*gap) for gap in single["gap"]], [_spread(gap) for gap in single["gap"]]
     values: Values = {"shares": gaps, "exact_gaps": bare, "pairs": pairs, "cells": cells, "cell": cells[SHOWN]}
+    values |= {"spread": spread, "kept": sampler["values"][-1]["samples"]}
     page = Page(run, "figure2", found, seed=run.seed, schemes=schemes, ratios=ratios, shown=SHOWN, **values)
     rows = [f"eps = {e:g}" for e in eps]
     grid = torch.linspace(-LIMIT, LIMIT, 601, dtype=torch.float64)
@@ -108,6 +113,12 @@ def figure2(run: Run) -> Exhibit:
     drawn = [dict(zip(GOALS.values(), v, strict=True)) for v in (shown, single["gap"][SHOWN])]
     page.picture("figure2-models", plots.member_laws, edges, *drawn, GAP, f"mean of {count}", key="models")
     return page.exhibit(0.05)
+
+
+def _spread(gap: Tensor) -> dict[str, list[Estimate]]:
+    """Return shares of models with few and with many samples in the gaps, from ``gap (objective, M)``, by objective."""
+    hits = {"few": gap < LEAST, "many": gap > LARGE}
+    return {name: [Estimate.of_share(int(h.sum()), len(h)) for h in own] for name, own in hits.items()}
 
 
 def _single(run: Run, spec: Values, share: float) -> Values:
@@ -168,12 +179,22 @@ def ratio(mass: Tensor) -> Estimate:
 
 def regions(mass: Tensor) -> dict[str, Twins]:
     """Compare J1 with J0 in each region over all rotations, of ``mass (objective, rotation, region, M)``."""
-    return {name: twins(*mass[:, :, q].mT) for q, name in enumerate(REGIONS.values())}
+    return {name: _pairs(*mass[:, :, q].mT) for q, name in enumerate(REGIONS.values())}
 
 
 def apart(found: Sequence[Estimate]) -> bool:
     """Whether the intervals have no common point."""
     return max(f.low for f in found) > min(f.high for f in found)
+
+
+def like_linear(*ratios: Sequence[Estimate]) -> tuple[list[str], list[str]]:
+    """Divide the regions with an effect, where an interval of ``ratios[region]`` (networks first, then the kinds of
+    linear models) excludes 1: into those where the networks' interval meets one of the others, and the rest."""
+    found: tuple[list[str], list[str]] = ([], [])
+    for name, (own, *linear) in zip(REGIONS.values(), ratios, strict=True):
+        if any(r.low > 1 or r.high < 1 for r in (own, *linear)):
+            found[all(apart([own, r]) for r in linear)].append(name)
+    return found
 
 
 @one_thread()
@@ -203,9 +224,11 @@ def figure3(run: Run) -> Exhibit:
         kinds[k] |= {"away": away[:, k].mean(-1), "mean_score": mean_score[k, :, 0].mean()}
         kinds[k] |= {"regions": regions(mass[1, k]), "clusters": atoms[k].mean(1)}  # means over rotations
         kinds[k]["centre"] = [Estimate.of_mean(own) for own in mass[1, k, :, :, 3].mean(1)]  # by objective
+    overlap = [not apart([kind["centre"][k] for kind in kinds]) for k in range(len(GOALS))]
     column = law[0, 0, 0, 2, law.shape[-2] // 6 : -law.shape[-2] // 6].sum(1)  # |x₁| < 1, Gaussian features at 45°
     tail = math.exp(-(NEAR**2) / (2 * float(VP().S(torch.tensor(EPS, dtype=torch.float64)))))
-    values: Values = {"kinds": kinds, "twins": twins, "contrast": column.max() / column.min(), "tail": tail}
+    values: Values = {"kinds": kinds, "twins": _pairs, "contrast": column.max() / column.min(), "tail": tail}
+    values["overlap"] = overlap
     page = Page(run, "figure3", arrays, **_about(spec), **values, exact_samples=n)
     rows = [f"{kind} features\n{words}" for kind in KINDS for words in GOALS.values()]
     for i, (stem, key) in enumerate({"figure3": "published", "figure3_converged": "converged"}.items()):
@@ -237,13 +260,10 @@ def mlp_plane(run: Run) -> Exhibit:
     by_length = {steps // 3: length[0, :, 0], steps: mass[:, 1, 0], 2 * steps: length[1, :, 0]}
     linear = _linear(run)
     columns = {"networks": regions(mass), **{f"linear, {kind}": regions(m) for kind, m in linear.items()}}
-    own_ratios, every = columns["networks"], [(k, region) for k in columns for region in REGIONS.values()]
-    different = [(k, region) for k, region in every if apart([columns[k][region].ratio, own_ratios[region].ratio])]
-    unlike = [f"{region} ({kind.removeprefix('linear, ')})" for kind, region in different]
-    both = [region for region in REGIONS.values() if sum(region == r for _, r in different) == len(KINDS)]
-    values: Values = {"twins": twins, "whole": mass.mean(1)[:, 0], "regions": own_ratios, "columns": columns}
+    alike, unlike = like_linear(*([r[q].ratio for r in columns.values()] for q in REGIONS.values()))
+    values: Values = {"twins": _pairs, "whole": mass.mean(1)[:, 0], "regions": columns["networks"], "columns": columns}
     values |= {"by_length": by_length, "apart": apart([ratio(m) for m in by_length.values()])}
-    page = Page(run, "mlp_plane", arrays, **_about(spec), **values, linear=linear, unlike=unlike, unlike_both=both)
+    page = Page(run, "mlp_plane", arrays, **_about(spec), **values, linear=linear, alike=alike, unlike=unlike)
     rows = [f"networks\n{words}" for words in GOALS.values()]
     page.picture("mlp_plane", _draw, law, mass[:, :, 0].mean(-1), rows, law)
     return page.exhibit(0.05)

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from vkernel import kernels, plots
-from vkernel.core.estimate import Estimate, jackknife, leave_one_out, ratio_of_means, relative_se, stacked, twins
+from vkernel.core.estimate import LEAST, Estimate, jackknife, leave_one_out, ratio_of_means, relative_se, stacked, twins
 from vkernel.data import toy
 from vkernel.process import VP
 from vkernel.reproduce.exhibit import Exhibit, Page, Run, Values, one_thread
@@ -244,7 +244,7 @@ def v_lazy(run: Run) -> Exhibit:
     line = torch.stack(lines) * PROCESS.S(torch.tensor(TIME, dtype=torch.float64))  # (τ, group, part)
     value = torch.stack([Estimate.of_log(v.mean(0), relative_se(v), len(v) - 1).stack() for v in q], 1)
     gaps = torch.from_numpy(ds["gap"].transpose("tau", "objective", "member").values)[..., : spec["sampler"]["first"]]
-    pairs = [twins(*both) for both in gaps]
+    pairs = [twins(one, zero, LEAST) for one, zero in gaps]
     gaps = torch.cat([gaps, gaps[:, :1] - gaps[:, 1:]], 1)  # J1, J0 and their difference
     same, times = [taus.index(tau) for tau in measured], torch.tensor(measured, dtype=torch.float64)
     cross = torch.stack([_crossing(times, line[same], sizes.groups), _crossing(times, q, 8)])  # predicted and measured

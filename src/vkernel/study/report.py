@@ -3,7 +3,7 @@ r"""What a study found: means over members with intervals, one number, a table, 
 The number compares one value between two conditions whose members share their inputs. For member values :math:`a_m` and
 :math:`b_m`, the difference is the mean of :math:`a_m - b_m` with Student's interval; the ratio is :math:`\bar a/\bar b`
 with the interval of its logarithm (:func:`vkernel.core.estimate.ratio_of_means`, paired). A few members can move both:
-:func:`pairs` counts those in which :math:`a_m` is larger, or smaller.
+:func:`pairs` counts those in which :math:`a_m` is larger, or smaller, by more than .01.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import xarray
 from rich.table import Table
 
 from vkernel.core.errors import InputError, require
-from vkernel.core.estimate import Estimate, Twins, twins
+from vkernel.core.estimate import LEAST, Estimate, Twins, twins
 from vkernel.core.files import write
 from vkernel.study.spec import Figure, Spec, short
 from vkernel.study.store import load
@@ -73,7 +73,7 @@ def pairs(ds: xarray.Dataset) -> Twins | None:
     cells = [ds[found.value].sel(where) for where in (found.of, found.to)]
     values = np.stack([c.mean([d for d in c.dims if d != "member"], skipna=False).values for c in cells])
     a, b = torch.from_numpy(values[:, np.isfinite(values).all(0)]).double()
-    return twins(a, b) if len(a) > 1 else None
+    return twins(a, b, LEAST) if len(a) > 1 else None
 
 
 def finding(ds: xarray.Dataset) -> Estimate | None:
@@ -95,9 +95,8 @@ def sentence(ds: xarray.Dataset) -> str:
     null = 1.0 if spec.finding.kind == "ratio" else 0.0
     side = "above" if found.low > null else "below" if found.high < null else None
     verdict = f"the interval lies {side} {null:g}" if side else f"the interval holds {null:g}: no difference is shown"
-    models = (
-        f"larger in {100 * both.more.value:.0f} % and smaller in {100 * both.less.value:.0f} % of the pairs of models"
-    )
+    more, less = (f"{100 * share.value:.0f} %" for share in (both.more, both.less))
+    models = f"larger by more than {LEAST:g} in {more} and smaller in {less} of the pairs of models"
     return f"{spec.finding.words}: {found.value:.3g} [{found.low:.3g}, {found.high:.3g}]; {models}; {verdict}."
 
 
