@@ -71,8 +71,9 @@ def figure1(run: Run) -> Exhibit:
     spot, near = (float(_fraction(scores[0], x, TIMES[0]).mean()) for x in (centre, beside))
     values: Values = {"mean": mean, "widest": TIMES[int(mean.argmax())], "spot": spot, "beside": near}
     small = (at_points.amax(-1) / at_boundary)[:, -1]  # at the least t: largest C at a point over that on a boundary
-    values |= {"isolated": int((gaps[:, -1] > ISOLATED).sum()), "apart": ISOLATED, "small": small.max()}
-    values["small_isolated"] = small[gaps[:, -1] > ISOLATED].max()
+    far = gaps[:, -1] >= ISOLATED
+    named = [[name for name, own in zip(SETS, far.tolist(), strict=True) if own == which] for which in (True, False)]
+    values |= {"isolated": named[0], "crowded": named[1], "apart": ISOLATED, "small": [small[far].max(), small.max()]}
     page = Page(run, "figure1", found | {"small_t": SMALL}, pixel=pixel, gaps=gaps, **values)
     page.picture("figure1", plots.fraction_maps, SETS, TIMES, axis, fraction, points, alpha)
     return page.exhibit(0.5)
