@@ -19,6 +19,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colorbar import Colorbar
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
 from torch import Tensor
 
 from vkernel.core.errors import require
@@ -38,7 +39,8 @@ DASHED: LineStyle = (0, (4, 2))
 DOTTED: LineStyle = (0, (1, 1.6))
 DOT = "#ff5a36"  # training points, on a map of any colour
 MARKERS = "osD^v*"
-_ON_MAPS = (("x", "white"), ("o", "black"))  # crosses and rings that are seen on a map, but not on every page
+_ON_MAPS = (("o", "black"),)  # rings that are seen on a map, but not on every page
+DARK_EDGE = (withStroke(linewidth=2.6, foreground="#14181f"),)  # white marks are seen on any map, and in a legend
 
 
 @functools.cache
@@ -137,9 +139,8 @@ def error_bars(
     x, (value, low, high) = array(x, 1, "positions"), array(curve, 2, "value, low, high")
     shown = value > 0 if ax.get_yscale() == "log" else np.isfinite(value)
     error = np.abs(np.stack([value - low, high - value]))
-    ax.plot(x, np.where(shown, value, np.nan), color=colour, lw=1.4, ls=ls)
-    bars: dict[str, Any] = {"color": colour, "marker": marker, "ms": 5, "ls": "", "lw": 1.3, "capsize": 3}
-    ax.errorbar(x[shown], value[shown], error[:, shown], label=label, **bars)
+    bars: dict[str, Any] = {"color": colour, "marker": marker, "ms": 5, "ls": ls, "lw": 1.4, "capsize": 3}
+    ax.errorbar(x, np.where(shown, value, np.nan), np.where(shown, error, 0.0), label=label, **bars)
     arrow = {"arrowstyle": "-|>", "color": colour, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
     for place, top in zip(x[~shown], high[~shown], strict=True):
         ax.annotate("", (place, top / 3), (place, top), arrowprops=arrow)

@@ -189,7 +189,7 @@ def _maps(
     for (i, j), ax in np.ndenumerate(axes):
         ax.imshow(maps[i, j], extent=ends * 2, origin="lower", vmin=0, vmax=1, alpha=0.82 if paths else 1)
         ax.plot(*points[i, j].T, "o", color=DOT, mec="white", mew=0.8, ms=5, ls="", zorder=3)
-        ax.plot(*(alpha[j] * points[i, j]).T, "x", color="white", ms=4, mew=1.1, ls="")
+        ax.plot(*(alpha[j] * points[i, j]).T, "x", color="white", ms=5, mew=1.2, ls="", path_effects=base.DARK_EDGE)
         if paths:
             for path in paths[i][j].swapaxes(0, 1):
                 widths = np.linspace(0.35, 1.25, len(path) - 1)
@@ -373,8 +373,8 @@ def member_laws(edges: Values, laws: Curves, shares: Curves, gap: Size, average:
         at, none = (np.arange(len(seen)) + 0.5) / len(ordered), 1 - len(seen) / len(ordered)
         axes[-1].plot(at, seen, color=lines()[k], label=f"{name.split(',')[0]}: none in {100 * none:.0f} % of models")
     axes[-1].axvline(0.5, color=ink(), lw=1, ls=base.DASHED, label="median model")
-    title = "Share in the gaps, each model"
-    axes[-1].set(yscale="log", ylim=(None, 8), xlim=(0, 1), xlabel="share of models, in falling order", title=title)
+    axes[-1].set(yscale="log", ylim=(None, 1), xlim=(0, 1), title="Each model")
+    axes[-1].set(xlabel="share of models, in falling order", ylabel="share of samples in the gaps")
     axes[-1].legend(loc="upper right")
     return figure
 
