@@ -302,8 +302,8 @@ def test_panels_hold_their_numbers(log) -> None:
     panel = plots.Panel([0.5, 2], {"a": GAPS}, "x", "y", "title", log, expected={"a": ([1, 2], [3, 4])})
     ax = plots.curve_panels(panel).axes[0]
     np.testing.assert_allclose(ax.lines[0].get_ydata(), [3, 4])
-    points = ax.containers[0].lines[0]
-    np.testing.assert_allclose(points.get_ydata(), GAPS[0][: 1 if log else 2])  # zero has no place on a log axis
+    found = ax.containers[0].lines[0].get_ydata()
+    np.testing.assert_allclose(found[np.isfinite(found)], GAPS[0][: 1 if log else 2])  # zero has no place on a log axis
     assert len([text for text in ax.texts if text.arrow_patch is not None]) == bool(log)
     assert [label.get_text() for label in ax.get_xticklabels()] == ["½", "2"]
     assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title()) == ("x", "y", "title")

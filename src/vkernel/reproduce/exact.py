@@ -73,7 +73,8 @@ def figure1(run: Run) -> Exhibit:
     small = (at_points.amax(-1) / at_boundary)[:, -1]  # at the least t: largest C at a point over that on a boundary
     far = gaps[:, -1] >= ISOLATED
     named = [[name for name, own in zip(SETS, far.tolist(), strict=True) if own == which] for which in (True, False)]
-    values |= {"isolated": named[0], "crowded": named[1], "apart": ISOLATED, "small": [small[far].max(), small.max()]}
+    values |= {"isolated": named[0], "crowded": named[1], "apart": ISOLATED}
+    values["small"] = [small[own].max() for own in (far, ~far)]
     page = Page(run, "figure1", found | {"small_t": SMALL}, pixel=pixel, gaps=gaps, **values)
     page.picture("figure1", plots.fraction_maps, SETS, TIMES, axis, fraction, points, alpha)
     return page.exhibit(0.5)
