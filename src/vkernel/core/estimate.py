@@ -545,8 +545,8 @@ def fisher_exact(a: int, n: int, b: int, m: float) -> float:
     r"""Return the chance of ``a`` or more of ``n`` if these are as likely as ``b`` of ``m`` (Fisher, one-sided).
 
     P(A ≥ a) with A hypergeometric: n of n + m, a + b of which count. Ranks of alike points are a case of it, exact
-    whatever their law: a or more of n lie beyond the k-th of m with b = k - 1. ``m`` need not be whole; with b > 0 it is
-    rounded down, which makes the chance larger.
+    whatever their law: a or more of n lie beyond the k-th of m with b = k - 1. ``m`` need not be whole; with b > 0 it
+    is rounded down, which makes the chance larger.
     """
     from scipy.stats import hypergeom
 
