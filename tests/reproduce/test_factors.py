@@ -66,7 +66,7 @@ def test_contrasts() -> None:
     b = torch.rand(60, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 0.01
     rare, shifted = b.clone(), b + 0.1
     rare[:12] += 0.5
-    rare[12:] += 1e-4 * torch.tensor([1.0, -1.0]).repeat(24)
+    rare[12:] += 0.02 * torch.tensor([1.0, -1.0]).repeat(24)
     more, few, same = contrast(shifted, b), contrast(rare, b), contrast(b, b)
     assert (more.both, more.more, more.fewer, more.small) == (True, True, False, False)
     assert (few.mean_differs, few.pairs_differ, few.both, few.differs) == (True, False, False, True)
@@ -75,7 +75,7 @@ def test_contrasts() -> None:
     assert back.fewer
     assert back.twins.difference.value == pytest.approx(-more.twins.difference.value)
     assert back.twins.less == more.twins.more
-    opposite = b - 1e-3
+    opposite = b - 0.02
     opposite[:12] += 0.5
     assert (contrast(opposite, b).mean_differs, contrast(opposite, b).pairs_differ) == (True, True)
     assert not contrast(opposite, b).both
@@ -89,7 +89,7 @@ def test_verdicts_follow_the_contrasts(tmp_path, shift, verdicts) -> None:
     a = b.clone() if shift is None else b + shift
     if shift is None:
         a[:12] += 0.5
-        a[12:] += 1e-4 * torch.tensor([1.0, -1.0]).repeat(24)
+        a[12:] += 0.02 * torch.tensor([1.0, -1.0]).repeat(24)
     given = {"main": [contrast(a, b)], "every": [contrast(a, b)] * 3}
     names = ("schedule", "objective", "target", "weight", "capacity", "features", "set", "time")
     page = Page(Run(tmp_path, 0, True, print), "factors", {"panels": dict.fromkeys(names, given)})

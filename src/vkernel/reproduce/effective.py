@@ -50,7 +50,7 @@ LAWS["mean"] = "V = 0: mean score"
 GAP, NEAR, BINS, LIMIT = (0.25, 0.75), 0.25, 75, 1.5
 GROUPS = 10  # of members, for the error of the mean score's law
 TABLE, FINE = Lookup(nodes=661, limit=3.3), Lookup(nodes=1321, limit=3.3)  # starts are within 3.2
-LEAST = 0.01  # gap mass of trained models in a cell that is counted
+COUNTED = 0.01  # gap mass of trained models in a cell that is counted
 EPS = 1e-3  # cutoff of the pictures and of the finding
 FRACTIONS = {4.0: "4", 2.0: "2", 1.0: "1", 0.5: "½", 0.25: "¼"}
 GAPS: Values = {"xlabel": "features / draws, F/P", "ylabel": "share of samples in the gaps", "log": "x"}
@@ -244,7 +244,7 @@ def effective(run: Run) -> Exhibit:
     }
     values["fixed"] = fixed
     values["apart"] = [c["label"] for c in main.values() if not _holds_zero(c["difference"]["measured"])]
-    counted = [c for c in main.values() if c["mass"]["members"].value >= LEAST]
+    counted = [c for c in main.values() if c["mass"]["members"].value >= COUNTED]
     values["counted"] = counted
     values["close"] = [c for c in counted if _small(c["difference"]["measured"], c["mass"]["members"])]
     values["differ"] = [c for c in counted if c["label"] in values["apart"]]

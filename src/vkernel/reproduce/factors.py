@@ -18,7 +18,7 @@ from torch import Tensor
 from xarray import Dataset
 
 from vkernel import plots
-from vkernel.core.estimate import Estimate, Twins, median, stacked, twins
+from vkernel.core.estimate import LEAST, Estimate, Twins, median, stacked, twins
 from vkernel.reproduce.exhibit import Exhibit, Page, Run, Values, one_thread, read
 from vkernel.study.report import text
 
@@ -39,7 +39,7 @@ class Contrast:
 
     @cached_property
     def twins(self) -> Twins:
-        return twins(self.a, self.b)
+        return twins(self.a, self.b, LEAST)
 
     @property
     def means(self) -> tuple[Estimate, Estimate]:
@@ -127,7 +127,7 @@ def _read(panel: Values, ds: Dataset) -> Values:
     found: Values = {"title": panel["title"], "levels": named, "lines": lines, "ticks": levels}
     found |= dict(zip(PARTS, kept, strict=True)) | {"lost": whole.shape[-1] - kept.shape[-1], "contrasts": contrasts}
     found |= {"main": contrasts[panel.get("main", 0)], "every": [c for line in contrasts for c in line]}
-    return found | {"goals": [twins(one, zero) for one, zero, *_ in kept[0]]}  # J1 against J0 at each level
+    return found | {"goals": [twins(one, zero, LEAST) for one, zero, *_ in kept[0]]}  # J1 against J0 at each level
 
 
 def _panel(panel: Values, found: Values) -> plots.Panel:
