@@ -128,7 +128,7 @@ def conditional(run: Run) -> Exhibit:
     single = [int(k) for k in (torch.tensor(SINGLE, dtype=torch.float64) * s.starts).long()]
     values: Values = {"one": one, "zero": zero, "net": net, "theory": theory, "table": cases, "bias": bias}
     pairs = {e: [cases[f"linear, {goal}, eps = {e:g}"].members[2] for goal in GOALS] for e in CUTOFFS}
-    values["twins"] = {e: twins(*pair, LEAST) for e, pair in pairs.items()}
+    values["twins"] = {e: twins(first, second, LEAST) for e, (first, second) in pairs.items()}
     values["closure"] = ratio_of_means(theory.members[2], one.members[2], paired=False)
     values["kept"] = float((one.starts[0] > 0.5).double().mean())  # starts of which most models keep the exact end
     values |= {"single": single, "radius": RADIUS, "eps": CUTOFFS[SHOWN], "seed": run.seed}
