@@ -41,15 +41,15 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
 # There is no intersphinx, since the build must work without a network: what other packages define has no page here.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(torch|numpy|np|xarray|matplotlib|PIL|pathlib|os|collections|typing|types|abc|dist|plt)(\..+)?"),
+    (r"py:.*", r"(torch|numpy|np|xarray|matplotlib|PIL|pathlib|os|rich|collections|typing|types|abc|dist|plt)(\..+)?"),
     # Type variables, aliases and internal types that signatures show.
     (
         r"py:class",
-        r"vkernel\.[\w.]+\.(Kind|N|T|Taking|Chunk|Weights|Alone|Ranks|SparseWeights|DenseWeights|GPUPath|Dense|Pruned|ScoreUNet|NetworkKernel|LinearField)",
+        r"vkernel\.[\w.]+\.(Kind|N|T|Sampling|Taking|Chunk|Weights|Alone|Ranks|SparseWeights|DenseWeights|GPUPath|Dense|Pruned|ScoreUNet|NetworkKernel|LinearField)",
     ),
     (
         r"py:class",
-        r"Array|Callback|Data|Indices|Members|Mesh|Scale|Times|Values|Weight|Theory|Progress|Reporter|DeviceMesh|MatplotlibFigure|annotated_types\..+",
+        r"Array|Callback|Save|Data|Indices|Members|Mesh|Scale|Times|Values|Weight|Theory|Progress|Reporter|DeviceMesh|MatplotlibFigure|annotated_types\..+",
     ),
     (r"py:class", r"vkernel\.study\.spec\.\w+|spec\.\w+|Spec|Condition|Group|dict\[str"),
     # Annotations are strings (PEP 563); inside unions autodoc may leave these as they are written.
