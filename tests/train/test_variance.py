@@ -12,7 +12,7 @@ from torch import Tensor
 
 import vkernel as vk
 from vkernel.core.errors import InputError
-from vkernel.core.estimate import variance_components
+from vkernel.core.variance import variance_components
 from vkernel.kernels import Linear
 from vkernel.train.ensemble import VarianceSplit
 from vkernel.train.objectives import J1, VARIES, Training

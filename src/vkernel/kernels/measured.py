@@ -7,8 +7,8 @@ from torch import Tensor
 
 from vkernel.core.covariance import Covariance
 from vkernel.core.errors import require
-from vkernel.core.estimate import Groups
 from vkernel.core.rng import Generator
+from vkernel.core.variance import Groups
 from vkernel.kernels.base import Kernel
 from vkernel.sample.scores import Scores
 from vkernel.sample.sde import Field

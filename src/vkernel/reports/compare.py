@@ -49,18 +49,9 @@ from vkernel import metrics
 from vkernel.core import rng
 from vkernel.core.covariance import Factored
 from vkernel.core.errors import InputError, require
-from vkernel.core.estimate import (
-    Estimate,
-    Groups,
-    jackknife_se,
-    kurtosis,
-    leave_one_out,
-    ratio_test,
-    relative_se,
-    skewness,
-    stacked,
-)
+from vkernel.core.estimate import Estimate, jackknife_se, leave_one_out, ratio_test, relative_se, stacked
 from vkernel.core.progress import Progress, Reporter, part, progress as show_progress
+from vkernel.core.variance import Groups, kurtosis, skewness
 from vkernel.kernels import Kernel, Linear, Measured
 from vkernel.reports.html import read, render
 from vkernel.sample import Options, pf_ode, semiclassical

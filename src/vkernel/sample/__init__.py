@@ -4,7 +4,7 @@ All take the same :class:`~vkernel.sample.loop.Options`, ``(score, x_T, *, steps
 progress)``: :func:`pf_ode`, :func:`reverse_sde`, :func:`ancestral` and :func:`naive` of a score, :func:`effective_sde`
 and :func:`semiclassical` of a V-kernel. :class:`Scores` is several scores with their moments."""
 
-from vkernel.core.estimate import Cumulants, Groups
+from vkernel.core.variance import Cumulants, Groups
 from vkernel.sample.loop import Options, Solution
 from vkernel.sample.ode import pf_ode
 from vkernel.sample.scores import Scores

@@ -7,7 +7,7 @@ For members :math:`\hat s_m`, :math:`m = 1 \ldots M`,
           \qquad \bar q(x_\epsilon) = E_\theta\,q_\theta(x_\epsilon) ,
 
 and the covariance is unbiased. Members that share something, an initialisation say, are not independent: with their
-``groups`` the covariance is split by the analysis of variance of :class:`~vkernel.core.estimate.Groups`."""
+``groups`` the covariance is split by the analysis of variance of :class:`~vkernel.core.variance.Groups`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from vkernel.core import rng
 from vkernel.core.checks import check_shape, check_type, check_whole, is_whole
 from vkernel.core.covariance import Covariance, Cross, Factored, flat
 from vkernel.core.errors import InputError, require
-from vkernel.core.estimate import Cumulants, Groups, cumulants
 from vkernel.core.progress import Progress, part, progress as show_progress
+from vkernel.core.variance import Cumulants, Groups, cumulants
 from vkernel.process import Process
 from vkernel.sample.loop import Callback, Options, Save, Solution, grid
 from vkernel.sample.ode import PROBES, pf_ode

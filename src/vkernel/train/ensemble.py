@@ -7,7 +7,7 @@ weights are not finite has *diverged*: it stays in the ensemble and takes part i
 **Sources of variance.** Training is random in four nested ways: initialisation, inputs (t and x), the noise of their
 targets, the order of batches. By the law of total variance the variance of the score is a sum of four terms, each the
 mean variance over one factor given those outside it. A balanced nested design measures them without bias
-(:func:`~vkernel.core.estimate.variance_components`). Errors are jackknifed over the outermost groups. The term of the
+(:func:`~vkernel.core.variance.variance_components`). Errors are jackknifed over the outermost groups. The term of the
 inputs contains the misfit, the variance that training on noiseless targets (J0) leaves."""
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from torch import Tensor
 import vkernel.process as processes
 from vkernel.core.checks import check_shape, check_type
 from vkernel.core.errors import InputError, require
-from vkernel.core.estimate import Estimate, Groups, jackknife, leave_one_out, variance_components
+from vkernel.core.estimate import Estimate, jackknife, leave_one_out
 from vkernel.core.files import write
 from vkernel.core.progress import Progress, progress as show_progress
+from vkernel.core.variance import Groups, variance_components
 from vkernel.data.empirical import Empirical
 from vkernel.process import Process
 from vkernel.sample.scores import Scores

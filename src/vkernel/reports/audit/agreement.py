@@ -44,8 +44,9 @@ from torch import Tensor
 from vkernel.adapters.checkpoints import Checkpoints
 from vkernel.core import estimate, rng
 from vkernel.core.errors import require
-from vkernel.core.estimate import TINY, Estimate, fieller_ratio, jackknife, kurtosis, skewness, spearman, stacked
+from vkernel.core.estimate import TINY, Estimate, fieller_ratio, jackknife, spearman, stacked
 from vkernel.core.progress import Progress, progress as report_progress
+from vkernel.core.variance import kurtosis, skewness
 from vkernel.data.empirical import Empirical
 from vkernel.metrics import distinct, nearest
 from vkernel.reports.audit.levels import NoisyImages, audit_times, check_inputs, coordinates, mean_of_finite, variables
