@@ -1,0 +1,5 @@
+"""``python -m vkernel.cli``."""
+
+from vkernel.cli import main
+
+main()

@@ -1,0 +1,122 @@
+"""``vkernel audit``: examine checkpoints of other people's networks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import vkernel as vk
+from vkernel.cli.common import (
+    Device,
+    Html,
+    Json,
+    Key,
+    Layout,
+    Quiet,
+    Scale,
+    Seed,
+    argument,
+    load_data,
+    on_device,
+    option,
+    writable,
+    write,
+)
+from vkernel.core.errors import require
+
+
+def audit(
+    weights: Annotated[list[Path], argument("audit.weights")],
+    data: Annotated[str | None, option("audit.data")] = None,
+    test: Annotated[str | None, option("audit.test")] = None,
+    module: Annotated[str | None, option("audit.module")] = None,
+    predicts: Annotated[str, option("audit.predicts")] = "noise",
+    time: Annotated[str, option("audit.time")] = "index",
+    betas: Annotated[str, option("audit.betas")] = "linear:1e-4:.02:1000",
+    range: Annotated[str, option("audit.range")] = "-1,1",
+    strip: Annotated[str, option("audit.strip")] = "",
+    labels: Annotated[Path | None, option("audit.labels")] = None,
+    label: Annotated[int | None, option("audit.label")] = None,
+    test_labels: Annotated[Path | None, option("audit.test_labels")] = None,
+    latents: Annotated[str | None, option("audit.latents")] = None,
+    scale: Scale = "auto",
+    key: Key = None,
+    layout: Layout = None,
+    features: Annotated[str, option("audit.features")] = "pixels",
+    threshold: Annotated[float, option("audit.threshold")] = 1 / 3,
+    group: Annotated[str | None, option("audit.group")] = None,
+    quick: Annotated[bool, option("audit.quick")] = False,
+    full_sampler: Annotated[bool, option("audit.full_sampler")] = False,
+    samples: Annotated[int | None, option("audit.samples")] = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    json: Json = None,
+    html: Html = None,
+    limit: Annotated[float | None, option("audit.fail_if_memorised")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Audit checkpoints: copies of training images, membership, blind directions, and agreement of several runs.
+
+    Unconditional networks, class-conditional ones (one class at a time) and networks in latent space (--latents).
+    Guided sampling and text-conditional pipelines are not supported: they sample from no model's own score."""
+    from vkernel.reports.audit import Sizes
+    from vkernel.reports.audit.report import screen
+
+    writable(json, html)
+    require(0 <= (limit or 0) <= 1, f"--fail-if-memorised must be a share between 0 and 1; got {limit}.")
+    require(data is not None or latents is not None, "Give the training set of the network: --data DATA.")
+    require(data is None or latents is None, "--latents takes the place of --data; give one of them.")
+    require(samples is None or samples >= 16, f"--samples must be 16 or more; got {samples}.")
+    where = on_device(device)
+    if latents is not None:
+        require(range == "-1,1", "Latents are floats and are used as they are; --range does not apply.")
+        scale = "none"
+    own = _of_class(load_data(data or latents or "", scale, key, layout), labels, label, "training").to(where)
+    held = None if test is None else load_data(test, scale, key, layout)
+    held = None if held is None else _of_class(held, test_labels, label, "test").to(where)
+    stated: dict[str, Any] = {"device": where, "shape": own.shape, "predicts": predicts, "time": time, "betas": betas}
+    stated |= {"range": range, "strip": strip, "label": label}
+    nets = [_read(path, module, stated) for path in weights]
+    groups = None if group is None else [name.strip() for name in group.split(",")]
+    sizes = Sizes.quick() if quick else Sizes()
+    sizes = replace(sizes, samples=samples or sizes.samples, steps=None if full_sampler else sizes.steps)
+    compared: dict[str, Any] = {"features": features, "threshold": threshold, "groups": groups}
+    found = vk.audit(nets, own, test=held, **compared, sizes=sizes, seed=seed, progress=not quiet)
+    write(found, None if quiet else screen(found), json, html)
+    most = found.memorised
+    if limit is not None and most is not None and most.value > limit:
+        share = f"{100 * most.value:.3g} % of the samples are copies, more than {100 * limit:.3g} %"
+        typer.echo(f"vkernel: {share}.", err=True)
+        raise typer.Exit(1)
+
+
+def _read(path: Path, module: str | None, stated: dict[str, Any]) -> vk.Score:
+    require(path.exists(), f"There is no file or folder {path}; weights are read from this machine, never downloaded.")
+    if path.is_dir():
+        require(module is None, f"{path} is a folder, read as a diffusers model; --module is for weight files.")
+        return vk.Checkpoint.from_diffusers(path, device=stated["device"], label=stated["label"])
+    code = "--module package.file:factory or path/to/file.py:factory"
+    require(module is not None, f"{path} holds numbers alone: give the code that builds its network, {code}.")
+    return vk.Checkpoint.from_weights(path, module or "", **stated)
+
+
+def _of_class(data: vk.Empirical, labels: Path | None, label: int | None, kind: str) -> vk.Empirical:
+    """Return the images of one class, if labels are given."""
+    if labels is None:
+        flag = "--labels" if kind == "training" else "--test-labels"
+        require(label is None, f"--label audits one class: give {flag}, the classes of all {kind} images.")
+        return data
+    import torch
+
+    held = load_data(str(labels), "none")
+    numbers = held.take(torch.arange(held.n)).flatten().double()
+    require(held.n == data.n and held.d == 1, f"{labels} holds {held.n:,} × {held.d} labels for {data.n:,} images.")
+    classes = sorted({int(c) for c in numbers.tolist()})
+    shown = ", ".join(map(str, classes[:12])) + (", …" if len(classes) > 12 else "")
+    require(label is not None, f"An audit is of one class at a time: give --label, one of {shown}.")
+    which = torch.nonzero(numbers.eq(label or 0)).flatten()
+    require(len(which) > 0, f"No {kind} image is of class {label}; there are {shown}.")
+    return data.subset(which)
