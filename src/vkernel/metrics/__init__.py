@@ -10,7 +10,8 @@ for members and Wilson's for the points of one sample. *Distances* (:mod:`~vkern
 average laws: members are pooled. Energy and kernel distance are unbiased. Total variation, Wasserstein's and Fréchet's
 distance of finite samples are biased upwards, since noise is distance too; errors do not contain this bias (theory,
 §10). *Samples of images against their training set*: copies (:mod:`~vkernel.metrics.copies`), drift and likeness of
-laws (:mod:`~vkernel.metrics.likeness`), in features (:mod:`~vkernel.metrics.features`)."""
+laws (:mod:`~vkernel.metrics.likeness`), texture (:mod:`~vkernel.metrics.texture`), in features
+(:mod:`~vkernel.metrics.features`)."""
 
 from vkernel.metrics import masses
 from vkernel.metrics.copies import Copies, copies
@@ -20,9 +21,11 @@ from vkernel.metrics.likeness import Drift, Likeness, drift, likeness
 from vkernel.metrics.masses import *
 from vkernel.metrics.population import Generalization, generalization
 from vkernel.metrics.samples import Reading, distinct, nearest
+from vkernel.metrics.texture import Texture, texture
 
-__all__ = ["Copies", "Drift", "Extractor", "Generalization", "Likeness", "Reading", "copies", "distinct", "drift"]
+__all__ = ["Copies", "Drift", "Extractor", "Generalization", "Likeness", "Reading", "Texture", "copies", "distinct"]
 __all__ += [
+    "drift",
     "energy_distance",
     "extractor",
     "frechet_distance",
@@ -30,6 +33,7 @@ __all__ += [
     "kernel_distance",
     "likeness",
     "nearest",
+    "texture",
     "wasserstein",
     *masses.__all__,
 ]

@@ -34,7 +34,7 @@ from vkernel.core.estimate import Estimate
 from vkernel.core.files import write
 from vkernel.core.progress import Progress, Reporter, part, progress as report_progress
 from vkernel.data import Empirical, load
-from vkernel.metrics import Drift, Likeness, collapse_ratio, drift, likeness
+from vkernel.metrics import Drift, Likeness, Texture, collapse_ratio, drift, likeness, texture
 from vkernel.metrics.copies import Copies, Reference
 from vkernel.metrics.features import Extractor, Features, extractor
 from vkernel.process import DDPM, Anisotropic, Process
@@ -42,7 +42,7 @@ from vkernel.reports.audit.agreement import Agreement, agreement
 from vkernel.reports.audit.blind import Blind, blind
 from vkernel.reports.audit.conventions import Conventions, Skill, as_network, check, skill
 from vkernel.reports.audit.levels import Membership, audit_times, check_inputs, levels, membership, same_process
-from vkernel.reports.audit.report import Advice, Verdict, advice, as_dict, page, sentences, verdicts
+from vkernel.reports.audit.report import LOST, Advice, Verdict, advice, as_dict, page, sentences, verdicts
 from vkernel.sample import Scores, ancestral, pf_ode
 from vkernel.score import EmpiricalScore, Score, Wrapped, as_score
 from vkernel.score.base import check_score
@@ -97,6 +97,13 @@ class SampleAudit:
     standardised: Copies | None
     drift: Drift
     likeness: Likeness
+    texture: Texture | None = None  # of images whose neighbouring pixels are alike
+
+    @property
+    def are_images(self) -> bool:
+        """Whether samples can be compared with images: most are finite, and most are no noise."""
+        lost = self.copies.diverged > LOST * len(self.images)
+        return not (lost or (self.texture is not None and self.texture.noisy))
 
     @property
     def comparison(self) -> Copies:
@@ -390,7 +397,8 @@ class _NetworkGroup:
             plain = self._copies(x, extractor("standardised"))
         like = likeness(x, data, self.test, features=self.extract, seed=self.seed)
         self.step(f"{net.name}: comparison with data", COMPARE)
-        return SampleAudit(kind, len(sampling_times(net, kind, sizes.steps)), x, near, plain, moved, like)
+        steps = len(sampling_times(net, kind, sizes.steps))
+        return SampleAudit(kind, steps, x, near, plain, moved, like, texture(x, data))
 
     def _copies(self, x: Tensor, extract: Extractor) -> Copies:
         """Compare samples with the training set; the reference images are compared with it once for all networks."""
