@@ -7,11 +7,12 @@ far has training come), :func:`levels` and :func:`membership` (errors beside tho
 :func:`same_noise` of several runs. :func:`describe` puts any of the results into sentences."""
 
 from vkernel.reports.audit.agreement import Agreement, SameNoise, agreement, same_noise
-from vkernel.reports.audit.audit import Audit, DataStatistics, NetworkAudit, SampleAudit, Sizes, audit, draw, start
+from vkernel.reports.audit.audit import Audit, DataStatistics, NetworkAudit, Sizes, audit, draw, start
 from vkernel.reports.audit.blind import Blind, blind
 from vkernel.reports.audit.conventions import Convention, Conventions, Skill, check, skill
 from vkernel.reports.audit.levels import Membership, levels, membership
 from vkernel.reports.audit.report import Advice, Verdict, describe
+from vkernel.reports.audit.samples import SampleAudit
 
 __all__ = ["Advice", "Agreement", "Audit", "Blind", "Convention", "Conventions", "DataStatistics", "Membership"]
 __all__ += ["NetworkAudit", "SameNoise", "SampleAudit", "Sizes", "Skill", "Verdict", "agreement", "audit", "blind"]

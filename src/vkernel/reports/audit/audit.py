@@ -34,15 +34,15 @@ from vkernel.core.estimate import Estimate
 from vkernel.core.files import write
 from vkernel.core.progress import Progress, Reporter, part, progress as report_progress
 from vkernel.data import Empirical, load
-from vkernel.metrics import Drift, Likeness, Texture, collapse_ratio, drift, likeness, texture
-from vkernel.metrics.copies import Copies, Reference
+from vkernel.metrics import collapse_ratio
 from vkernel.metrics.features import Extractor, Features, extractor
 from vkernel.process import DDPM, Anisotropic, Process
 from vkernel.reports.audit.agreement import Agreement, agreement
 from vkernel.reports.audit.blind import Blind, blind
 from vkernel.reports.audit.conventions import Conventions, Skill, as_network, check, skill
 from vkernel.reports.audit.levels import Membership, audit_times, check_inputs, levels, membership, same_process
-from vkernel.reports.audit.report import LOST, Advice, Verdict, advice, as_dict, page, sentences, verdicts
+from vkernel.reports.audit.report import Advice, Verdict, advice, as_dict, page, sentences, verdicts
+from vkernel.reports.audit.samples import Comparison, SampleAudit
 from vkernel.sample import Scores, ancestral, pf_ode
 from vkernel.score import EmpiricalScore, Score, Wrapped, as_score
 from vkernel.score.base import check_score
@@ -84,31 +84,6 @@ class Sizes:
     def quick(cls) -> Sizes:
         """Return sizes for a first look: fewer images, levels and samples, wider intervals."""
         return cls(24, 48, 1, 2, 192, 8, 8, 64, 50, 512, 24, 16)
-
-
-@dataclass(frozen=True)
-class SampleAudit:
-    """Samples ``(n, *shape)`` of one sampler in the network's pixel units, compared with the data."""
-
-    kind: str
-    steps: int
-    images: Tensor = field(repr=False, metadata={"files": False})
-    copies: Copies
-    standardised: Copies | None
-    drift: Drift
-    likeness: Likeness
-    texture: Texture | None = None  # of images whose neighbouring pixels are alike
-
-    @property
-    def are_images(self) -> bool:
-        """Whether samples can be compared with images: most are finite, and most are no noise."""
-        lost = self.copies.diverged > LOST * len(self.images)
-        return not (lost or (self.texture is not None and self.texture.noisy))
-
-    @property
-    def comparison(self) -> Copies:
-        """The comparison that decides: without brightness and contrast where these have drifted."""
-        return self.standardised or self.copies
 
 
 @dataclass(frozen=True)
@@ -343,7 +318,8 @@ class _NetworkGroup:
         first = self.nets[0]
         self.data, self.test = first.scaled(self.data), None if self.test is None else first.scaled(self.test)
         self.exact = EmpiricalScore(self.data, first.process)
-        self.references: dict[str, Reference] = {}
+        stated = (self.extract, self.threshold, self.sizes.reference, self.seed)
+        self.compared = Comparison(self.data, self.test, *stated)
 
     @functools.cached_property
     def times(self) -> Tensor:
@@ -388,23 +364,13 @@ class _NetworkGroup:
         return replace(begun, skill=skilled, levels=curve, membership=member, blind=seen, samples=samples)
 
     def _samples(self, net: Wrapped, kind: str) -> SampleAudit:
-        sizes, data = self.sizes, self.data
-        x_T = start(net, sizes.samples, self.seed, data.shape)
+        sizes = self.sizes
+        x_T = start(net, sizes.samples, self.seed, self.data.shape)
         done = part(self.step, f"{net.name}: samples ({kind})", SAMPLES)
         x = draw(net, x_T, kind, steps=sizes.steps, seed=self.seed, progress=done)
-        moved, near, plain = drift(x, data), self._copies(x, self.extract), None
-        if moved.alarm and self.extract.plain and len(data.shape) > 1:
-            plain = self._copies(x, extractor("standardised"))
-        like = likeness(x, data, self.test, features=self.extract, seed=self.seed)
+        found = self.compared.of(x, kind, len(sampling_times(net, kind, sizes.steps)))
         self.step(f"{net.name}: comparison with data", COMPARE)
-        steps = len(sampling_times(net, kind, sizes.steps))
-        return SampleAudit(kind, steps, x, near, plain, moved, like, texture(x, data))
-
-    def _copies(self, x: Tensor, extract: Extractor) -> Copies:
-        """Compare samples with the training set; the reference images are compared with it once for all networks."""
-        if extract.name not in self.references:
-            self.references[extract.name] = Reference(self.data, self.test, extract, self.sizes.reference, self.seed)
-        return self.references[extract.name].copies(x, self.threshold)
+        return found
 
     def agreement(self, found: dict[str, NetworkAudit], groups: dict[str, str | int] | None) -> Agreement | None:
         """How far the networks that were sampled agree, if there are two."""

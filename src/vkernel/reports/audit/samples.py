@@ -1,0 +1,69 @@
+"""Samples beside the data: copies, drift and distances of one set of samples, whoever drew them.
+
+:class:`Comparison` holds the training set, its test set and the reference images; it compares any number of sets of
+samples with them: those that an audit draws from networks, and those that were saved by another program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from vkernel.data import Empirical
+from vkernel.metrics import Drift, Likeness, Texture, drift, likeness, texture
+from vkernel.metrics.copies import Copies, Reference
+from vkernel.metrics.features import Extractor, extractor
+from vkernel.reports.audit.report import LOST
+
+
+@dataclass(frozen=True)
+class SampleAudit:
+    """Samples ``(n, *shape)`` of one sampler in the network's pixel units, compared with the data."""
+
+    kind: str
+    steps: int
+    images: Tensor = field(repr=False, metadata={"files": False})
+    copies: Copies
+    standardised: Copies | None
+    drift: Drift
+    likeness: Likeness
+    texture: Texture | None = None  # of images whose neighbouring pixels are alike
+
+    @property
+    def are_images(self) -> bool:
+        """Whether samples can be compared with images: most are finite, and most are no noise."""
+        lost = self.copies.diverged > LOST * len(self.images)
+        return not (lost or (self.texture is not None and self.texture.noisy))
+
+    @property
+    def comparison(self) -> Copies:
+        """The comparison that decides: without brightness and contrast where these have drifted."""
+        return self.standardised or self.copies
+
+
+@dataclass(eq=False)
+class Comparison:
+    """Data in the units of the samples; at most ``reference`` real images are compared with them, once."""
+
+    data: Empirical
+    test: Empirical | None
+    extract: Extractor
+    threshold: float
+    reference: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        self.references: dict[str, Reference] = {}
+
+    def of(self, x: Tensor, kind: str, steps: int) -> SampleAudit:
+        """Compare the samples ``x (n, *shape)`` that a sampler ``kind`` drew in so many steps."""
+        moved, near, plain = drift(x, self.data), self._copies(x, self.extract), None
+        if moved.alarm and self.extract.plain and len(self.data.shape) > 1:
+            plain = self._copies(x, extractor("standardised"))
+        like = likeness(x, self.data, self.test, features=self.extract, seed=self.seed)
+        return SampleAudit(kind, steps, x, near, plain, moved, like, texture(x, self.data))
+
+    def _copies(self, x: Tensor, extract: Extractor) -> Copies:
+        if extract.name not in self.references:
+            self.references[extract.name] = Reference(self.data, self.test, extract, self.reference, self.seed)
+        return self.references[extract.name].copies(x, self.threshold)
