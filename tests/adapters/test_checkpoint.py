@@ -26,6 +26,7 @@ from torch import nn
 import vkernel as vk
 from vkernel import Checkpoint
 from vkernel.adapters import weights as weight_files
+from vkernel.adapters.factory import build
 from vkernel.core.errors import InputError
 
 
@@ -138,7 +139,7 @@ def test_weights_by_factory_and_prefix(suffix: str, tmp_path: Path) -> None:
         torch.save({"ema": {"net": net.state_dict()}, "other": torch.zeros(3), "step": 7}, path)
     else:
         save_file(held, path)
-    module = weight_files.build(f"{tmp_path / 'theirs.py'}:factory")
+    module = build(f"{tmp_path / 'theirs.py'}:factory")
     weight_files.fill(module, weight_files.read_weights(path), "file", "ema.net.")
     for name, value in module.state_dict().items():
         torch.testing.assert_close(value, net.state_dict()[name])
@@ -149,10 +150,10 @@ def test_weights_by_factory_and_prefix(suffix: str, tmp_path: Path) -> None:
         Checkpoint.from_weights(path, factory, betas=LINEAR, strip="model")
     for bad, words in (("number", "returned a int"), ("absent", "has no 'absent'")):
         with pytest.raises(InputError, match=words):
-            weight_files.build(f"{tmp_path / 'theirs.py'}:{bad}")
+            build(f"{tmp_path / 'theirs.py'}:{bad}")
     for bad, words in (("nowhere.at:all", "cannot be imported"), ("nothing", "is named"), ("x.py:f", "no file")):
         with pytest.raises(InputError, match=words):
-            weight_files.build(bad)
+            build(bad)
 
 
 def test_hostile_weight_files(tmp_path: Path) -> None:

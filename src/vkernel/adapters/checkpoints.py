@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vkernel.adapters import diffusers, weights
+from vkernel.adapters import diffusers, factory as factories, weights
 from vkernel.core.errors import require
 from vkernel.sample import Groups, Scores
 from vkernel.score.base import Score, Time, check_like, differentiated
@@ -54,7 +54,7 @@ class Checkpoint(Wrapped):
         are ignored. The other arguments are the conventions of :mod:`vkernel.score.wrapped`."""
         held = weights.read_weights(path)
         process, note = weights.read_process(betas, held, str(path))
-        module = weights.fill(weights.build(factory), held, str(path), strip).to(device).eval().requires_grad_(False)
+        module = weights.fill(factories.build(factory), held, str(path), strip).to(device).eval().requires_grad_(False)
         ends = None if range is None else interval(range)
         stated = (predicts, time, ends, None if shape is None else tuple(shape), name or Path(path).name)
         return cls(module, process, *stated, label=label, notes=(note,) if note else (), sigma_data=sigma_data)

@@ -1,22 +1,19 @@
-r"""Weight files, factories and betas: what is needed to rebuild a network.
+r"""Weight files and betas: what is needed, besides its code, to rebuild a network.
 
 A weight file is untrusted data. It is read by safetensors, or by torch with ``weights_only=True``, which builds
 tensors, numbers and containers and nothing else: a pickle that would run code is refused before it does. Nested
 dictionaries are flattened with dots (``{"ema": {"conv.weight": …}}`` holds ``ema.conv.weight``), so that ``strip``
-selects one network of several. A factory is the user's code.
+selects one network of several.
 
 A stored buffer of a schedule is classified by its values: increasing values are :math:`\beta_t`; decreasing ones are
 :math:`\bar\alpha_t = \prod (1-\beta_j)` if they end below ½ and :math:`1 - \beta_t` else."""
 
-import importlib
-import importlib.util
 import itertools
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 
 import torch
 from safetensors.torch import load_file
@@ -61,45 +58,9 @@ def _flat(held: Mapping[str, object], prefix: str = "", depth: int = _DEPTH) -> 
             yield from _flat(value, f"{prefix}{key}.", depth - 1)
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """Return the first line of an error's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
-def build(factory: str | Callable[[], nn.Module]) -> nn.Module:
-    """Build a module with a factory."""
-    make = named(factory) if isinstance(factory, str) else factory
-    require(callable(make), f"The factory must be a function that returns a network; got {type(make).__name__}.")
-    try:
-        module = make()
-    except Exception as error:
-        raise InputError(f"The factory {factory!r} failed: {type(error).__name__}: {reason(error)}.") from error
-    if isinstance(module, nn.Module):
-        return module
-    raise InputError(f"The factory {factory!r} returned a {type(module).__name__}, not a Module.")
-
-
-def named(text: str, what: str = "factory") -> Callable[..., object]:
-    """Import ``package.file:factory`` or ``path/to/file.py:factory``; this runs the user's file."""
-    where, _, name = text.rpartition(":")
-    require(where and name, f"A {what} is named package.file:{what} or path/to/file.py:{what}, not {text!r}.")
-    require(not where.endswith(".py") or Path(where).is_file(), f"There is no file {where}.")
-    try:
-        module = _import_path(Path(where)) if where.endswith(".py") else importlib.import_module(where)
-    except Exception as error:
-        hint = f"a file outside the package path is named path/to/file.py:{what}"
-        raise InputError(f"{where} cannot be imported ({type(error).__name__}: {reason(error)}); {hint}.") from error
-    require(hasattr(module, name), f"{where} has no {name!r}.")
-    return getattr(module, name)
-
-
-def _import_path(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def fill(module: nn.Module, weights: Weights, source: str, strip: str = "") -> nn.Module:

@@ -28,7 +28,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from vkernel.adapters import weights as files
+from vkernel.adapters import factory as files
 from vkernel.core import rng
 from vkernel.core.errors import InputError, require
 from vkernel.data.empirical import Empirical
