@@ -108,14 +108,35 @@ def test_features_of_the_users_own(tmp_path):
     assert extractor(mine) is mine
     for spec, words in (
         (f"{path}:other", "has no 'other'"),
-        (f"{path}:n", "no function but a int"),
+        (f"{path}:n", "is a int, not a function"),
         ("nowhere.at:all", "cannot be imported"),
         (f"{path}", "There are no features"),
-        ("inception", "pca:K, and your own"),
+        ("inception", "FACTORY@WEIGHTS.*nothing is downloaded"),
         ("pca:0", "written pca:32"),
         ("pca:x", "written pca:32"),
         ("pca:2 of pca:3", "principal components already"),
         (7, "named by a text or computed by a function, not int"),
+    ):
+        with pytest.raises(InputError, match=words):
+            extractor(spec)
+
+
+def test_a_network_of_an_installed_package_with_weights_on_this_machine(tmp_path, monkeypatch):
+    package = tmp_path / "stub_net"
+    package.mkdir()
+    code = (
+        "from torch import nn\ndef make(k=3):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, k), nn.Dropout())\n"
+    )
+    (package / "__init__.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    net, x = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Dropout()).eval(), images(DIGITS)[:6]
+    torch.save(net.state_dict(), tmp_path / "net.pt")
+    for spec in (f"stub_net:make(k=5)@{tmp_path}/net.pt", f"{package}/__init__.py:make(5)@{tmp_path}/net.pt"):
+        assert torch.equal(extractor(spec)(x), net(x))  # the dropout is off
+    for spec, words in (
+        (f"stub_net:make@{tmp_path}/net.pt", "shapes differ: 1.weight is 5×64, not 3×64"),
+        (f"stub_net:make@{tmp_path}/none.pt", "There is no weight file"),
+        (f"nowhere.at:all@{tmp_path}/net.pt", "cannot be imported"),
     ):
         with pytest.raises(InputError, match=words):
             extractor(spec)

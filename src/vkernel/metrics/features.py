@@ -8,6 +8,8 @@ standardised                less the mean, over the root mean square of the rest
 pca:K, pca:K of SPEC        the first K principal components of the pixels, or of other features
 package.file:function,      the user's own: called with images, it returns their features, of any shape after the first
 path/to/file.py:function    axis. Naming it imports that file, which runs it. Also a function or a network.
+FACTORY@WEIGHTS             a network: the factory (``package.file:make`` or ``path/to/file.py:Net(depth=3)``) builds it
+                            and a weight file on this machine fills it; nothing is downloaded.
 ==========================  =========================================================================================
 
 Principal components are fitted on at most 4,096 training images with features :math:`f`: with the largest eigenvalues
@@ -28,7 +30,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from vkernel.adapters import factory as files
+from vkernel.adapters import factory as files, weights
 from vkernel.core import rng
 from vkernel.core.errors import InputError, require
 from vkernel.data.empirical import Empirical
@@ -158,16 +160,27 @@ def extractor(spec: Features) -> Extractor:
             whole = count.strip().isdecimal() and int(count) > 0
             require(whole, f"Principal components are written pca:32 or pca:32 of standardised, not {spec!r}.")
             return extractor(rest or "pixels").reduced(int(count))
-        known = f"{', '.join(_BUILT_IN)}, pca:K, and your own as package.file:function or path/to/file.py:function"
-        require(":" in text, f"There are no features {spec!r}; there are {known}.")
-        name, function = text, files.named(text, "function")
-        require(callable(function), f"The features {name!r} are no function but a {type(function).__name__}.")
+        known = f"{', '.join(_BUILT_IN)}, pca:K, your own function as package.file:function or path/to/file.py:function"
+        network = "and a network as FACTORY@WEIGHTS, such as mynet.py:make@weights.pt; nothing is downloaded"
+        require(":" in text, f"There are no features {spec!r}; there are {known}, {network}.")
+        factory, _, held = text.rpartition("@")
+        name, function = text, _network(factory, held) if ":" in factory else files.named(text, "function")
     else:
         name, function = (spec.__name__ if inspect.isroutine(spec) else type(spec).__name__), spec
         require(callable(spec), f"Features are named by a text or computed by a function, not {name}.")
     ready = not (isinstance(function, nn.Module) and function.training)
     require(ready, f"The network {name!r} is in training mode: features may change between calls; call .eval() first.")
     return Extractor(name, cast(Callable[[Tensor], Tensor], function), custom=True)
+
+
+def _network(factory: str, path: str) -> Callable[[Tensor], Tensor]:
+    """Return the network of a factory with the weights of a file; it follows the images to their device."""
+    module = weights.fill(files.build(factory), weights.read_weights(path), path).eval().requires_grad_(False)
+
+    def features(images: Tensor) -> Tensor:
+        return cast(Tensor, module.to(images)(images))
+
+    return features
 
 
 def _pixels(images: Tensor) -> Tensor:
