@@ -18,6 +18,7 @@ from torch import nn
 import vkernel as vk
 from vkernel import Checkpoint, as_unet
 from vkernel.core.errors import InputError
+from vkernel.reports.audit.decoder import decoder
 from vkernel.score import conversions as pr
 
 
@@ -48,6 +49,32 @@ def test_a_pipeline_folder_is_its_network_and_betas(kind: str, safe: bool, diffu
     ]
     for other in others:
         torch.testing.assert_close(other(x, i), net(x, i))
+
+
+def test_a_decoder_is_read_from_its_folder_and_takes_scaled_latents(diffusers: object, tmp_path: Path) -> None:
+    size = {"block_out_channels": (8,), "norm_num_groups": 4, "latent_channels": 2, "scaling_factor": 0.5}
+    torch.manual_seed(0)
+    vae = diffusers.AutoencoderKL(
+        1, 3, ("DownEncoderBlock2D",), ("UpDecoderBlock2D",), **size, shift_factor=0.25
+    ).eval()
+    vae.save_pretrained(tmp_path / "vae")
+    latents = normal(5, 2, 4, 4)
+    with torch.no_grad():
+        images = vae.decode(latents / 0.5 + 0.25).sample
+    for folder in (tmp_path, tmp_path / "vae"):
+        torch.testing.assert_close(decoder(folder)(latents), ((images + 1) / 2).clamp(0, 1))
+    code = "def grey(z):\n    return z[:, :1].sigmoid()\ndef flat(z):\n    return z.flatten(1)\ndef bad(z):\n    return z @ 3\n"
+    (tmp_path / "own.py").write_text(code)
+    torch.testing.assert_close(decoder(f"{tmp_path}/own.py:grey")(latents), latents[:, :1].sigmoid())
+    tiny_unet(diffusers).save_pretrained(tmp_path / "unet")
+    for spec, words in (
+        ("own.py:flat", r"must return images \(5, 1 or 3, H, W\)"),
+        ("own.py:bad", r"failed on latents \(5, 2, 4, 4\): TypeError"),
+        ("unet", "UNet2DModel, and a decoder is an AutoencoderKL"),
+        ("nothing", "There is no decoder"),
+    ):
+        with pytest.raises(InputError, match=words):
+            decoder(f"{tmp_path}/{spec}")(latents)
 
 
 def test_hostile_folders(diffusers: object, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +66,18 @@ def read(
     return net, process_of(scheduler), prediction_of(scheduler), None if size is None else (channels, *size), name
 
 
+def read_decoder(folder: Path, device: torch.device | str = "cpu") -> Callable[[Tensor], Tensor]:
+    """Return the decoder of the AutoencoderKL in a folder, for latents as a network sees them: scaled, and shifted."""
+    vae: Any = _construct(folder / "config.json", "AutoencoderKL", "and a decoder is an AutoencoderKL")
+    vae = _filled(vae, folder).to(device).eval().requires_grad_(False)
+    scale, shift = vae.config.scaling_factor, vae.config.get("shift_factor") or 0.0
+
+    def decode(latents: Tensor) -> Tensor:
+        return vae.decode((latents / scale + shift).to(device)).sample
+
+    return decode
+
+
 def process_of(scheduler: object) -> DDPM:
     """Return the process of a diffusers scheduler, without a last index that has no signal (zero terminal SNR)."""
     abar = getattr(scheduler, "alphas_cumprod", None)
@@ -109,9 +122,13 @@ def _check_unet(unet: Any, name: str, label: int | None) -> None:
 def _read_unet(folder: Path, label: int | None) -> nn.Module:
     unet: nn.Module = _construct(folder / "config.json", "UNet2DModel", f"which is not supported: {_ONLY}")
     _check_unet(unet, str(folder), label)
+    return _filled(unet, folder)
+
+
+def _filled(module: nn.Module, folder: Path) -> nn.Module:
     found = [folder / name for name in _WEIGHTS if (folder / name).is_file()]
     require(found, f"{folder} holds no weights; looked for {' and '.join(_WEIGHTS)}.")
-    return weights.fill(unet, weights.read_weights(found[0]), str(found[0]))
+    return weights.fill(module, weights.read_weights(found[0]), str(found[0]))
 
 
 def _construct(path: Path, suffix: str, fault: str) -> Any:
