@@ -205,13 +205,13 @@ def test_merged_duplicates_become_weights(tmp_path_factory, n, dtype, mapped, se
 
 
 def test_a_collision_of_hashes_is_noticed(monkeypatch):
-    true_hash, calls = module._row_hashes, []
+    true_hash, calls = module.row_hashes, []
 
     def weak_at_first(rows, keys):
         calls.append(1)
         return torch.zeros(len(rows), dtype=torch.int64) if len(calls) == 1 else true_hash(rows, keys)
 
-    monkeypatch.setattr(module, "_row_hashes", weak_at_first)
+    monkeypatch.setattr(module, "row_hashes", weak_at_first)
     merged, inverse = Empirical([1.0, 2.0, 1.0]).merged()
     assert merged.n == 2
     assert inverse.tolist() == [0, 1, 0]

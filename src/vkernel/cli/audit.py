@@ -47,6 +47,7 @@ def audit(
     layout: Layout = None,
     features: Annotated[str, option("audit.features")] = "pixels",
     threshold: Annotated[float, option("audit.threshold")] = 1 / 3,
+    augment: Annotated[str | None, option("audit.augment")] = None,
     group: Annotated[str | None, option("audit.group")] = None,
     quick: Annotated[bool, option("audit.quick")] = False,
     full_sampler: Annotated[bool, option("audit.full_sampler")] = False,
@@ -83,7 +84,7 @@ def audit(
     groups = None if group is None else [name.strip() for name in group.split(",")]
     sizes = Sizes.quick() if quick else Sizes()
     sizes = replace(sizes, samples=samples or sizes.samples, steps=None if full_sampler else sizes.steps)
-    compared: dict[str, Any] = {"features": features, "threshold": threshold, "groups": groups}
+    compared: dict[str, Any] = {"features": features, "threshold": threshold, "augment": augment, "groups": groups}
     found = vk.audit(nets, own, test=held, **compared, sizes=sizes, seed=seed, progress=not quiet)
     write(found, None if quiet else screen(found), json, html)
     most = found.memorised

@@ -118,7 +118,7 @@ class Empirical:
         and then compared; should two different points share a hash, another hash is taken."""
         for salt in count():
             keys = rng.keys((self.d,), rng.stream(salt, "merge equal points"), self.device)
-            hashes = torch.cat([_row_hashes(self.rows(*block), keys).cpu() for block in self._blocks()])
+            hashes = torch.cat([row_hashes(self.rows(*block), keys).cpu() for block in self._blocks()])
             _, first, inverse = np.unique(hashes.numpy(), return_index=True, return_inverse=True)
             partner = first[inverse.reshape(-1)]
             others = np.flatnonzero(partner != np.arange(self.n))
@@ -291,7 +291,7 @@ def _check_scale(scale: Scale, stored: str) -> Scale:
     return low, high
 
 
-def _row_hashes(rows: Tensor, keys: Tensor) -> Tensor:
+def row_hashes(rows: Tensor, keys: Tensor) -> Tensor:
     """Return one 64-bit hash per row: the sum, modulo 2^64, of a hash for each value and position."""
     bits = (rows + 0.0).contiguous().view(torch.int64 if rows.dtype == torch.float64 else torch.int32).long()
     return rng.hashed(keys, bits).sum(-1)

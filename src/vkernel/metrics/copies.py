@@ -1,8 +1,10 @@
 r"""Are samples copies of the training set? (theory, §10.4)
 
 A sample is a **copy** if it is nearer to one training image than a third of the distance to the second nearest; equal
-training images count as one. **Reference** images are compared in the same way: test images or, without these, training
-images, each against the others, counted as pairs. With a copies among n samples and b among m reference images,
+training images count as one. With ``augment`` training images are compared in all versions that training may have
+shown, and the second nearest is another *image* (:mod:`~vkernel.metrics.augment`). **Reference** images are compared in
+the same way: test images or, without these, training images, each against the others, counted as pairs. With a copies
+among n samples and b among m reference images,
 
 .. math:: \mathrm{chance} = P(A \ge a), \qquad A \sim \mathrm{Hypergeometric}(n + m,\, a + b,\, n) ;
 
@@ -23,6 +25,7 @@ from vkernel.core.checks import check_type, check_whole
 from vkernel.core.errors import require
 from vkernel.core.estimate import Estimate, difference_of_shares, fisher_exact
 from vkernel.data.empirical import Empirical
+from vkernel.metrics.augment import Augment, Augmented
 from vkernel.metrics.features import Features, extractor
 from vkernel.metrics.samples import nearest
 
@@ -38,7 +41,8 @@ class Copies:
     (n, 2)`` to the two nearest training images, their ``index`` (the first of equal ones) and the ``ratio`` of
     distances. A diverged sample has infinite distances, index -1 and ratio NaN; it is no copy, and one of n.
     ``fraction``, ``curve``: the share of copies, at ``threshold`` and along ``thresholds``; ``closer``: the share of
-    samples within ``radius`` of the training set. ``distinct``: the number of different training images."""
+    samples within ``radius`` of the training set. ``distinct``: the number of different training images;
+    ``augment``: the versions in which they were compared."""
 
     index: Tensor = field(repr=False)
     thresholds: Tensor = field(repr=False)
@@ -61,6 +65,7 @@ class Copies:
     closer_chance: float
     diverged: int
     distinct: int
+    augment: str = ""
 
     @property
     def alarm(self) -> bool:
@@ -90,11 +95,13 @@ def copies(
     threshold: float = 1 / 3,
     reference: int = 1024,
     seed: int = 0,
+    augment: str | Augment | None = None,
 ) -> Copies:
     """Compare ``samples (n, *shape)`` with the training set ``data``, in its units. ``test`` are images of the same law
     that were not trained on. Distances are taken between ``features`` (:func:`~vkernel.metrics.features.extractor`). At
-    most ``reference`` reference images are used."""
-    return Reference(data, test, features, reference, seed).copies(samples, threshold)
+    most ``reference`` reference images are used. ``augment`` names the versions in which training images were shown,
+    ``"flip,shift:2"``."""
+    return Reference(data, test, features, reference, seed, augment).copies(samples, threshold)
 
 
 class Reference:
@@ -102,7 +109,17 @@ class Reference:
     ``points`` are the features of the distinct training images that have weight, ``first`` the first index of each,
     ``own`` the neighbours of the reference images, which depend on each other in groups of ``group``."""
 
-    def __init__(self, data: Empirical, test: Empirical | None, features: Features, images: int, seed: int) -> None:
+    points: Empirical | Augmented
+
+    def __init__(
+        self,
+        data: Empirical,
+        test: Empirical | None,
+        features: Features,
+        images: int,
+        seed: int,
+        augment: str | Augment | None = None,
+    ) -> None:
         self.data, self.group = check_type(data, "data", Empirical), 2 if test is None else 1
         check_whole(images, "reference", 2)
         if test is not None:
@@ -111,7 +128,11 @@ class Reference:
             require(int((test.weights > 0).sum()) >= 2, "There is one test image; give two or more, or none.")
         self.extract, kept = extractor(features).fit(data, seed), data.weights.cpu().nonzero()[:, 0]
         part = data if len(kept) == data.n else data.subset(kept)
-        self.points, merge = (part if self.extract.plain else Empirical(self._rows(part))).merged()
+        self.augment = Augment.parse(augment, data.shape)
+        if self.augment.name:
+            self.points, merge = Augmented.merged(part, self.augment, self.extract)
+        else:
+            self.points, merge = (part if self.extract.plain else Empirical(self._rows(part))).merged()
         n, merge = self.points.n, merge.cpu()
         require(n >= 2, "A ratio of distances needs two distinct training images; these are all equal.")
         good = n >= 3 or test is not None
@@ -155,7 +176,7 @@ class Reference:
         closer = Estimate[float].of_share(close, n), radius, fisher_exact(close, n, k - 1, units)
         compared = (*theirs, *reference, threshold, excess, chance, *closer)
         diverged = int((~distance.isfinite().all(1)).sum())
-        return Copies(index, grid, KINDS[self.group - 1], *compared, diverged, self.points.n)
+        return Copies(index, grid, KINDS[self.group - 1], *compared, diverged, self.points.n, self.augment.name)
 
     def _rows(self, images: Empirical | Tensor, indices: Tensor | None = None) -> Tensor:
         return self.extract.over(images, indices).double().cpu()

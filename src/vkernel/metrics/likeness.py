@@ -29,6 +29,7 @@ from vkernel.core.checks import check_type
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate, exact_share, fisher_exact, permutation_p
 from vkernel.data.empirical import Empirical
+from vkernel.metrics.augment import Augment
 from vkernel.metrics.copies import check_samples
 from vkernel.metrics.distances import frechet_distance, kernel, kernel_distance
 from vkernel.metrics.features import Features, Images, extractor
@@ -69,9 +70,16 @@ class Likeness:
 
 
 def likeness(
-    samples: Tensor, data: Images, test: Images | None = None, *, features: Features = "pixels", seed: int = 0
+    samples: Tensor,
+    data: Images,
+    test: Images | None = None,
+    *,
+    features: Features = "pixels",
+    seed: int = 0,
+    augment: str | Augment | None = None,
 ) -> Likeness:
-    """Measure how far the law of ``samples (n, *shape)`` is from that of training images; ``test`` were not seen."""
+    """Measure how far the law of ``samples (n, *shape)`` is from that of training images; ``test`` were not seen. With
+    ``augment`` (:mod:`~vkernel.metrics.augment`) both are shown in versions drawn at random, as in training."""
     data = data if isinstance(data, Empirical) else Empirical(data)
     held = test if test is None or isinstance(test, Empirical) else Empirical(test)
     for name, images, least in (("training", data, LEAST if held else 2 * LEAST), ("test", held, LEAST)):
@@ -95,7 +103,9 @@ def likeness(
         held, order = data.subset(order[:count]), order[count:]
     else:
         held = held.to(data.device).subset(held.choose(wanted, g, distinct=True))
-    train, n = data.subset(order[:MOMENTS]), min(len(good), held.n)
+    versions = Augment.parse(augment, data.shape)
+    held, train = (versions.drawn(images, g) for images in (held, data.subset(order[:MOMENTS])))
+    n = min(len(good), held.n)
     shuffled = good[torch.randperm(len(good), generator=g).to(good.device)]
     reduced = not extract.custom and extract.components is None and 2 * extract(good[:1]).shape[1] >= min(n, train.n)
     if reduced:

@@ -5,6 +5,7 @@ distances, and the product is repeated in float64 for queries where its error bo
 
 import math
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate
 from vkernel.data.empirical import Array, Empirical
+from vkernel.metrics.augment import Augmented
 
 Members = bool | None | tuple[bool | None, bool | None]
 Shape = tuple[int, ...] | None
@@ -114,8 +116,9 @@ def distinct(data: Empirical | Array) -> Empirical:
     return (data if isinstance(data, Empirical) else Empirical(data)).merged()[0]
 
 
-def nearest(x: Tensor, data: Empirical, k: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return distances of ``x (q, d)`` to the k nearest points and their indices, ``(q, k)``, or fewer if n < k.
+def nearest(x: Tensor, data: Empirical | Augmented, k: int, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return distances of ``x (q, d)`` to the k nearest points and their indices, ``(q, k)``, or fewer if n < k. The
+    distance to an augmented point is that to its nearest version.
     ``exclude (q,)`` holds for each query the index of a point to leave out, or -1: for queries that are training points
     it is the point itself. Where no other point is left the distance is infinite."""
     queries = x.to(data.device, torch.float64)
@@ -128,15 +131,28 @@ def nearest(x: Tensor, data: Empirical, k: int, exclude: Tensor | None = None) -
     return distance.to(x.device), index.to(x.device)
 
 
-def _search(queries: Tensor, data: Empirical, k: int, excluded: Tensor, kind: torch.dtype) -> tuple[Tensor, ...]:
+def _versions(data: Empirical | Augmented, which: slice | Tensor) -> Iterator[Tensor]:
+    """Yield the points ``which`` in each version, ``(k, d)``."""
+    if isinstance(data, Augmented):
+        yield from data.versions(which)
+    else:
+        yield data.rows(which.start, which.stop) if isinstance(which, slice) else data.take(which)
+
+
+def _search(
+    queries: Tensor, data: Empirical | Augmented, k: int, excluded: Tensor, kind: torch.dtype
+) -> tuple[Tensor, ...]:
     """Return distances, indices, and whether the product was precise enough to be certain of them."""
     centred = queries - data.center
     last, candidates = _candidates(centred.to(kind), data, excluded, max(k, CANDIDATES))
     found = []
     for part in torch.arange(len(queries), device=data.device).split(max(1, CHUNK // (candidates.shape[1] * data.d))):
         index = candidates[part]
-        rows = data.take(index.flatten()).double().reshape(*index.shape, data.d)
-        away = (rows - queries[part, None]).norm(dim=2).masked_fill(index == excluded[part, None], torch.inf)
+        away = torch.full(index.shape, torch.inf, dtype=torch.float64, device=data.device)
+        for rows in _versions(data, index.flatten()):
+            apart = rows.double().reshape(*index.shape, data.d) - queries[part, None]
+            away = torch.minimum(away, apart.norm(dim=2))
+        away = away.masked_fill(index == excluded[part, None], torch.inf)
         exact, order = away.sort(dim=1, stable=True)
         found.append((exact[:, :k], index.gather(1, order)[:, :k]))
     distance, index = (torch.cat(columns) for columns in zip(*found, strict=True))
@@ -148,19 +164,23 @@ def _search(queries: Tensor, data: Empirical, k: int, excluded: Tensor, kind: to
     return distance, index, certain | (candidates.shape[1] == data.n)  # or every point is a candidate
 
 
-def _candidates(queries: Tensor, data: Empirical, excluded: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _candidates(queries: Tensor, data: Empirical | Augmented, excluded: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the largest product and the indices of each query's candidates, ``(q,)`` and ``(q, count)``."""
     step = max(1, CHUNK // max(data.d, 512))
     parts = list(torch.arange(len(queries), device=data.device).split(max(1, CHUNK // step)))
     best = [queries.new_zeros(len(part), 0) for part in parts]
     index = [excluded.new_zeros(len(part), 0) for part in parts]
     for start in range(0, data.n, step):
-        rows = (data.rows(start, min(start + step, data.n)).double() - data.center).to(queries)
-        lengths, places = rows.square().sum(1), torch.arange(start, start + len(rows), device=data.device)
+        block = slice(start, min(start + step, data.n))
+        places = torch.arange(block.start, block.stop, device=data.device)
+        held = None if isinstance(data, Augmented) else list(_versions(data, block))  # read once for all parts
         for i, part in enumerate(parts):
-            square = torch.addmm(lengths, queries[part], rows.mT, alpha=-2)
+            square = queries.new_full((len(part), len(places)), torch.inf)
+            for version in held or _versions(data, block):
+                rows = (version.double() - data.center).to(queries)
+                torch.minimum(square, torch.addmm(rows.square().sum(1), queries[part], rows.mT, alpha=-2), out=square)
             own = excluded[part] - start
-            inside = ((own >= 0) & (own < len(rows))).nonzero()[:, 0]
+            inside = ((own >= 0) & (own < len(places))).nonzero()[:, 0]
             square[inside, own[inside]] = torch.inf
             known = torch.cat([best[i], square], 1)
             best[i], order = known.topk(min(count, known.shape[1]), largest=False)

@@ -402,3 +402,20 @@ def test_the_seed_is_the_audit() -> None:
     one = numbers(0)
     assert numbers(0) == one
     assert numbers(1) != one
+
+
+@pytest.mark.usefixtures("coarse")
+def test_copies_of_flipped_images_are_found_and_shown_with_their_sources() -> None:
+    points = digits()[:40]
+    score = vk.EmpiricalScore(vk.Empirical(torch.cat([points, points.flip(-1)])), PROCESS)
+    plain, known = (
+        vk.audit(score, points, test=digits()[100:200], sizes=TINY, augment=given) for given in (None, "flip")
+    )
+    assert plain.memorised.value < 0.8
+    assert known.memorised.value > 0.9
+    assert "augmentations: flip" in known.summary()
+    assert "in all versions of flip" in verdicts_of(known)["copies"].words
+    assert known.to_dict()["augment"] == "flip"
+    assert "<h1>" in page(known)
+    with pytest.raises(InputError, match="no augmentation 'mirror'"):
+        vk.audit(score, points, sizes=TINY, augment="mirror")

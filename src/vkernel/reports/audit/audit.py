@@ -35,6 +35,7 @@ from vkernel.core.files import write
 from vkernel.core.progress import Progress, Reporter, part, progress as report_progress
 from vkernel.data import Empirical, load
 from vkernel.metrics import collapse_ratio
+from vkernel.metrics.augment import Augment
 from vkernel.metrics.features import Extractor, Features, extractor
 from vkernel.process import DDPM, Anisotropic, Process
 from vkernel.reports.audit.agreement import Agreement, agreement
@@ -149,6 +150,7 @@ class Audit:
     seed: int
     seconds: float
     notes: tuple[str, ...] = ()
+    augment: Augment = field(default_factory=Augment)
 
     def __repr__(self) -> str:
         alarms = ", ".join(dict.fromkeys(v.question for v in self.verdicts if v.level == "alarm"))
@@ -201,6 +203,7 @@ def audit(
     *,
     features: Features = "pixels",
     threshold: float = 1 / 3,
+    augment: str | None = None,
     groups: Sequence[str | int] | None = None,
     quick: bool = False,
     sizes: Sizes | None = None,
@@ -216,6 +219,7 @@ def audit(
         test: images of the same law that the networks did not see, the reference of errors; membership needs them.
         features: those in which samples are compared with data (:func:`vkernel.metrics.features.extractor`).
         threshold: the largest ratio of the nearest to the second nearest distance of a copy.
+        augment: the augmentations of training, ``"flip,shift:2"``: samples are compared with all versions of an image.
         groups: the group of each network, equal for networks that share an initialisation, say.
         quick, sizes: whether to take the sizes of a first look, or each of them.
         profile: the result of ``vk.profile`` for the data, for better advice."""
@@ -231,13 +235,15 @@ def audit(
     require(same, f"There are {len(nets)} networks and {len(groups or ())} groups.")
     require(0 < threshold <= 1, f"threshold must be a ratio in (0, 1], not {threshold!r}.")
     require((data.weights > 0).sum() >= FEWEST, f"An audit needs {FEWEST} training images or more; got {data.n}.")
+    versions = Augment.parse(augment, data.shape)
     if data.n * data.d <= IN_MEMORY:  # the ideal score reads the data many times
         data = data.loaded()
     sizes, extract = sizes or (Sizes.quick() if quick else Sizes()), extractor(features)
     each = CHECK + LEVELS + MEMBERSHIP * (held is not None) + BLIND + 2 * (SAMPLES + COMPARE)
     together, notes = None, []
     with report_progress(len(nets) * each + AGREE * (len(nets) > 1) + DATA, progress) as step:
-        problems = [_NetworkGroup(some, data, held, extract, threshold, sizes, seed, step) for some in _alike(nets)]
+        shared = (data, held, extract, threshold, versions, sizes, seed, step)
+        problems = [_NetworkGroup(some, *shared) for some in _alike(nets)]
         found = {name: result for problem in problems for name, result in problem.networks().items()}
         results = [found[net.name] for net in nets]
         labels = None if groups is None else {n.name: group for n, group in zip(results, groups, strict=True)}
@@ -252,7 +258,7 @@ def audit(
             statistics = DataStatistics.of(good.data, good.nets[0].process, sizes.queries, seed)
         step("training set", DATA)
     stated = (extract.name, threshold, sizes, seed, time.monotonic() - began)
-    return Audit(tuple(results), together, statistics, data, held, *stated, tuple(notes))
+    return Audit(tuple(results), together, statistics, data, held, *stated, tuple(notes), versions)
 
 
 def _networks(models: Model | Sequence[Model], process: Process | None, data: Empirical) -> list[Wrapped]:
@@ -310,6 +316,7 @@ class _NetworkGroup:
     test: Empirical | None
     extract: Extractor
     threshold: float
+    augment: Augment
     sizes: Sizes
     seed: int
     step: Reporter
@@ -318,7 +325,7 @@ class _NetworkGroup:
         first = self.nets[0]
         self.data, self.test = first.scaled(self.data), None if self.test is None else first.scaled(self.test)
         self.exact = EmpiricalScore(self.data, first.process)
-        stated = (self.extract, self.threshold, self.sizes.reference, self.seed)
+        stated = (self.extract, self.threshold, self.sizes.reference, self.seed, self.augment)
         self.compared = Comparison(self.data, self.test, *stated)
 
     @functools.cached_property

@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 
 from vkernel.data.empirical import Empirical
+from vkernel.metrics.augment import Augment, lowest
 from vkernel.metrics.copies import CHANCE
+from vkernel.metrics.features import extractor
 from vkernel.metrics.likeness import LEAST, Drift, Likeness, image_moments
 from vkernel.reports import html
 from vkernel.reports.audit.agreement import SameNoise
@@ -230,7 +232,7 @@ def _figures(audit: Audit, n: NetworkAudit) -> list[dict[str, Any]]:
     drifted, stated = any(s.standardised for s in n.samples.values()), (first.threshold, first.reference_kind)
     out.append(_figure("ratios", plots.neighbour_ratios, ratios, *stated, drifted=drifted))
     out.append(_figure("copies", plots.copy_curve, first.thresholds, curves, *stated))
-    out += _pictures(n, data) if _is_image(data.shape) else []
+    out += _pictures(n, data, audit.augment) if _is_image(data.shape) else []
     if (found := n.membership) is not None:
         ratio = (process.sigma(found.t) / process.alpha(found.t)).tolist()
         losses = found.train.mean(0), found.test.mean(0), found.t, found.by_level.stack(), ratio
@@ -250,7 +252,7 @@ def _is_image(shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 or (len(shape) == 3 and shape[0] in (1, 3))
 
 
-def _pictures(n: NetworkAudit, data: Empirical) -> list[dict[str, Any]]:
+def _pictures(n: NetworkAudit, data: Empirical, augment: Augment) -> list[dict[str, Any]]:
     """Return samples beside the training images that they resemble most, and the first samples of each sampler."""
     from vkernel import plots
 
@@ -263,9 +265,12 @@ def _pictures(n: NetworkAudit, data: Empirical) -> list[dict[str, Any]]:
         worst = [k for k in held.worst(PAIRED).tolist() if held.index[k, 0] >= 0]
         if not worst:
             continue
-        sources, pairs = data[held.index[worst, 0]].float(), _shown(s.images[worst])
+        sources, pairs = data[held.index[worst, 0]].float().cpu(), _shown(s.images[worst])
+        if held.augment:  # show the version that is nearest
+            alike = extractor("standardised" if drifted else "pixels")
+            sources = augment.closest(sources, pairs, lowest(data), alike)
         if drifted:
-            pairs = torch.cat([relit(a[None], b[None]) for a, b in zip(pairs, sources.cpu(), strict=True)])
+            pairs = torch.cat([relit(a[None], b[None]) for a, b in zip(pairs, sources, strict=True)])
         titles = [f"{held.ratio[k]:.2f}" + (" copy" if held.ratio[k] < held.threshold else "") for k in worst]
         facts = {"count": int((held.ratio < held.threshold).sum()), "of": len(s.images), "drifted": drifted}
         draw = functools.partial(plots.pairs, limits=limits, labels=("sample", "training image"))
@@ -326,6 +331,8 @@ def _plain(value: Any, name: str = "network") -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, Tensor):
         return _plain(value.tolist())
+    if isinstance(value, Augment):
+        return value.name
     if isinstance(value, Empirical):
         facts = {"name": value.name, "n": value.n, "shape": value.shape}
         return _plain(facts | {"stored": value.stored, "scale": value.scale})

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vkernel.data import Empirical
 from vkernel.metrics import Drift, Likeness, Texture, drift, likeness, texture
+from vkernel.metrics.augment import Augment
 from vkernel.metrics.copies import Copies, Reference
 from vkernel.metrics.features import Extractor, extractor
 from vkernel.reports.audit.report import LOST
@@ -51,6 +52,7 @@ class Comparison:
     threshold: float
     reference: int
     seed: int
+    augment: Augment = field(default_factory=Augment)
 
     def __post_init__(self) -> None:
         self.references: dict[str, Reference] = {}
@@ -60,10 +62,11 @@ class Comparison:
         moved, near, plain = drift(x, self.data), self._copies(x, self.extract), None
         if moved.alarm and self.extract.plain and len(self.data.shape) > 1:
             plain = self._copies(x, extractor("standardised"))
-        like = likeness(x, self.data, self.test, features=self.extract, seed=self.seed)
+        like = likeness(x, self.data, self.test, features=self.extract, seed=self.seed, augment=self.augment)
         return SampleAudit(kind, steps, x, near, plain, moved, like, texture(x, self.data))
 
     def _copies(self, x: Tensor, extract: Extractor) -> Copies:
         if extract.name not in self.references:
-            self.references[extract.name] = Reference(self.data, self.test, extract, self.reference, self.seed)
+            given = (self.data, self.test, extract, self.reference, self.seed, self.augment)
+            self.references[extract.name] = Reference(*given)
         return self.references[extract.name].copies(x, self.threshold)
