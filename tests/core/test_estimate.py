@@ -11,7 +11,7 @@ from scipy import stats
 
 import vkernel as vk
 from vkernel.core import estimate
-from vkernel.core.estimate import Estimate, student_quantile
+from vkernel.core.estimate import Estimate, ratio_of_spreads, student_quantile
 
 
 @pytest.mark.parametrize("dof", [1, 2, 3, 4, 5, 7, 10, 30, 100, 4095, 10**6])
@@ -150,3 +150,28 @@ def test_p_values():
     gap = estimate.difference_of_shares(one, two)
     assert gap.low == pytest.approx(0.0916, abs=2e-3)
     assert gap.low < gap.value < gap.high
+
+
+@pytest.mark.parametrize("law", ["normal", "skewed"])
+def test_ratios_of_spreads_are_covered_as_often_as_stated(law: str) -> None:
+    """Standard deviations of 2 and 1, of normal numbers and of exponential ones."""
+    inside, g = 0, torch.Generator().manual_seed(0)
+    for _ in range(400):
+        a, b = torch.randn(60, generator=g).double(), torch.randn(200, generator=g).double()
+        if law == "skewed":
+            a, b = (-torch.special.ndtr(x).log() for x in (a, b))
+        found = ratio_of_spreads(2 * a + 5, b)
+        inside += found.low <= 2 <= found.high
+    assert (0.91 if law == "normal" else 0.86) <= inside / 400 <= 0.98
+
+
+def test_weights_count_in_ratios_of_spreads_and_constants_are_no_error() -> None:
+    a, b = torch.randn(20).double(), torch.randn(30).double()
+    weights = torch.cat([torch.full((30,), 1 / 30), torch.zeros(5)]).double()
+    padded = ratio_of_spreads(a, torch.cat([b, 9 + torch.arange(5).double()]), weights)
+    assert padded.fields == pytest.approx(ratio_of_spreads(a, b).fields)
+    assert padded.value == pytest.approx(float(a.std() / b.std()))
+    assert ratio_of_spreads(torch.ones(9).double(), b).fields == (0, 0, 0, 0)
+    assert math.isnan(ratio_of_spreads(a[:2], b).value)
+    assert math.isnan(ratio_of_spreads(a, torch.ones(9).double()).value)
+    assert ratio_of_spreads(a, torch.ones(9).double(), floor=1e-3).value == pytest.approx(1e3 * float(a.std()))

@@ -115,7 +115,7 @@ def test_false_alarms_on_images_reduced_to_principal_components():
     for seed in range(40):
         samples, data, test = split(seed, 64, 500, 128)
         found = likeness(images(samples), data, test, seed=seed)
-        assert (found.features, found.k, found.reduced) == ("pca:16", 16, True)
+        assert (found.features, found.k, found.reduced) == ("pca:32", 32, True)
         alarms += found.alarm
         cover.append(found.frechet.value - found.frechet_floor.value)
     assert alarms <= 4
@@ -174,7 +174,7 @@ def test_the_users_own_features_are_not_reduced():
     assert found.frechet_floor is None
     assert not found.reduced
     assert found.k == 64
-    assert "65 samples on, but a has 40" in found.why
+    assert found.why == "covariances of 64 features need 65 images or more; there are 40 samples."
     assert math.isfinite(found.kernel.value)
     few = likeness(images(samples), data, test, features=lambda x: x.mean((-1, -2)))
     assert few.frechet is not None
@@ -188,11 +188,12 @@ def test_the_users_own_features_are_not_reduced():
 def test_all_sizes_give_an_answer(n, m, size, d, own):
     x = normal(n + m + size, d)
     found = likeness(x[:n], x[n : n + size], None if own else x[n + size :])
-    assert found.k < found.n
-    for e in (found.frechet, found.frechet_floor, found.kernel, found.kernel_floor):
+    assert found.k == min(d, max(k for k in (1, 2, 4, 8, 16, 32) if 4 * k <= size))  # of the data alone
+    assert found.reduced == (d > found.k)
+    assert (found.frechet is None) == (found.frechet_floor is None) == bool(found.why) == (found.n <= found.k)
+    for e in (found.frechet or found.kernel, found.frechet_floor or found.kernel, found.kernel, found.kernel_floor):
         assert math.isfinite(e.value)
         assert math.isfinite(e.se)
-    assert found.reduced == (2 * d >= min(found.n, size - (min(size // 2, 2048) if own else 0)))
     assert found.n == min(n, size // 2 if own else m)
     assert 0 < found.chance <= 1
 
@@ -288,6 +289,8 @@ def test_changed_samples_raise_it() -> None:
     assert shifted.mean.value == pytest.approx(0.1 / float(means.std()), abs=0.2)
     assert shifted.mean.low < shifted.mean.value < shifted.mean.high
     assert set(shifted.far) == {"mean"}
+    assert shifted.far["mean"].low > 1
+    assert shifted.spread_mean.low < 1 < shifted.spread_mean.high
     assert drift(samples * 1.2, data).alarm
     weak = drift(samples.mean((1, 2, 3), keepdim=True) + 0.7 * (samples - samples.mean((1, 2, 3), keepdim=True)), data)
     assert weak.alarm
@@ -296,7 +299,10 @@ def test_changed_samples_raise_it() -> None:
     apart = drift(samples + 2 * signs, data)  # the average stays about where it was
     assert apart.alarm
     assert apart.outside_mean.value == 1
-    assert apart.outside["mean"] == 1
+    assert apart.outside["mean"] == apart.share.value == 1
+    assert apart.share.low < 1
+    assert apart.spread_mean.low > 10  # ± 2, where the data have a spread of about .1
+    assert apart.spread_variance.low < 1 < apart.spread_variance.high
 
 
 def test_samples_that_are_not_finite_are_outside() -> None:
@@ -317,6 +323,7 @@ def test_weights_of_the_data_count() -> None:
     found, known = drift(samples, vk.Empirical(both, weights)), drift(samples, data)
     assert found.mean.value == pytest.approx(known.mean.value)
     assert found.outside_mean == known.outside_mean
+    assert found.spread_mean.fields == pytest.approx(known.spread_mean.fields)
 
 
 @pytest.mark.parametrize(

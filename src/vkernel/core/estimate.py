@@ -275,6 +275,30 @@ def ratio_values(a: Tensor, b: Tensor) -> Tensor:
     return q + (a - q * b) / mean
 
 
+def ratio_of_spreads(a: Tensor, b: Tensor, weights: Tensor | None = None, floor: float = 0.0) -> Estimate:
+    """Estimate the standard deviation of ``a (n,)`` over that of ``b (m,)``, independent, b with ``weights`` of sum 1.
+
+    The interval is even in the logarithm: the error of log std a is the jackknife's, that of log std b the delta
+    method's, with the influence ((b - mean)²/variance - 1)/2 of each point. ``floor`` is the least std of b that is
+    more than rounding. Nothing is known from fewer than three a or if both spreads vanish."""
+    weights = torch.full_like(b, 1 / len(b)) if weights is None else weights
+    size, n = float(1 / weights.square().sum()), len(a)
+    away, squares = (b - weights @ b).square(), (a - a.mean()).square() if n else a
+    below = float(weights @ away) * size / max(size - 1, 1e-9)
+    unit = max(math.sqrt(below), floor)
+    if n < 3 or not unit > 0:
+        return Estimate.unknown()
+    if not float(squares.sum()) > 0:
+        return Estimate.exact(0.0)
+    without = (squares.sum() - squares * n / (n - 1)) / (n - 2)  # the variance without each
+    error = float(jackknife_se(without.clamp_min(TINY).log() / 2)), 0.0
+    if below > floor**2:
+        error = error[0], float((weights * (away / below - 1) / 2).norm())
+    value, total = math.sqrt(float(squares.sum()) / (n - 1)) / unit, error[0] ** 2 + error[1] ** 2
+    dof = total**2 / max(error[0] ** 4 / (n - 1) + error[1] ** 4 / max(size - 1, 1), TINY)
+    return Estimate.of_log(value, math.sqrt(total), max(1, int(min(dof, 1e9))))
+
+
 def difference_of_means(a: Tensor, b: Tensor) -> Estimate:
     """Estimate the mean of ``a (n,)`` less that of ``b (m,)``, independent, with Welch's interval."""
     parts = [(float(x.var()) / len(x), len(x)) for x in (a, b)]

@@ -2,8 +2,10 @@ r"""Do samples follow the law of the data, and do their brightness and contrast?
 
 **Likeness** (theory, §10.5). Features of samples are compared with those of training images by Fréchet's and the kernel
 distance, each beside its **floor**, that of as many real images: test images or, without these, training images that
-were left out. Where :math:`k \ge n/2` pixels are reduced to principal components, as many of 64, 32, … 1 as there are
-samples for, four each, and the norm of the rest, the **remainder**, is compared too. 999 random exchanges of samples
+were left out. Pixels are reduced to K principal components, and the norm of the rest, the **remainder**, is compared
+too. K depends on the training set alone, so that audits of one data set can be compared whatever their number of
+samples: 32, or as many of 16, 8, … 1 as there are training images for, four each. Fréchet's distance is left out where
+there are K samples or fewer. 999 random exchanges of samples
 and real images give the chance of distances as large as these, from the largest of these statistics: the kernel
 distance, that of the remainders, and Fréchet's distance to second order, which has the kernel
 
@@ -12,10 +14,13 @@ distance, that of the remainders, and Fréchet's distance to second order, which
 of centred features w along principal axes of variance :math:`\lambda_j`. The alarm is raised where chance < .01, or
 where more than 1 % of the samples diverged: are not finite, or lie a million spreads from the data.
 
-**Drift** compares per-image means and variances of samples with the data's: :math:`z` is the shift of their average in
-units of the data's spread over images, with Welch's test; ``outside`` is the share of samples outside the data's range
-(:func:`vkernel.core.estimate.fisher_exact`). The alarm is raised where one of these four chances is below .01 *and* the
-drift is large: \|z\| > 1, or a share > .05. (Good networks at 50 steps are often off by half a spread.)"""
+**Drift** compares per-image means and variances of samples with the data's: the share of samples of which one lies
+outside the data's range (Wilson's interval), and the ratio of the spread over samples to that over the data, for the
+means and for the variances (:func:`vkernel.core.estimate.ratio_of_spreads`). ``mean`` and ``variance`` are the shifts z
+of the averages in units of the data's spread, with Welch's test; samples that scatter widely have a z that is noise.
+The alarm is raised where one of four chances, of both z and of both shares outside
+(:func:`vkernel.core.estimate.fisher_exact`), is below .01 *and* the drift is large: \|z\| > 1, or a share > .05. (Good
+networks at 50 steps are often off by half a spread.)"""
 
 import math
 from collections.abc import Sequence
@@ -26,8 +31,8 @@ from torch import Tensor
 
 from vkernel.core import rng
 from vkernel.core.checks import check_type
-from vkernel.core.errors import InputError, require
-from vkernel.core.estimate import Estimate, exact_share, fisher_exact, permutation_p
+from vkernel.core.errors import require
+from vkernel.core.estimate import Estimate, exact_share, fisher_exact, permutation_p, ratio_of_spreads
 from vkernel.data.empirical import Empirical
 from vkernel.metrics.augment import Augment
 from vkernel.metrics.copies import check_samples
@@ -38,7 +43,7 @@ MOMENTS, PAIRS, PERMUTATIONS = 4096, 1024, 999  # training images; samples, and 
 CHANCE = 0.01  # of a false alarm; and the share of diverged samples that raises it
 LEAST = 8  # samples, and real images
 DIVERGED = 1e6  # spreads of the data: beyond, a sample has diverged
-SIZES, EACH = (64, 32, 16, 8, 4, 2, 1), 4  # numbers of principal components; samples for each
+SIZES, EACH = (32, 16, 8, 4, 2, 1), 4  # numbers of principal components; training images for each
 TURNED, WEAKEST = 2048, 0.01  # features turned to principal axes; their least variance, in units of the mean
 ROUNDING = 1e-9  # of numbers of order one
 FAR, OUTSIDE = 1.0, 0.05  # the least z and the least share outside for an alarm of drift
@@ -107,22 +112,23 @@ def likeness(
     held, train = (versions.drawn(images, g) for images in (held, data.subset(order[:MOMENTS])))
     n = min(len(good), held.n)
     shuffled = good[torch.randperm(len(good), generator=g).to(good.device)]
-    reduced = not extract.custom and extract.components is None and 2 * extract(good[:1]).shape[1] >= min(n, train.n)
+    size = next(size for size in SIZES if EACH * size <= int((data.weights > 0).sum()))
+    reduced = not extract.custom and extract.components is None and extract(good[:1]).shape[1] > size
     if reduced:
-        extract = extract.reduced(next(size for size in SIZES if EACH * size <= min(n, train.n)))
+        extract = extract.reduced(size)
     extract = extract.fit(train, seed)
     sets = (shuffled, None), (held, held.choose(held.n, g)), (train, train.choose(train.n, g))
     a, b, c = (extract.over(*images) for images in sets)
     rest = [extract.remainder().over(*images) for images in sets] if extract.components else []
-    far, floor, why = None, None, ""
-    try:
+    k, far, floor = a.shape[1], None, None
+    if enough := min(n, len(c)) > k:
         far, floor = frechet_distance(a[:n], c), frechet_distance(b[:n], c)
-    except InputError as error:
-        why = str(error)
+    lacking = f"{n} samples and {len(c):,} training images" if len(c) <= k else f"{n} samples"
+    why = "" if enough else f"covariances of {k} features need {k + 1} images or more; there are {lacking}."
     mmd, mmd_floor = kernel_distance(a[:n], c), kernel_distance(b[:n], c)
     remainder = _ratio(rest[0][:n], rest[1][:n]) if rest else None
     chance = _chance((a, b, c), rest, rng.stream(seed, "exchanges for likeness"))
-    alarm, about = chance < CHANCE or diverged > CHANCE * len(x), (extract.name, a.shape[1], n, reduced, real)
+    alarm, about = chance < CHANCE or diverged > CHANCE * len(x), (extract.name, k, n, reduced, real)
     return Likeness(far, floor, mmd, mmd_floor, remainder, *about, chance, diverged, alarm, why)
 
 
@@ -173,10 +179,15 @@ def _second_order(pool: Tensor, train: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Drift:
-    """z of the per-image means and variances, and the shares outside the data's range. ``data_mean`` and
-    ``sample_mean`` hold the average and the spread over images of the per-image means; ``chances`` those of z and of
-    the share outside, for ``mean`` and ``variance``."""
+    """Per-image means and variances of samples beside the data's. ``share`` of the samples have one of them outside the
+    data's range, ``outside_mean`` and ``outside_variance`` of them this one; ``spread_mean`` and ``spread_variance``
+    are ratios of the spread over samples to that over the data, ``mean`` and ``variance`` the shifts z. ``data_mean``
+    and ``sample_mean`` hold the average and the spread over images of the per-image means; ``chances`` those of z and
+    of the share outside, for ``mean`` and ``variance``."""
 
+    share: Estimate
+    spread_mean: Estimate
+    spread_variance: Estimate
     mean: Estimate
     variance: Estimate
     outside_mean: Estimate
@@ -186,15 +197,15 @@ class Drift:
     chances: dict[str, Pair]
 
     @property
-    def shifted(self) -> dict[str, float]:
+    def shifted(self) -> dict[str, Estimate]:
         """The moments whose average is shifted, with z."""
-        moments = {"mean": self.mean.value, "variance": self.variance.value}
+        moments = {"mean": self.mean, "variance": self.variance}
         return {name: z for name, z in moments.items() if self.chances[name][0] < CHANCE}
 
     @property
-    def far(self) -> dict[str, float]:
+    def far(self) -> dict[str, Estimate]:
         """The moments whose average is shifted by more than a spread, with z."""
-        return {name: z for name, z in self.shifted.items() if abs(z) > FAR}
+        return {name: z for name, z in self.shifted.items() if abs(z.value) > FAR}
 
     @property
     def outside(self) -> dict[str, float]:
@@ -217,7 +228,11 @@ def drift(samples: Tensor, data: Empirical) -> Drift:
     floor = 1e-6 * max(data.spread / math.sqrt(data.d), 1e-30)
     mean, variance = (_shift(theirs[:, i], own[:, i], weights, floor ** (i + 1)) for i in (0, 1))
     chances = {"mean": mean[2], "variance": variance[2]}
-    return Drift(mean[0], variance[0], mean[1], variance[1], mean[3], mean[4], chances)
+    outside = ~((theirs <= own.amax(0)) & (theirs >= own.amin(0))).all(1)  # NaN are outside
+    share: Estimate = Estimate.of_share(outside.sum(), len(x))
+    finite = theirs[theirs.isfinite().all(1)]
+    wide = [ratio_of_spreads(finite[:, i], own[:, i], weights, floor ** (i + 1)) for i in (0, 1)]
+    return Drift(share, wide[0], wide[1], mean[0], variance[0], mean[1], variance[1], mean[3], mean[4], chances)
 
 
 def image_moments(images: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import math
 from collections.abc import Callable
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from vkernel.version import __version__
 
 if TYPE_CHECKING:
     import jinja2
+    import xarray
     from matplotlib.figure import Figure
 
 DOTS = 110  # per inch
@@ -21,6 +23,14 @@ DOTS = 110  # per inch
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2g} %" if 0 < share < 0.995 else f"{100 * share:.0f} %"
+
+
+def _extremes(ds: xarray.Dataset, name: str) -> str:
+    """Return the lowest and the highest value of a variable, each with its ends."""
+    columns = [ds[name + end].values.ravel() for end in ("", "_low", "_high")]
+    order = [k for k in columns[0].argsort() if math.isfinite(columns[0][k])]
+    ends = ["{:.2f} ({:.2f} to {:.2f})".format(*(float(c[k]) for c in columns)) for k in (order[:1] + order[-1:])]
+    return " … ".join(dict.fromkeys(ends)) or "an unknown amount"
 
 
 FILTERS = {  # numbers in templates: an Estimate with its ends (or one of a Dataset), the range of an array, digits
@@ -31,6 +41,7 @@ FILTERS = {  # numbers in templates: an Estimate with its ends (or one of a Data
     "range": lambda array: f"{float(array.min()):.2g} … {float(array.max()):.2g}",
     "digits": lambda value, digits=2: f"{float(value):.{digits}g}",
     "percent": _percent,
+    "extremes": _extremes,
     "row": lambda ds, name, k: Estimate(*(float(ds[name + end][k]) for end in ("", "_se", "_low", "_high"))),
 }
 

@@ -75,7 +75,9 @@ def describe(result: object, name: str = "network") -> str:
 
 def text(block: str, **values: object) -> str:
     """Return the sentences of one block of ``templates/audit.txt``."""
-    return html.sentences("audit.txt", block, describe=describe, comb=math.comb, CHANCE=CHANCE, LEAST=LEAST, **values)
+    return html.sentences(
+        "audit.txt", block, describe=describe, comb=math.comb, inf=math.inf, CHANCE=CHANCE, LEAST=LEAST, **values
+    )
 
 
 def verdicts(audit: Audit) -> list[Verdict]:
@@ -114,12 +116,10 @@ def _of_network(n: NetworkAudit) -> Iterator[Verdict]:
         yield verdict("membership", "alarm" if n.membership.chance < CHANCE else "good")
     yield verdict("blindness", "alarm" if n.blind.alarm else "good")
     drifts = {k: s.drift for k, s in n.samples.items()}
-    kind = max(drifts, key=lambda k: (drifts[k].alarm, abs(_finite(drifts[k].mean.value))))
+    kind = max(drifts, key=lambda k: (drifts[k].alarm, drifts[k].share.value))
     # if one sampler alone drifts, its coarse steps may be the cause
     level = "alarm" if all(d.alarm for d in drifts.values()) else "note" if drifts[kind].alarm else "good"
-    shifts = {"mean": drifts[kind].mean.value, "variance": drifts[kind].variance.value}
-    most = max(shifts, key=lambda moment: abs(_finite(shifts[moment])))
-    yield sampled("drift", kind, level, moment=most, far=shifts[most], diverged=not math.isfinite(shifts["mean"]))
+    yield sampled("drift", kind, level, diverged=not math.isfinite(drifts[kind].mean.value))
     kind = min(n.samples, key=lambda k: _finite(n.samples[k].likeness.kernel.value))
     like = n.samples[kind].likeness
     known = math.isfinite(like.kernel.value)
