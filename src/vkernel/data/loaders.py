@@ -58,12 +58,18 @@ def load(path: PathLike, scale: str | Scale = "auto", layout: str | None = None,
         key: which array of .npz, .safetensors or .pt; which column of .parquet, or several as ``"a,b"``; of a Hugging
             Face folder a column, a split, or ``"split/column"`` (default: the split ``train``)."""
     path = Path(path).expanduser()
-    require(path.exists(), f"There is no file or folder {path}.")
-    points = _read_folder(path, layout, key) if path.is_dir() else _read_file(path, layout, key)
+    points = read(path, layout, key)
     try:
         return Empirical(points, scale=_parse_scale(scale, points), name=path.name)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
+
+
+def read(path: PathLike, layout: str | None = None, key: str | None = None) -> Points:
+    """Return the array in a file or folder as it is stored, ``(n, *shape)``; arguments as for :func:`load`."""
+    path = Path(path).expanduser()
+    require(path.exists(), f"There is no file or folder {path}.")
+    return _read_folder(path, layout, key) if path.is_dir() else _read_file(path, layout, key)
 
 
 def _parse_scale(scale: str | Scale, points: Points) -> Scale:

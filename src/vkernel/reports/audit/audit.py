@@ -33,7 +33,7 @@ from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate
 from vkernel.core.files import write
 from vkernel.core.progress import Progress, Reporter, part, progress as report_progress
-from vkernel.data import Empirical, load
+from vkernel.data import Empirical
 from vkernel.metrics import collapse_ratio
 from vkernel.metrics.augment import Augment
 from vkernel.metrics.features import Extractor, Features, extractor
@@ -43,7 +43,7 @@ from vkernel.reports.audit.blind import Blind, blind
 from vkernel.reports.audit.conventions import Conventions, Skill, as_network, check, skill
 from vkernel.reports.audit.levels import Membership, audit_times, check_inputs, levels, membership, same_process
 from vkernel.reports.audit.report import Advice, Verdict, advice, as_dict, page, sentences, verdicts
-from vkernel.reports.audit.samples import Comparison, SampleAudit
+from vkernel.reports.audit.samples import Comparison, Data, SampleAudit, SavedAudit, as_data
 from vkernel.sample import Scores, ancestral, pf_ode
 from vkernel.score import EmpiricalScore, Score, Wrapped, as_score
 from vkernel.score.base import check_score
@@ -61,7 +61,6 @@ ALL = 1000  # steps in continuous time, where no number of steps is all
 CHUNK = 1 << 21  # random numbers made at once
 CHECK, LEVELS, MEMBERSHIP, BLIND, SAMPLES, COMPARE, AGREE, DATA = 3, 12, 5, 4, 12, 4, 16, 2  # shares of the work
 Model = Score | Scores | Callable[[Tensor, Tensor], Tensor] | str | Path
-Data = Empirical | Tensor | str | Path
 
 
 @dataclass(frozen=True)
@@ -151,10 +150,11 @@ class Audit:
     seconds: float
     notes: tuple[str, ...] = ()
     augment: Augment = field(default_factory=Augment)
+    saved: SavedAudit | None = None
 
     def __repr__(self) -> str:
         alarms = ", ".join(dict.fromkeys(v.question for v in self.verdicts if v.level == "alarm"))
-        return f"Audit({', '.join(n.name for n in self.networks)}; alarms: {alarms or 'none'})"
+        return f"Audit({', '.join(n.name for n in self.subjects)}; alarms: {alarms or 'none'})"
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -167,6 +167,11 @@ class Audit:
         return advice(self)
 
     @property
+    def subjects(self) -> tuple[NetworkAudit | SavedAudit, ...]:
+        """What was audited: networks, and saved samples."""
+        return self.networks + (() if self.saved is None else (self.saved,))
+
+    @property
     def members(self) -> list[NetworkAudit]:
         """The networks that were compared with one another."""
         names = "" if self.agreement is None else f", {self.agreement.dataset.attrs['names']}, "  # they may hold commas
@@ -175,7 +180,7 @@ class Audit:
     @property
     def memorised(self) -> Estimate | None:
         """The largest share of copies over networks and samplers; ``None`` if nothing was sampled."""
-        found = [s.comparison.fraction for n in self.networks for s in n.samples.values()]
+        found = [s.comparison.fraction for n in self.subjects for s in n.samples.values()]
         return max(found, key=lambda e: e.value, default=None)
 
     def summary(self) -> str:
@@ -224,7 +229,7 @@ def audit(
         quick, sizes: whether to take the sizes of a first look, or each of them.
         profile: the result of ``vk.profile`` for the data, for better advice."""
     began = time.monotonic()
-    data, held = _load(data, "training"), None if test is None else _load(test, "test")
+    data, held = as_data(data, "training"), None if test is None else as_data(test, "test")
     nets = _networks(models, process, data)
     for net in nets:
         for kind, points in {"training": data, "test": held or data}.items():
@@ -283,15 +288,6 @@ def _networks(models: Model | Sequence[Model], process: Process | None, data: Em
     names = [net.name for net in nets]
     numbered = [f"{name} ({k + 1})" if names.count(name) > 1 else name for k, name in enumerate(names)]
     return [replace(net, name=name) for net, name in zip(nets, numbered, strict=True)]
-
-
-def _load(data: Data, kind: str) -> Empirical:
-    if isinstance(data, str | Path):
-        return load(data)
-    try:
-        return data if isinstance(data, Empirical) else Empirical(data)
-    except InputError as error:
-        raise InputError(f"The {kind} data cannot be used: {error}") from error
 
 
 def _alike(nets: list[Wrapped]) -> list[list[Wrapped]]:

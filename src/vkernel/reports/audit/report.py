@@ -26,6 +26,7 @@ from vkernel.metrics.augment import Augment, lowest
 from vkernel.metrics.copies import CHANCE
 from vkernel.metrics.features import extractor
 from vkernel.metrics.likeness import LEAST, Drift, Likeness, image_moments
+from vkernel.metrics.repeats import Repeats
 from vkernel.reports import html
 from vkernel.reports.audit.agreement import SameNoise
 from vkernel.reports.audit.blind import Blind
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from vkernel.reports.audit.audit import Audit, NetworkAudit
+    from vkernel.reports.audit.samples import SavedAudit
 
 LOST = 0.5  # of the samples diverged: the rest allows no verdict
 LARGE = 0.5  # of the common error: a variance between runs that is worth reducing
@@ -86,7 +88,7 @@ def verdicts(audit: Audit) -> list[Verdict]:
     if (found := audit.agreement) is not None:
         out.append(_verdict("", "agreement", "note", r=found))
         out.append(_verdict("", "variance", "note" if found.follows else "unknown", r=found))
-    return out
+    return out if audit.saved is None else [*out, *_of_saved(audit.saved)]
 
 
 def _verdict(network: str, question: str, level: str, **facts: object) -> Verdict:
@@ -125,6 +127,25 @@ def _of_network(n: NetworkAudit) -> Iterator[Verdict]:
     known = math.isfinite(like.kernel.value)
     yield sampled("likeness", kind, ("note" if like.alarm else "good") if known else "unknown")
     yield verdict("deviation", "note")
+
+
+def _of_saved(n: SavedAudit) -> Iterator[Verdict]:
+    s = n.samples["saved"]
+
+    def verdict(question: str, level: str, **facts: object) -> Verdict:
+        return _verdict(n.name, question, level, n=n, s=s, sampler=SAMPLERS["saved"], **facts)
+
+    held, moved, like = s.comparison, s.drift, s.likeness
+    suspect = "alarm" if held.alarm else "note" if held.closer_chance < CHANCE else "good"
+    yield verdict("copies", suspect if s.are_images else "unknown")
+    if n.repeats is not None:
+        yield verdict("repeats", "alarm" if n.repeats.alarm else "good", r=n.repeats)
+    shifts = {"mean": moved.mean.value, "variance": moved.variance.value}
+    most = max(shifts, key=lambda moment: abs(_finite(shifts[moment])))
+    facts: dict[str, object] = {"moment": most, "far": shifts[most], "diverged": not math.isfinite(shifts["mean"])}
+    yield verdict("drift", "alarm" if moved.alarm else "good", **facts)
+    known = math.isfinite(like.kernel.value)
+    yield verdict("likeness", ("note" if like.alarm else "good") if known else "unknown")
 
 
 def _finite(value: float) -> float:
@@ -179,12 +200,12 @@ def screen(audit: Audit) -> Group:
     from rich.table import Column, Table
     from rich.text import Text
 
-    several, verdicts = len(audit.networks) > 1, audit.verdicts
+    several, verdicts = len(audit.subjects) > 1, audit.verdicts
     # a name is no markup
-    table = Table("question", *(Column(Text(n.name), overflow="fold") for n in audit.networks), pad_edge=False)
+    table = Table("question", *(Column(Text(n.name), overflow="fold") for n in audit.subjects), pad_edge=False)
     by = {(v.network, v.question): v for v in verdicts}
     for question, words in QUESTIONS.items():
-        cells = [by.get((n.name, question)) for n in audit.networks]
+        cells = [by.get((n.name, question)) for n in audit.subjects]
         if any(cells):
             answers = [Text("–") if v is None else Text(v.answer, _COLOURS[v.level]) for v in cells]
             table.add_row(question if several else words, *answers)
@@ -304,7 +325,10 @@ def _together(audit: Audit) -> list[dict[str, Any]]:
 
 def as_dict(audit: Audit) -> dict[str, object]:
     """Return everything but pictures as numbers, lists and dictionaries; numbers without a value are ``None``."""
-    plain = {name: _plain(value) for name, value in vars(audit).items() if name not in ("networks", "agreement")}
+    plain = {
+        name: _plain(value) for name, value in vars(audit).items() if name not in ("networks", "agreement", "saved")
+    }
+    plain["saved"] = None if audit.saved is None else _plain(audit.saved, audit.saved.name)
     plain |= {"memorised": _plain(audit.memorised), "verdicts": _plain(audit.verdicts), "advice": _plain(audit.advice)}
     plain |= {"networks": [_network(n) for n in audit.networks], "agreement": None}
     if (found := audit.agreement) is not None:
@@ -344,8 +368,8 @@ def _plain(value: Any, name: str = "network") -> Any:
     if is_dataclass(value) and not isinstance(value, Convention):
         kept = (f.name for f in fields(value) if f.metadata.get("files", True))
         out = {key: _plain(vars(value)[key], name) for key in kept}
-        out |= {"alarm": value.alarm} if isinstance(value, Blind | Drift) else {}
-        described = isinstance(value, Blind | Conventions | Drift | Likeness | SameNoise | Skill)
+        out |= {"alarm": value.alarm} if isinstance(value, Blind | Drift | Repeats) else {}
+        described = isinstance(value, Blind | Conventions | Drift | Likeness | Repeats | SameNoise | Skill)
         return out | ({"words": describe(value, name)} if described else {})
     if isinstance(value, Mapping):
         return {" ".join(map(str, k)) if isinstance(k, tuple) else str(k): _plain(v, name) for k, v in value.items()}

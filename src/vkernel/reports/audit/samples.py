@@ -6,15 +6,20 @@ samples with them: those that an audit draws from networks, and those that were 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from torch import Tensor
 
-from vkernel.data import Empirical
+from vkernel.core.errors import InputError
+from vkernel.data import Empirical, load
 from vkernel.metrics import Drift, Likeness, Texture, drift, likeness, texture
 from vkernel.metrics.augment import Augment
 from vkernel.metrics.copies import Copies, Reference
 from vkernel.metrics.features import Extractor, extractor
+from vkernel.metrics.repeats import Repeats
 from vkernel.reports.audit.report import LOST
+
+Data = Empirical | Tensor | str | Path
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,15 @@ class SampleAudit:
     def comparison(self) -> Copies:
         """The comparison that decides: without brightness and contrast where these have drifted."""
         return self.standardised or self.copies
+
+
+@dataclass(frozen=True)
+class SavedAudit:
+    """The results of saved samples, in the units of the data; ``repeats`` compares them with one another."""
+
+    name: str
+    samples: dict[str, SampleAudit] = field(repr=False)
+    repeats: Repeats | None
 
 
 @dataclass(eq=False)
@@ -70,3 +84,13 @@ class Comparison:
             given = (self.data, self.test, extract, self.reference, self.seed, self.augment)
             self.references[extract.name] = Reference(*given)
         return self.references[extract.name].copies(x, self.threshold)
+
+
+def as_data(data: Data, kind: str) -> Empirical:
+    """Return data of any form; ``kind`` names them in errors."""
+    if isinstance(data, str | Path):
+        return load(data)
+    try:
+        return data if isinstance(data, Empirical) else Empirical(data)
+    except InputError as error:
+        raise InputError(f"The {kind} data cannot be used: {error}") from error
