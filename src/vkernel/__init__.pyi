@@ -24,6 +24,7 @@ from vkernel.data.empirical import Empirical
 from vkernel.data.loaders import load
 from vkernel.process import DDPM, EDM, VE, VP, Anisotropic, Cosine, FlowMatching, Process, Toy, VPSong
 from vkernel.reports.audit.audit import audit
+from vkernel.reports.audit.saved import audit_samples
 from vkernel.reports.compare import compare
 from vkernel.reports.profile import Profile, profile
 from vkernel.sample import path
@@ -68,6 +69,7 @@ __all__ = [
     "as_score",
     "as_unet",
     "audit",
+    "audit_samples",
     "compare",
     "core",
     "data",

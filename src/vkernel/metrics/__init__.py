@@ -10,8 +10,8 @@ for members and Wilson's for the points of one sample. *Distances* (:mod:`~vkern
 average laws: members are pooled. Energy and kernel distance are unbiased. Total variation, Wasserstein's and Fréchet's
 distance of finite samples are biased upwards, since noise is distance too; errors do not contain this bias (theory,
 §10). *Samples of images against their training set*: copies (:mod:`~vkernel.metrics.copies`), drift and likeness of
-laws (:mod:`~vkernel.metrics.likeness`), texture (:mod:`~vkernel.metrics.texture`), in features
-(:mod:`~vkernel.metrics.features`)."""
+laws (:mod:`~vkernel.metrics.likeness`), texture (:mod:`~vkernel.metrics.texture`), repeats
+(:mod:`~vkernel.metrics.repeats`), in features (:mod:`~vkernel.metrics.features`)."""
 
 from vkernel.metrics import masses
 from vkernel.metrics.copies import Copies, copies
@@ -20,11 +20,13 @@ from vkernel.metrics.features import Extractor, extractor
 from vkernel.metrics.likeness import Drift, Likeness, drift, likeness
 from vkernel.metrics.masses import *
 from vkernel.metrics.population import Generalization, generalization
+from vkernel.metrics.repeats import Repeats, repeats
 from vkernel.metrics.samples import Reading, distinct, nearest
 from vkernel.metrics.texture import Texture, texture
 
-__all__ = ["Copies", "Drift", "Extractor", "Generalization", "Likeness", "Reading", "Texture", "copies", "distinct"]
+__all__ = ["Copies", "Drift", "Extractor", "Generalization", "Likeness", "Reading", "Repeats", "Texture", "copies"]
 __all__ += [
+    "distinct",
     "drift",
     "energy_distance",
     "extractor",
@@ -33,6 +35,7 @@ __all__ += [
     "kernel_distance",
     "likeness",
     "nearest",
+    "repeats",
     "texture",
     "wasserstein",
     *masses.__all__,

@@ -1,10 +1,11 @@
 """Audits of trained networks: copies, membership, blind directions, drift, and agreement of runs.
 
 :func:`audit` examines one or several networks and returns an :class:`Audit`: numbers with intervals, verdicts, advice
-and reports. Each question can be examined alone: :func:`check` and :func:`skill` (do the stated conventions fit, how
-far has training come), :func:`levels` and :func:`membership` (errors beside those of the ideal score), :func:`blind`,
-:func:`draw` from :func:`start` (samples, which :mod:`vkernel.metrics` compares with the data), :func:`agreement` and
-:func:`same_noise` of several runs. :func:`describe` puts any of the results into sentences."""
+and reports; :func:`audit_samples` examines samples that were saved, without a network. Each question can be examined
+alone: :func:`check` and :func:`skill` (do the stated conventions fit, how far has training come), :func:`levels` and
+:func:`membership` (errors beside those of the ideal score), :func:`blind`, :func:`draw` from :func:`start` (samples,
+which :mod:`vkernel.metrics` compares with the data), :func:`agreement` and :func:`same_noise` of several runs.
+:func:`describe` puts any of the results into sentences."""
 
 from vkernel.reports.audit.agreement import Agreement, SameNoise, agreement, same_noise
 from vkernel.reports.audit.audit import Audit, DataStatistics, NetworkAudit, Sizes, audit, draw, start
@@ -12,8 +13,20 @@ from vkernel.reports.audit.blind import Blind, blind
 from vkernel.reports.audit.conventions import Convention, Conventions, Skill, check, skill
 from vkernel.reports.audit.levels import Membership, levels, membership
 from vkernel.reports.audit.report import Advice, Verdict, describe
-from vkernel.reports.audit.samples import SampleAudit
+from vkernel.reports.audit.samples import SampleAudit, SavedAudit
+from vkernel.reports.audit.saved import audit_samples
 
 __all__ = ["Advice", "Agreement", "Audit", "Blind", "Convention", "Conventions", "DataStatistics", "Membership"]
-__all__ += ["NetworkAudit", "SameNoise", "SampleAudit", "Sizes", "Skill", "Verdict", "agreement", "audit", "blind"]
-__all__ += ["check", "describe", "draw", "levels", "membership", "same_noise", "skill", "start"]
+__all__ += ["NetworkAudit", "SameNoise", "SampleAudit", "SavedAudit", "Sizes", "Skill", "Verdict", "agreement", "audit"]
+__all__ += [
+    "audit_samples",
+    "blind",
+    "check",
+    "describe",
+    "draw",
+    "levels",
+    "membership",
+    "same_noise",
+    "skill",
+    "start",
+]
