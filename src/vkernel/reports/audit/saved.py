@@ -23,6 +23,7 @@ from vkernel.core.errors import InputError, require
 from vkernel.core.progress import Progress, progress as report_progress
 from vkernel.data import Empirical
 from vkernel.data.loaders import read
+from vkernel.metrics.augment import Augment
 from vkernel.metrics.features import Features, extractor
 from vkernel.metrics.repeats import repeats
 from vkernel.reports.audit.audit import IN_MEMORY, Audit, Sizes
@@ -48,6 +49,7 @@ def audit_samples(
     *,
     features: Features = "pixels",
     threshold: float = 1 / 3,
+    augment: str | None = None,
     range: Range | None = None,
     key: str | None = None,
     count: int | None = None,
@@ -59,7 +61,7 @@ def audit_samples(
     Args:
         samples: ``(n, *shape)``, a folder of images, or any file that :func:`vkernel.load` reads.
         test: images of the same law that were not trained on.
-        features, threshold: as for :func:`vkernel.audit`.
+        features, threshold, augment: as for :func:`vkernel.audit`.
         range: the values of black and white in the samples, where these are not the data's.
         key: the array of a file that holds several.
         count: how many of the samples to compare, chosen at random; by default all, up to 2^28 numbers.
@@ -74,7 +76,7 @@ def audit_samples(
     require(held is None or held.shape == own.shape, f"Test images do not have the shape of the data, {own.shape}.")
     require(count is None or (is_whole(count) and count >= FEWEST), f"count must be {FEWEST} or more; got {count!r}.")
     own, extract = own.loaded() if own.n * own.d <= IN_MEMORY else own, extractor(features)
-    stored = read_samples(samples, key)
+    versions, stored = Augment.parse(augment, own.shape), read_samples(samples, key)
     n, most = len(stored), min(count or len(stored), max(FEWEST, MOST // own.d))
     x, notes = fitted(stored, own.shape)
     if most < n:
@@ -82,13 +84,13 @@ def audit_samples(
         notes.append(f"{most:,} of {n:,} samples, chosen at random, were compared.")
     x, assumed = in_units(x, own, range)
     with report_progress(3, progress) as step:
-        found = Comparison(own, held, extract, threshold, REFERENCE, seed).of(x, "saved", 0)
+        found = Comparison(own, held, extract, threshold, REFERENCE, seed, versions).of(x, "saved", 0)
         step("comparison with the data", 2)
         alike = repeats(x, own, held, features="standardised" if found.standardised else extract, seed=seed)
         step("comparison with one another", 1)
     saved = SavedAudit(name, {"saved": found}, alike)
     stated = extract.name, threshold, Sizes(samples=len(x), reference=REFERENCE), seed, time.monotonic() - began
-    return Audit((), None, None, own, held, *stated, (*notes, *assumed), saved)
+    return Audit((), None, None, own, held, *stated, (*notes, *assumed), versions, saved)
 
 
 def read_samples(samples: Tensor | str | Path, key: str | None = None) -> Tensor:
