@@ -25,7 +25,10 @@ from vkernel.cli.common import (
     writable,
     write,
 )
+from vkernel.core.checks import check_choice
 from vkernel.core.errors import require
+
+DTYPES = ("float32", "bf16", "fp16")
 
 
 def audit(
@@ -52,6 +55,10 @@ def audit(
     quick: Annotated[bool, option("audit.quick")] = False,
     full_sampler: Annotated[bool, option("audit.full_sampler")] = False,
     samples: Annotated[int | None, option("audit.samples")] = None,
+    steps: Annotated[int | None, option("audit.steps")] = None,
+    batch: Annotated[int | None, option("audit.batch")] = None,
+    dtype: Annotated[str, option("audit.dtype")] = "float32",
+    resume: Annotated[Path | None, option("audit.resume")] = None,
     seed: Seed = 0,
     device: Device = "cpu",
     json: Json = None,
@@ -63,6 +70,8 @@ def audit(
 
     Unconditional networks, class-conditional ones (one class at a time) and networks in latent space (--latents).
     Guided sampling and text-conditional pipelines are not supported: they sample from no model's own score."""
+    import torch
+
     from vkernel.reports.audit import Sizes
     from vkernel.reports.audit.report import screen
 
@@ -71,6 +80,10 @@ def audit(
     require(data is not None or latents is not None, "Give the training set of the network: --data DATA.")
     require(data is None or latents is None, "--latents takes the place of --data; give one of them.")
     require(samples is None or samples >= 16, f"--samples must be 16 or more; got {samples}.")
+    require(steps is None or not full_sampler, "--full-sampler takes all steps; give it or --steps.")
+    for flag, number in {"--steps": steps, "--batch": batch}.items():
+        require(number is None or number >= 1, f"{flag} must be 1 or more; got {number}.")
+    check_choice(dtype, "--dtype", DTYPES)
     where = on_device(device)
     if latents is not None:
         require(range == "-1,1", "Latents are floats and are used as they are; --range does not apply.")
@@ -83,8 +96,9 @@ def audit(
     nets = [_read(path, module, stated) for path in weights]
     groups = None if group is None else [name.strip() for name in group.split(",")]
     sizes = Sizes.quick() if quick else Sizes()
-    sizes = replace(sizes, samples=samples or sizes.samples, steps=None if full_sampler else sizes.steps)
+    sizes = replace(sizes, samples=samples or sizes.samples, steps=None if full_sampler else steps or sizes.steps)
     compared: dict[str, Any] = {"features": features, "threshold": threshold, "augment": augment, "groups": groups}
+    compared |= {"batch": batch, "resume": resume, "dtype": {"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype)}
     found = vk.audit(nets, own, test=held, **compared, sizes=sizes, seed=seed, progress=not quiet)
     write(found, None if quiet else screen(found), json, html)
     most = found.memorised

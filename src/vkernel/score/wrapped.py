@@ -25,6 +25,7 @@ class-conditional, ``net(x, time, labels)``, and the score is that of one class.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable, Sequence
@@ -67,14 +68,15 @@ def as_score(
     batch: int | None = None,
     label: int | None = None,
     sigma_data: float = 0.5,
+    dtype: torch.dtype | None = None,
 ) -> Wrapped:
     """Wrap a function or module as a :class:`~vkernel.score.base.Score`.
 
     ``fn(x, time)`` takes ``x (B, *shape)`` and ``time (B,)`` and returns a tensor like ``x``, or an object that holds
     it in ``.sample`` or ``.mean``, or a tuple whose first entry it is. With ``shape=None`` the first call decides the
     shape, and its first dimension is the batch. ``predicts``, ``time``, ``range``, ``label`` and ``sigma_data`` are the
-    conventions of :mod:`vkernel.score.wrapped`; ``batch`` is the largest number of events in one call. Modules
-    are put into evaluation mode.
+    conventions of :mod:`vkernel.score.wrapped`; ``batch`` is the largest number of events in one call. With ``dtype``
+    (``torch.bfloat16``, ``torch.float16``) the network runs under autocast. Modules are put into evaluation mode.
 
     >>> import torch, vkernel as vk
     >>> score = vk.as_score(lambda x, t: -x, vk.VP())  # the score of a standard normal
@@ -84,7 +86,7 @@ def as_score(
     if isinstance(fn, nn.Module):
         fn.eval()
     ends, event = None if range is None else interval(range), None if shape is None else tuple(shape)
-    return Wrapped(fn, process, predicts, time, ends, event, name, batch, label, sigma_data=sigma_data)
+    return Wrapped(fn, process, predicts, time, ends, event, name, batch, label, sigma_data=sigma_data, dtype=dtype)
 
 
 @dataclass(eq=False, repr=False)
@@ -104,6 +106,7 @@ class Wrapped(Score):
     label: int | None = None
     notes: tuple[str, ...] = ()
     sigma_data: float = 0.5
+    dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         require(callable(self.net), f"The network must be callable, net(x, t); got {type(self.net).__name__}.")
@@ -114,6 +117,8 @@ class Wrapped(Score):
         if self.label is not None:
             check_whole(self.label, "label, a class,", least=0)
         check_positive(self.sigma_data, "sigma_data")
+        if self.batch is not None:
+            check_whole(self.batch, "batch")
         self.range = None if self.range is None else interval(self.range)
         self.shape = None if self.shape is None else tuple(int(k) for k in self.shape)
         time_input(self.time, self.process, torch.tensor([self.process.T], dtype=torch.float64))  # check the convention
@@ -181,7 +186,12 @@ class Wrapped(Score):
         if self.predicts == "edm":
             size = (self.process.S(t) + (self.process.alpha(t) * self.sigma_data).square()).sqrt()
             rows = x / over_event(size.to(x), x.shape[1:])
-        out = _tensor_of(self.net(rows.to(home.device, home.dtype), number, *label), self.name)
+        try:
+            with torch.autocast(home.device.type, self.dtype) if self.dtype else contextlib.nullcontext():
+                out = _tensor_of(self.net(rows.to(home.device, home.dtype), number, *label), self.name)
+        except torch.OutOfMemoryError as error:
+            fewer = "give a smaller batch (on the command line --batch)"
+            raise InputError(f"{self.name} ran out of memory with a batch of {len(x)}; {fewer}.") from error
         given = f"{self.name} was given a batch of shape {tuple(x.shape)} and returned {tuple(out.shape)}"
         require(out.shape == x.shape, f"{given}; it must return a tensor of the same shape.")
         out = out.to(x.device, x.dtype)

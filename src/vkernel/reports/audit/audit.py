@@ -16,11 +16,12 @@ import functools
 import inspect
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,8 +42,10 @@ from vkernel.process import DDPM, Anisotropic, Process
 from vkernel.reports.audit.agreement import Agreement, agreement
 from vkernel.reports.audit.blind import Blind, blind
 from vkernel.reports.audit.conventions import Conventions, Skill, as_network, check, skill
+from vkernel.reports.audit.kept import Kept
 from vkernel.reports.audit.levels import Membership, audit_times, check_inputs, levels, membership, same_process
-from vkernel.reports.audit.report import Advice, Verdict, advice, as_dict, page, sentences, verdicts
+from vkernel.reports.audit.plan import Plan, device_of, measure, using_threads
+from vkernel.reports.audit.report import Advice, Verdict, advice, as_dict, page, sentences, text, verdicts
 from vkernel.reports.audit.samples import Comparison, Data, SampleAudit, SavedAudit, as_data
 from vkernel.sample import Scores, ancestral, pf_ode
 from vkernel.score import EmpiricalScore, Score, Wrapped, as_score
@@ -60,6 +63,7 @@ KINDS = ("ode", "ancestral")
 ALL = 1000  # steps in continuous time, where no number of steps is all
 CHUNK = 1 << 21  # random numbers made at once
 CHECK, LEVELS, MEMBERSHIP, BLIND, SAMPLES, COMPARE, AGREE, DATA = 3, 12, 5, 4, 12, 4, 16, 2  # shares of the work
+Result = TypeVar("Result")
 Model = Score | Scores | Callable[[Tensor, Tensor], Tensor] | str | Path
 
 
@@ -214,6 +218,9 @@ def audit(
     sizes: Sizes | None = None,
     profile: Profile | None = None,
     seed: int = 0,
+    batch: int | None = None,
+    dtype: torch.dtype | None = None,
+    resume: str | Path | None = None,
     progress: Progress = False,
 ) -> Audit:
     """Audit one or several trained networks against their training set.
@@ -227,7 +234,10 @@ def audit(
         augment: the augmentations of training, ``"flip,shift:2"``: samples are compared with all versions of an image.
         groups: the group of each network, equal for networks that share an initialisation, say.
         quick, sizes: whether to take the sizes of a first look, or each of them.
-        profile: the result of ``vk.profile`` for the data, for better advice."""
+        profile: the result of ``vk.profile`` for the data, for better advice.
+        batch: the largest number of images in one call of a network; by default it follows from the free memory.
+        dtype: the precision of the networks, ``torch.bfloat16`` or ``torch.float16``, by autocast; results are float32.
+        resume: a folder that keeps the results of finished stages; the same audit continues from there."""
     began = time.monotonic()
     data, held = as_data(data, "training"), None if test is None else as_data(test, "test")
     nets = _networks(models, process, data)
@@ -244,10 +254,18 @@ def audit(
     if data.n * data.d <= IN_MEMORY:  # the ideal score reads the data many times
         data = data.loaded()
     sizes, extract = sizes or (Sizes.quick() if quick else Sizes()), extractor(features)
+    nets = [replace(net, batch=batch or net.batch, dtype=dtype or net.dtype) for net in nets]
+    facts = [nets, data, held, sizes, seed, extract.name, threshold, versions, str(data.device)]
+    kept = Kept(resume, *(facts if resume is not None else ()))
+    plan = kept.get("plan", lambda: measure(nets[0], data, nets[0].batch, seed))
+    nets = [replace(net, batch=net.batch or plan.batch) for net in nets]
+    if progress and math.isfinite(plan.evaluation):
+        _announce(plan, nets[0], sizes, len(nets), held is not None, progress)
     each = CHECK + LEVELS + MEMBERSHIP * (held is not None) + BLIND + 2 * (SAMPLES + COMPARE)
     together, notes = None, []
-    with report_progress(len(nets) * each + AGREE * (len(nets) > 1) + DATA, progress) as step:
-        shared = (data, held, extract, threshold, versions, sizes, seed, step)
+    total = len(nets) * each + AGREE * (len(nets) > 1) + DATA
+    with using_threads(plan.threads), report_progress(total, progress) as step:
+        shared = (data, held, extract, threshold, versions, sizes, seed, kept, step)
         problems = [_NetworkGroup(some, *shared) for some in _alike(nets)]
         found = {name: result for problem in problems for name, result in problem.networks().items()}
         results = [found[net.name] for net in nets]
@@ -260,7 +278,8 @@ def audit(
         statistics = None if profile is None else DataStatistics.of_profile(profile)
         good = next((p for p in problems if any(found[net.name].conventions.fits for net in p.nets)), None)
         if statistics is None and good is not None:
-            statistics = DataStatistics.of(good.data, good.nets[0].process, sizes.queries, seed)
+            about = functools.partial(DataStatistics.of, good.data, good.nets[0].process, sizes.queries, seed)
+            statistics = kept.get(f"statistics {good.nets[0].name}", about)
         step("training set", DATA)
     stated = (extract.name, threshold, sizes, seed, time.monotonic() - began)
     return Audit(tuple(results), together, statistics, data, held, *stated, tuple(notes), versions)
@@ -315,6 +334,7 @@ class _NetworkGroup:
     augment: Augment
     sizes: Sizes
     seed: int
+    kept: Kept
     step: Reporter
 
     def __post_init__(self) -> None:
@@ -332,7 +352,7 @@ class _NetworkGroup:
         """Return the results of each network by name; a failure ends the audit of that network only."""
         found = {}
         for net in self.nets:
-            read = check(net, self.data, images=self.sizes.check, seed=self.seed, exact=self.exact)
+            read = self._kept(net, check, images=self.sizes.check, exact=self.exact)
             found[net.name] = NetworkAudit(net, read)
             self.step(f"{net.name}: conventions", CHECK)
         for name, curve in self._levels([net for net in self.nets if found[net.name].conventions.fits]).items():
@@ -346,8 +366,10 @@ class _NetworkGroup:
         """Return the errors by noise level of each network by name, or why they could not be measured."""
         sizes: dict[str, Any] = {"images": self.sizes.images, "draws": self.sizes.draws, "seed": self.seed}
         done = part(self.step, "errors by noise level", LEVELS * len(nets))
+        measured = functools.partial(levels, nets, self.data, self.test, times=self.times, exact=self.exact)
         try:
-            found = levels(nets, self.data, self.test, times=self.times, exact=self.exact, progress=done, **sizes)
+            stage = f"levels {len(nets)} {nets[0].name if nets else ''}"
+            found = self.kept.get(stage, functools.partial(measured, progress=done, **sizes))
         except InputError as error:  # where one of several fails, each is evaluated alone
             alone = (self._levels([net]) for net in nets)
             return {nets[0].name: error} if len(nets) == 1 else {k: v for one in alone for k, v in one.items()}
@@ -356,22 +378,43 @@ class _NetworkGroup:
     def _network(self, begun: NetworkAudit, curve: xarray.Dataset | InputError) -> NetworkAudit:
         if isinstance(curve, InputError):
             raise curve
-        net, sizes, seed, member = begun.net, self.sizes, self.seed, None
-        skilled = skill(net, self.data, images=sizes.check, seed=seed)
+        net, sizes, member = begun.net, self.sizes, None
+        skilled = self._kept(net, skill, images=sizes.check)
         if self.test is not None:
-            member = membership(net, self.data, self.test, times=self.times, images=sizes.members, draws=1, seed=seed)
+            member = self._kept(net, membership, self.test, times=self.times, images=sizes.members, draws=1)
             self.step(f"{net.name}: membership", MEMBERSHIP)
-        seen = blind(net, self.data, images=sizes.blind, seed=seed, budget=sizes.budget)
+        # half precision has no derivatives worth their name
+        seen = self._kept(replace(net, dtype=None), blind, images=sizes.blind, budget=sizes.budget)
         self.step(f"{net.name}: blind directions", BLIND)
         samples = {kind: self._samples(net, kind) for kind in KINDS}
         return replace(begun, skill=skilled, levels=curve, membership=member, blind=seen, samples=samples)
 
+    def _kept(self, net: Wrapped, stage: Callable[..., Result], *more: Any, **options: Any) -> Result:
+        """Return the result of a stage for one network, which may have been kept."""
+        compute = functools.partial(stage, net, self.data, *more, seed=self.seed, **options)
+        return self.kept.get(f"{stage.__name__} {net.name}", compute, process=net.process)
+
     def _samples(self, net: Wrapped, kind: str) -> SampleAudit:
-        sizes = self.sizes
-        x_T = start(net, sizes.samples, self.seed, self.data.shape)
+        """Draw samples in batches, each of which is kept, and compare them with the data."""
+        sizes, parts = self.sizes, []
+        x_T = start(net, sizes.samples, self.seed, self.data.shape).split(net.batch or sizes.samples)
         done = part(self.step, f"{net.name}: samples ({kind})", SAMPLES)
-        x = draw(net, x_T, kind, steps=sizes.steps, seed=self.seed, progress=done)
-        found = self.compared.of(x, kind, len(sampling_times(net, kind, sizes.steps)))
+        for k, noise in enumerate(x_T):
+            first = k * len(x_T[0])
+            report = functools.partial(_share, done, k, len(x_T))
+            options: dict[str, Any] = {"steps": sizes.steps, "seed": self.seed, "first": first, "progress": report}
+            compute = functools.partial(draw, net, noise.to(self.data.device), kind, **options)
+            parts.append(self.kept.get(f"samples {kind} {first} {net.name}", compute).cpu())
+            done("", (k + 1) / len(x_T))
+        x, steps = torch.cat(parts), len(sampling_times(net, kind, sizes.steps))
+        compare = functools.partial(self.compared.of, x, kind, steps)
+        if not self.extract.custom:  # what a function of the user computes may change
+
+            def without() -> SampleAudit:
+                return replace(self.compared.of(x, kind, steps), images=x[:0])
+
+            compare = functools.partial(self.kept.get, f"comparison {kind} {net.name}", without)
+        found = replace(compare(), images=x)
         self.step(f"{net.name}: comparison with data", COMPARE)
         return found
 
@@ -385,7 +428,28 @@ class _NetworkGroup:
         scores = Checkpoints(kept, None if groups is None else [groups[net.name] for net in kept])
         options: dict[str, Any] = {"times": self.times, "images": self.sizes.places, "seed": self.seed}
         options |= {"samples": x[:, good] if int(good.sum()) >= 3 else None, "exact": self.exact}
-        return agreement(scores, self.data, progress=part(self.step, "agreement of the networks", AGREE), **options)
+        done = part(self.step, "agreement of the networks", AGREE)
+        compute = functools.partial(agreement, scores, self.data, progress=done, **options)
+        return self.kept.get(f"agreement {scores.names[0]}", compute, groups, process=kept[0].process)
+
+
+def _share(report: Callable[[str, float], None], k: int, count: int, label: str, share: float) -> None:
+    """Report the progress of the k-th of several equal parts."""
+    report(label, (k + share) / count)
+
+
+def _announce(plan: Plan, net: Wrapped, sizes: Sizes, nets: int, test: bool, progress: Progress) -> None:
+    """Report the cost of an audit before it begins."""
+    steps = [len(sampling_times(net, "ode", size.steps)) for size in (sizes, Sizes.quick())]
+    costs = [plan.seconds(size, count, nets, test) for size, count in zip((sizes, Sizes.quick()), steps, strict=True)]
+    evaluations = plan.evaluations(sizes, steps[0], nets, test)
+    words = text(
+        "cost", plan=plan, nets=nets, evaluations=evaluations, seconds=costs[0], quick=costs[1], device=device_of(net)
+    )
+    if callable(progress):
+        progress(words, 0.0)
+    else:
+        print(words, file=sys.stderr)
 
 
 def start(score: Score, n: int, seed: int, shape: tuple[int, ...]) -> Tensor:
@@ -399,12 +463,20 @@ def start(score: Score, n: int, seed: int, shape: tuple[int, ...]) -> Tensor:
 
 
 def draw(
-    score: Score, x_T: Tensor, kind: str = "ode", *, steps: int | None = 50, seed: int = 0, progress: Progress = False
+    score: Score,
+    x_T: Tensor,
+    kind: str = "ode",
+    *,
+    steps: int | None = 50,
+    seed: int = 0,
+    first: int = 0,
+    progress: Progress = False,
 ) -> Tensor:
     """Sample from ``x_T (n, *shape)``, like it; samples that diverge are returned as they are.
 
     ``kind`` is "ode" or "ancestral"; ``steps`` are evaluations of the network (``None``: every index of a DDPM, 1,000
-    in continuous time). Ancestral steps of a DDPM are evenly spaced indices; times that share an index count once."""
+    in continuous time). Ancestral steps of a DDPM are evenly spaced indices; times that share an index count once.
+    ``first`` is the index of the first sample, where ``x_T`` is a part of more."""
     _check(score, seed)
     check_choice(kind, "kind", KINDS)
     require(isinstance(x_T, Tensor), f"x_T must be a torch tensor, not {type(x_T).__name__}.")
@@ -412,7 +484,7 @@ def draw(
     times, shape = sampling_times(score, kind, steps), tuple(x_T.shape)
 
     def noise(k: int) -> Tensor:
-        return _normals(rng.key(seed, "noise of ancestral steps", k), len(x_T), shape[1:], x_T.device)
+        return _normals(rng.key(seed, "noise of ancestral steps", k), len(x_T), shape[1:], x_T.device, first)
 
     try:
         with torch.no_grad():
@@ -454,9 +526,9 @@ def _check(score: Score, seed: int) -> Score:
     return score
 
 
-def _normals(key: int, n: int, shape: tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
+def _normals(key: int, n: int, shape: tuple[int, ...], device: torch.device | str = "cpu", first: int = 0) -> Tensor:
     """Return standard normals ``(n, *shape)``, each row a function of the key and of its sample's index."""
     coordinates = torch.arange(math.prod(shape), device=device)
-    own = rng.hashed(torch.tensor(key, device=device), torch.arange(n, device=device))
+    own = rng.hashed(torch.tensor(key, device=device), torch.arange(first, first + n, device=device))
     parts = own.split(max(1, CHUNK // len(coordinates)))
     return torch.cat([rng.normals(part[:, None], coordinates) for part in parts]).reshape(n, *shape)
