@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from command import Left
 from torch import Tensor, nn
 
 import vkernel as vk
-from vkernel.cli import main
 
 SIDE, STEPS = 4, 100
 BETAS = f"linear:1e-3:.2:{STEPS}"
@@ -62,47 +62,6 @@ def wider():
 def contrast(images):
     return images.flatten(1).std(1, keepdim=True) * torch.ones(4)
 '''
-
-
-@dataclass
-class Left:
-    """What a run of the command left."""
-
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def vkernel(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Left]:
-    """The command, in this process."""
-
-    def run(*args: object) -> Left:
-        monkeypatch.setattr(sys, "argv", ["vkernel", *map(str, args)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            main()
-        held = capsys.readouterr()
-        return Left(int(left.value.code or 0), held.out, held.err)
-
-    return run
-
-
-@pytest.fixture
-def refused(vkernel: Callable[..., Left]) -> Callable[..., str]:
-    """One sentence on standard error, exit code 2, nothing else."""
-
-    def run(*args: object) -> str:
-        left = vkernel(*args, "--quiet")
-        assert left.code == 2, left
-        assert "Traceback" not in left.err
-        assert len(left.err.strip().splitlines()) == 1, left.err
-        assert left.err.startswith("vkernel: ")
-        assert left.err.rstrip().endswith((".", "'vkernel --help'.")), left.err
-        assert left.out == ""
-        return left.err
-
-    return run
 
 
 @pytest.fixture(autouse=True)

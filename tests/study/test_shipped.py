@@ -12,7 +12,8 @@ import pytest
 from exhibits import without_pictures
 from typer.testing import CliRunner
 
-from vkernel import cli, plots, reproduce, study as vk_study
+from vkernel import plots, reproduce, study as vk_study
+from vkernel.cli.commands import app
 from vkernel.core.errors import InputError
 from vkernel.reproduce.exhibit import Part
 from vkernel.study import report, spec as specs
@@ -185,13 +186,13 @@ def test_a_cutoff_that_cannot_be_is_refused(process: dict, said: str) -> None:
 
 
 def test_the_command_line_lists_them_and_runs_them_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = CliRunner().invoke(cli.app, ["study", "list"])
+    done = CliRunner().invoke(app, ["study", "list"])
     assert done.exit_code == 0
     for name in specs.SHIPPED:
         assert f"{name}: " in done.output
     given = {}
     monkeypatch.setattr(reproduce, "run", lambda out, **words: given.update(words))
-    assert CliRunner().invoke(cli.app, ["reproduce", "--all", "--workers", "3", "--out", str(tmp_path)]).exit_code == 0
+    assert CliRunner().invoke(app, ["reproduce", "--all", "--workers", "3", "--out", str(tmp_path)]).exit_code == 0
     assert given == {"seed": 0, "everything": True, "workers": 3}
 
 

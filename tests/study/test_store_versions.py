@@ -16,7 +16,8 @@ import pytest
 from studies import inf
 from typer.testing import CliRunner
 
-from vkernel import InputError, cli, study
+from vkernel import InputError, study
+from vkernel.cli.commands import app
 from vkernel.study import report
 
 STUDY = {
@@ -56,7 +57,7 @@ def test_it_is_read_shown_plotted_and_exported(old: Path, tmp_path: Path) -> Non
     assert report.sentence(ds).startswith("Distance, J1 over J0: ")
     calls = [("status",), ("show",), ("plot", "--out", tmp_path / "a.png"), ("export", "--out", tmp_path / "a.csv")]
     for command, *options in calls:
-        done = CliRunner().invoke(cli.app, ["study", command, str(old), *map(str, options)])
+        done = CliRunner().invoke(app, ["study", command, str(old), *map(str, options)])
         assert done.exit_code == 0, done.output
     assert (tmp_path / "a.png").stat().st_size > 5000
     rows = list(csv.DictReader(io.StringIO((tmp_path / "a.csv").read_text())))

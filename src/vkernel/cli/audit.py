@@ -22,9 +22,9 @@ from vkernel.cli.common import (
     load_data,
     on_device,
     option,
-    writable,
     write,
 )
+from vkernel.cli.streams import fail
 from vkernel.core.checks import check_choice
 from vkernel.core.errors import require
 
@@ -75,7 +75,6 @@ def audit(
     from vkernel.reports.audit import Sizes
     from vkernel.reports.audit.report import screen
 
-    writable(json, html)
     require(0 <= (limit or 0) <= 1, f"--fail-if-memorised must be a share between 0 and 1; got {limit}.")
     require(data is not None or latents is not None, "Give the training set of the network: --data DATA.")
     require(data is None or latents is None, "--latents takes the place of --data; give one of them.")
@@ -104,8 +103,7 @@ def audit(
     most = found.memorised
     if limit is not None and most is not None and most.value > limit:
         share = f"{100 * most.value:.3g} % of the samples are copies, more than {100 * limit:.3g} %"
-        typer.echo(f"vkernel: {share}.", err=True)
-        raise typer.Exit(1)
+        raise typer.Exit(fail(f"{share}.", 1))
 
 
 def _read(path: Path, module: str | None, stated: dict[str, Any]) -> vk.Score:

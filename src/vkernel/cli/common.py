@@ -8,12 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console, RenderableType
-from typer import Argument, Option
+from rich.measure import Measurement
+from rich.segment import Segment, Segments
+from typer import Argument, Context, Option
+from typer.core import TyperCommand
 
 import vkernel as vk
-from vkernel.core.errors import InputError, require
+from vkernel.cli.streams import put, say
+from vkernel.core.errors import InputError
+from vkernel.core.files import check_outputs, shown
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +39,7 @@ argument = partial(option, kind=Argument)
 Key = Annotated[str | None, option("shared.key")]
 Layout = Annotated[str | None, option("shared.layout")]
 Scale = Annotated[str, option("shared.scale")]
+OUTPUTS = ("json", "html", "out")
 Json = Annotated[Path | None, option("shared.json")]
 Html = Annotated[Path | None, option("shared.html")]
 Quiet = Annotated[bool, option("shared.quiet")]
@@ -61,19 +66,47 @@ def on_device(name: str) -> torch.device:
     return device
 
 
-def writable(*files: Path | None) -> None:
-    """Check before a long computation that the files for its results can be written."""
-    for target in filter(None, files):
-        require(not target.is_dir(), f"{target} is a folder; give the name of a file to write.")
-        parent = target.expanduser().absolute().parent
-        require(not parent.exists() or parent.is_dir(), f"{parent} is a file; {target} cannot lie in it.")
+class Command(TyperCommand):
+    """A command that begins with a check of the files that it will write, against all others that its options name."""
+
+    def invoke(self, ctx: Context) -> object:  # type: ignore[override]  # typer has its own class of contexts
+        """Check the outputs and run the command."""
+        outputs = {f"--{name}": value for name, value in ctx.params.items() if name in OUTPUTS}
+        given = [value for name, value in ctx.params.items() if name not in OUTPUTS]
+        values = [one for value in given for one in (value if isinstance(value, list | tuple) else [value])]
+        texts = [str(value) for value in values if isinstance(value, str | Path)]
+        parts = [part for text in texts for part in (text, *text.split(","), text.rpartition(":")[0])]  # file.py:name
+        check_outputs(outputs, filter(None, parts))
+        if outputs.get("--html") is not None:
+            import vkernel.plots  # noqa: F401  (what prevents its import should not come after the computation)
+        return super().invoke(ctx)
+
+
+def show(table: RenderableType) -> None:
+    """Print a table, wider than the terminal if its words need that: rich would cut them. Texts are no markup."""
+    console = Console(markup=False, emoji=False, highlight=False)
+    need = Measurement.get(console, console.options.update(width=10_000), table).minimum
+    console.width = max(console.width, need)
+    lines = console.render_lines(table, pad=False, new_lines=True)
+    texts = [Segment(s.text if s.text == "\n" else shown(s.text), s.style) for line in lines for s in line]
+    with console.capture() as printed:
+        console.print(Segments(texts), end="")
+    put(printed.get())
 
 
 def write(found: vk.Profile | Audit, table: RenderableType | None, json: Path | None, html: Path | None) -> None:
-    """Print the table of a result, and write its files."""
+    """Write the files of a result, then print its table; a file that cannot be written prevents neither."""
+    failed: list[InputError] = []
+    wrote = []
+    for save, path in ((found.to_json, json), (found.to_html, html)):
+        try:
+            wrote += [] if path is None else [save(path)]
+        except InputError as error:
+            failed.append(error)
     if table is not None:
-        Console(soft_wrap=False).print(table)
-    if json is not None:
-        typer.echo(f"wrote {found.to_json(json)}")
-    if html is not None:
-        typer.echo(f"wrote {found.to_html(html)}")
+        show(table)
+    for path in wrote:
+        if path.is_file():  # a pipe or a terminal holds the result alone
+            say(f"wrote {path}")
+    if failed:
+        raise failed[0]

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 import vkernel as vk
-from vkernel.cli.common import Quiet, argument, option
+from vkernel.cli.common import Command, Quiet, argument, option, show
+from vkernel.cli.streams import say
 
 Store = Annotated[Path, argument("study.folder")]
 study = typer.Typer(help="Run declared sweeps over ensembles; a stopped run continues.", no_args_is_help=True)
@@ -27,15 +27,16 @@ def study_run(
     """Compute the missing part of a study. It can be stopped at any time; run it again to continue."""
     found = vk.study.run(spec, store, runner, address=address, large=large, progress=not quiet)
     if not quiet:
-        Console(soft_wrap=False).print(vk.study.report.table(found))
-    typer.echo(f"results are in {store}")
+        show(vk.study.report.table(found))
+    say(f"results are in {store}")
 
 
 @study.command("list")
 def study_list() -> None:
     """List the studies that come with the package; study run takes their names, or their files."""
     for name, path in vk.study.shipped().items():
-        typer.echo(f"{name}: {vk.study.read(path).question}\n  {path}")
+        say(f"{name}: {vk.study.read(path).question}")
+        say(f"  {path}")
 
 
 @study.command("status")
@@ -43,25 +44,25 @@ def study_status(store: Store) -> None:
     """Show how many members of each condition are computed."""
     found = vk.study.load(store)
     spec, done = vk.study.report.spec_of(found), found["done"].values
-    typer.echo(f"{spec.title}: {int(done.sum())} of {done.size} blocks of {spec.block} members")
+    say(f"{spec.title}: {int(done.sum())} of {done.size} blocks of {spec.block} members")
     for condition in spec.conditions():
         made = sum(len(spec.members_of(b)) for b in range(spec.blocks) if done[(*condition.index, b)])
-        typer.echo(f"  {condition}: {made} of {spec.members} members")
+        say(f"  {condition}: {made} of {spec.members} members")
 
 
 @study.command("show")
 def study_show(store: Store) -> None:
     """Show means with standard errors, and the number that the study ends in."""
-    Console(soft_wrap=False).print(vk.study.report.table(vk.study.load(store)))
+    show(vk.study.report.table(vk.study.load(store)))
 
 
-@study.command("plot")
+@study.command("plot", cls=Command)
 def study_plot(store: Store, out: Annotated[Path, option("study.figure")] = Path("study.png")) -> None:
     """Draw the figure that the study describes."""
-    typer.echo(f"wrote {vk.plots.save(vk.study.report.figure(vk.study.load(store)), out)}")
+    say(f"wrote {vk.plots.save(vk.study.report.figure(vk.study.load(store)), out)}")
 
 
-@study.command("export")
+@study.command("export", cls=Command)
 def study_export(store: Store, out: Annotated[Path, option("study.export")]) -> None:
     """Write the results to a file for other programs."""
-    typer.echo(f"wrote {vk.study.report.export(store, out)}")
+    say(f"wrote {vk.study.report.export(store, out)}")

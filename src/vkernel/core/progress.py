@@ -1,5 +1,6 @@
 """Progress of long work: a bar on a terminal, plain lines elsewhere, a callback, or nothing."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,14 +25,21 @@ def progress(total: float, progress: Progress = True) -> Iterator[Reporter]:
     nowhere; a callable receives the label and the finished share."""
     good = progress in (True, False) or callable(progress)
     require(good, f"progress must be True, False or a function of a label and a share; got {progress!r}.")
-    if progress is True and sys.stderr.isatty():
+    if progress is True and sys.stderr is not None and sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-        columns = (TextColumn("{task.description:<28}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("starting", total=total)
+        label = TextColumn("{task.description:<28}", markup=False)
+        columns = (label, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        task = bar.add_task("starting", total=total)
+        try:
+            with contextlib.suppress(OSError):  # the terminal may be gone; the work goes on
+                bar.start()
             yield lambda label, done=1.0: bar.update(task, advance=done, description=label)
+        finally:
+            with contextlib.suppress(OSError):
+                bar.stop()
         return
     passed, start = 0.0, time.monotonic()
     last = start
@@ -42,9 +50,10 @@ def progress(total: float, progress: Progress = True) -> Iterator[Reporter]:
         share = min(passed / total, 1.0)
         if callable(progress):
             progress(label, share)
-        elif progress and now - last >= EVERY:
+        elif progress and sys.stderr is not None and now - last >= EVERY:
             last = now
-            print(f"{label}: {100 * share:.0f} % after {now - start:.0f} s", file=sys.stderr)
+            with contextlib.suppress(OSError, ValueError):  # closed, or a pipe that nobody reads
+                print(f"{label}: {100 * share:.0f} % after {now - start:.0f} s", file=sys.stderr, flush=True)
 
     yield step
 

@@ -11,6 +11,14 @@ perceptually uniform, so that figures can be read without colour vision and in g
 True
 """
 
+from vkernel.core.errors import InputError
+
+try:
+    import matplotlib  # noqa: F401
+except (OSError, ValueError) as error:
+    why = f"{error}. Correct or remove its file matplotlibrc, or what MATPLOTLIBRC or MPLBACKEND name"
+    raise InputError(f"matplotlib, which draws the figures, cannot read its settings: {why}.") from None
+
 from vkernel.plots import curves, images, paths, reports
 from vkernel.plots.base import save, style, to_bytes, to_data_uri
 from vkernel.plots.curves import *

@@ -42,9 +42,9 @@ from xarray import Dataset
 
 from vkernel import plots, study
 from vkernel.core import rng
-from vkernel.core.errors import InputError
+from vkernel.core.errors import require
 from vkernel.core.estimate import Estimate
-from vkernel.core.files import write
+from vkernel.core.files import check_outputs, make_folder, write
 from vkernel.core.progress import part
 from vkernel.study.work import torch_threads
 
@@ -318,12 +318,9 @@ one_thread = functools.partial(torch_threads, 1)  # in many steps on small array
 
 
 def open_folder(out: Path) -> Path:
-    """Make the folder if needed, and refuse it if nothing can be written there."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        taken = isinstance(error, FileExistsError | NotADirectoryError)
-        why = "a file is in its place" if taken else error.strerror or error
-        raise InputError(f"The folder {out} cannot be made: {why}. Give another --out.") from error
-    write(out / ".vkernel-probe", b"").unlink(missing_ok=True)
+    """Make the folder if needed; refuse one where nothing can be written, and another program's page."""
+    out = make_folder(out)
+    foreign = (out / "index.html").exists() and not (out / "scorecard.json").exists()
+    require(not foreign, f"{out} holds an index.html that vkernel reproduce did not write. Give another --out.")
+    check_outputs({"--out": out / "index.html"}, ())
     return out

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import math
 import sys
 import time
@@ -32,7 +31,7 @@ from vkernel.core import rng
 from vkernel.core.checks import check_choice, check_whole, is_whole
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate
-from vkernel.core.files import write
+from vkernel.core.files import write, write_json
 from vkernel.core.progress import Progress, Reporter, part, progress as report_progress
 from vkernel.data import Empirical
 from vkernel.metrics import collapse_ratio
@@ -197,7 +196,7 @@ class Audit:
 
     def to_json(self, path: str | Path) -> Path:
         """Write :meth:`to_dict` to a file."""
-        return write(path, json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
+        return write_json(path, self.to_dict())
 
     def to_html(self, path: str | Path) -> Path:
         """Write one self-contained page: verdicts, plots, samples, copies beside their sources."""

@@ -8,7 +8,6 @@ intrinsic dimension, the points with the largest collapse times, and the pairs w
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -22,7 +21,7 @@ from torch import Tensor
 from vkernel.core.checks import check_whole
 from vkernel.core.errors import require
 from vkernel.core.estimate import Estimate
-from vkernel.core.files import write
+from vkernel.core.files import write, write_json
 from vkernel.core.progress import Progress, progress as show_progress
 from vkernel.data.empirical import Empirical
 from vkernel.process import VP, Anisotropic, Process
@@ -108,7 +107,7 @@ class Profile:
 
     def to_json(self, path: str | Path) -> Path:
         """Write :meth:`to_dict` to a file."""
-        return write(path, json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
+        return write_json(path, self.to_dict())
 
     def to_html(self, path: str | Path) -> Path:
         """Write one self-contained page with plots and, for images, the images themselves."""
@@ -183,7 +182,7 @@ def table(p: Profile) -> Group:
     columns = ["isolated point", "collapse time", "boundary pair", "share of noise"]
     tables = []
     for name, (head, *rows) in ((title, [heads, *_rows(p)]), ("isolated points, boundary pairs", [columns, *listed])):
-        right = [Column(column, justify="right", no_wrap=True) for column in head]
+        right = [Column(column, justify="right") for column in head]
         tables.append(Table(*right, title=name, title_justify="left"))
         for row in rows:
             tables[-1].add_row(*row)
