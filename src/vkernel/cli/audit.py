@@ -29,10 +29,27 @@ from vkernel.core.checks import check_choice
 from vkernel.core.errors import require
 
 DTYPES = ("float32", "bf16", "fp16")
+NETWORK = (
+    "module",
+    "predicts",
+    "time",
+    "betas",
+    "range",
+    "strip",
+    "group",
+    "quick",
+    "full_sampler",
+    "steps",
+    "batch",
+    "dtype",
+    "resume",
+)
+SAVED = ("samples_range", "samples_key")
 
 
 def audit(
-    weights: Annotated[list[Path], argument("audit.weights")],
+    context: typer.Context,
+    weights: Annotated[list[Path] | None, argument("audit.weights")] = None,
     data: Annotated[str | None, option("audit.data")] = None,
     test: Annotated[str | None, option("audit.test")] = None,
     module: Annotated[str | None, option("audit.module")] = None,
@@ -45,6 +62,9 @@ def audit(
     label: Annotated[int | None, option("audit.label")] = None,
     test_labels: Annotated[Path | None, option("audit.test_labels")] = None,
     latents: Annotated[str | None, option("audit.latents")] = None,
+    from_samples: Annotated[str | None, option("audit.from_samples")] = None,
+    samples_range: Annotated[str | None, option("audit.samples_range")] = None,
+    samples_key: Annotated[str | None, option("audit.samples_key")] = None,
     scale: Scale = "auto",
     key: Key = None,
     layout: Layout = None,
@@ -66,7 +86,8 @@ def audit(
     limit: Annotated[float | None, option("audit.fail_if_memorised")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Audit checkpoints: copies of training images, membership, blind directions, and agreement of several runs.
+    """Audit checkpoints: copies of training images, membership, blind directions, and agreement of several runs; or
+    samples that another program saved (--from-samples), without a network.
 
     Unconditional networks, class-conditional ones (one class at a time) and networks in latent space (--latents).
     Guided sampling and text-conditional pipelines are not supported: they sample from no model's own score."""
@@ -74,15 +95,20 @@ def audit(
 
     from vkernel.reports.audit import Sizes
     from vkernel.reports.audit.report import screen
+    from vkernel.reports.audit.saved import check_apart
+    from vkernel.score.wrapped import interval
 
     require(0 <= (limit or 0) <= 1, f"--fail-if-memorised must be a share between 0 and 1; got {limit}.")
-    require(data is not None or latents is not None, "Give the training set of the network: --data DATA.")
+    _check_subjects(context, weights, from_samples)
+    require(data is not None or latents is not None, "Give the training set: --data DATA.")
     require(data is None or latents is None, "--latents takes the place of --data; give one of them.")
     require(samples is None or samples >= 16, f"--samples must be 16 or more; got {samples}.")
     require(steps is None or not full_sampler, "--full-sampler takes all steps; give it or --steps.")
     for flag, number in {"--steps": steps, "--batch": batch}.items():
         require(number is None or number >= 1, f"{flag} must be 1 or more; got {number}.")
     check_choice(dtype, "--dtype", DTYPES)
+    if from_samples is not None:
+        check_apart(from_samples, data or latents or "")
     where = on_device(device)
     if latents is not None:
         require(range == "-1,1", "Latents are floats and are used as they are; --range does not apply.")
@@ -92,18 +118,38 @@ def audit(
     held = None if held is None else _of_class(held, test_labels, label, "test").to(where)
     stated: dict[str, Any] = {"device": where, "shape": own.shape, "predicts": predicts, "time": time, "betas": betas}
     stated |= {"range": range, "strip": strip, "label": label}
-    nets = [_read(path, module, stated) for path in weights]
+    nets = [_read(path, module, stated) for path in weights or ()]
     groups = None if group is None else [name.strip() for name in group.split(",")]
     sizes = Sizes.quick() if quick else Sizes()
     sizes = replace(sizes, samples=samples or sizes.samples, steps=None if full_sampler else steps or sizes.steps)
-    compared: dict[str, Any] = {"features": features, "threshold": threshold, "augment": augment, "groups": groups}
-    compared |= {"batch": batch, "resume": resume, "dtype": {"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype)}
-    found = vk.audit(nets, own, test=held, **compared, sizes=sizes, seed=seed, progress=not quiet)
+    compared: dict[str, Any] = {"features": features, "threshold": threshold, "augment": augment, "seed": seed}
+    saved = None
+    if from_samples is not None:
+        ends = None if samples_range is None else interval(samples_range)
+        given: dict[str, Any] = {"range": ends, "key": samples_key, "count": samples, "progress": not quiet}
+        saved = vk.audit_samples(from_samples, own, held, **compared, **given)
+    if nets or saved is None:
+        compared |= {"batch": batch, "resume": resume, "groups": groups, "sizes": sizes}
+        compared |= {"dtype": {"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype)}
+        found = vk.audit(nets, own, test=held, **compared, progress=not quiet)
+        found = found if saved is None else replace(found, saved=saved.saved, notes=(*found.notes, *saved.notes))
+    else:
+        found = saved
     write(found, None if quiet else screen(found), json, html)
     most = found.memorised
     if limit is not None and most is not None and most.value > limit:
         share = f"{100 * most.value:.3g} % of the samples are copies, more than {100 * limit:.3g} %"
         raise typer.Exit(fail(f"{share}.", 1))
+
+
+def _check_subjects(context: typer.Context, weights: list[Path] | None, from_samples: str | None) -> None:
+    """Refuse a command without a subject, and options that describe a network or samples where there are none."""
+    require(weights or from_samples, "Give weight files or diffusers folders, or saved samples: --from-samples DIR.")
+    sources = {p: context.get_parameter_source(p.name or "") for p in context.command.params}
+    given = [p for p, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    for missing, names, what in ((not weights, NETWORK, "a network"), (not from_samples, SAVED, "saved samples")):
+        flag = next((p.opts[0] for p in given if missing and p.name in names), None)
+        require(flag is None, f"{flag} describes {what}, and none is given.")
 
 
 def _read(path: Path, module: str | None, stated: dict[str, Any]) -> vk.Score:

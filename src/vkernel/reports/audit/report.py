@@ -140,10 +140,7 @@ def _of_saved(n: SavedAudit) -> Iterator[Verdict]:
     yield verdict("copies", suspect if s.are_images else "unknown")
     if n.repeats is not None:
         yield verdict("repeats", "alarm" if n.repeats.alarm else "good", r=n.repeats)
-    shifts = {"mean": moved.mean.value, "variance": moved.variance.value}
-    most = max(shifts, key=lambda moment: abs(_finite(shifts[moment])))
-    facts: dict[str, object] = {"moment": most, "far": shifts[most], "diverged": not math.isfinite(shifts["mean"])}
-    yield verdict("drift", "alarm" if moved.alarm else "good", **facts)
+    yield verdict("drift", "alarm" if moved.alarm else "good", diverged=not math.isfinite(moved.mean.value))
     known = math.isfinite(like.kernel.value)
     yield verdict("likeness", ("note" if like.alarm else "good") if known else "unknown")
 

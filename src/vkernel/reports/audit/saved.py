@@ -14,6 +14,7 @@ import time
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +29,7 @@ from vkernel.metrics.features import Features, extractor
 from vkernel.metrics.repeats import repeats
 from vkernel.reports.audit.audit import IN_MEMORY, Audit, Sizes
 from vkernel.reports.audit.samples import Comparison, Data, SavedAudit, as_data
+from vkernel.score.wrapped import interval
 
 FEWEST = 16  # samples, and training images
 MOST = 1 << 28  # numbers of the samples that are compared
@@ -76,12 +78,10 @@ def audit_samples(
     require(held is None or held.shape == own.shape, f"Test images do not have the shape of the data, {own.shape}.")
     require(count is None or (is_whole(count) and count >= FEWEST), f"count must be {FEWEST} or more; got {count!r}.")
     own, extract = own.loaded() if own.n * own.d <= IN_MEMORY else own, extractor(features)
-    versions, stored = Augment.parse(augment, own.shape), read_samples(samples, key)
-    n, most = len(stored), min(count or len(stored), max(FEWEST, MOST // own.d))
+    versions, (stored, n) = Augment.parse(augment, own.shape), read_samples(samples, key, count, seed)
     x, notes = fitted(stored, own.shape)
-    if most < n:
-        x = x[torch.randperm(n, generator=rng.stream(seed, "samples that are compared"))[:most].sort().values]
-        notes.append(f"{most:,} of {n:,} samples, chosen at random, were compared.")
+    if len(x) < n:
+        notes.append(f"{len(x):,} of {n:,} samples, chosen at random, were compared.")
     x, assumed = in_units(x, own, range)
     with report_progress(3, progress) as step:
         found = Comparison(own, held, extract, threshold, REFERENCE, seed, versions).of(x, "saved", 0)
@@ -93,23 +93,32 @@ def audit_samples(
     return Audit((), None, None, own, held, *stated, (*notes, *assumed), versions, saved)
 
 
-def read_samples(samples: Tensor | str | Path, key: str | None = None) -> Tensor:
-    """Return samples as they are stored, ``(n, *shape)``, from memory, a folder of images or a file."""
+def read_samples(samples: Tensor | str | Path, key: str | None, count: int | None, seed: int) -> tuple[Tensor, int]:
+    """Return samples as they are stored, ``(k, *shape)``, from memory, a folder of images or a file, and the number
+    there. No more than ``count``, or 2^28 numbers, are read, chosen at random."""
     if isinstance(samples, str | Path):
         path = Path(samples).expanduser()
-        if key is None and path.is_file() and zipfile.is_zipfile(path) and path.suffix.lower() == ".npz":
+        if key is None and path.suffix.lower() == ".npz" and zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 names = archive.namelist()
             key = next((k for k in KEYS if len(names) > 1 and f"{k}.npy" in names), None)
-        try:
-            samples = torch.as_tensor(read(path, key=key))
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(f"The samples in {path} are no numbers that can be read: {error}.") from error
-    require(isinstance(samples, Tensor), f"Samples must be a tensor, a file or a folder, not {samples!r}.")
-    require(samples.dtype != torch.bool and not samples.is_complex(), f"Samples must be real, not {samples.dtype}.")
-    n = len(samples) if samples.ndim else 0
+        held = read(path, key=key)
+    else:
+        require(isinstance(samples, Tensor), f"Samples must be a tensor, a file or a folder, not {samples!r}.")
+        held = samples.detach().cpu()
+    n, kind = len(held) if held.ndim else 0, str(held.dtype)
     require(n >= FEWEST, f"An audit needs {FEWEST} samples or more; there are {n}.")
-    return samples.detach().cpu()
+    most = min(n, count or n, max(FEWEST, MOST // max(1, math.prod(held.shape[1:]))))
+    if most < n:
+        chosen = torch.randperm(n, generator=rng.stream(seed, "samples that are compared"))[:most].sort().values
+        held = held[chosen if isinstance(held, Tensor) else chosen.numpy()]
+    try:
+        native = held if isinstance(held, Tensor) else np.array(held, held.dtype.newbyteorder("="))
+        found = torch.as_tensor(native)
+    except TypeError:
+        raise InputError(f"Samples must be real numbers of at most 64 bits, not {kind}.") from None
+    require(found.dtype != torch.bool and not found.is_complex(), f"Samples must be real numbers, not {kind}.")
+    return found, n
 
 
 def check_apart(samples: str | Path, data: str | Path) -> None:
@@ -139,8 +148,7 @@ def fitted(x: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, list[str]]:
 
 def in_units(x: Tensor, data: Empirical, stated: Range | None = None) -> tuple[Tensor, list[str]]:
     """Return samples in the data's units, and sentences on what was assumed; ``stated`` is their range."""
-    good = stated is None or (len(stated) == 2 and -math.inf < stated[0] < stated[1] < math.inf)
-    require(good, f"The range of samples must be LOW,HIGH with LOW < HIGH, such as 0,1; got {stated}.")
+    stated = None if stated is None else interval(stated)
     own, theirs, target = _quantiles(data[_some(data.n)]), _quantiles(x[_some(len(x))]), pixel_range(data)
     floats = x.to(torch.get_default_dtype())
     if target is None:
@@ -152,7 +160,7 @@ def in_units(x: Tensor, data: Empirical, stated: Range | None = None) -> tuple[T
     likely = [r for r in (target, *RANGES) if theirs[-1] - theirs[0] >= USED * (r[1] - r[0])]
     misfit = {r: float((_mapped(theirs, r, target) - own).abs().mean()) / width for r in (source, *likely)}
     best, notes = min(misfit, key=lambda r: misfit[r]), []
-    if misfit[source] > LEAST and BETTER * misfit[best] < misfit[source]:
+    if misfit[source] > LEAST and BETTER * misfit[best] < misfit[source] and misfit[best] < USED:
         what = f"Samples from {theirs[0]:.3g} to {theirs[-1]:.3g} are read in {_ends(source)}, and the data lie in "
         what += f"{_ends(target)}; the law of their pixels fits that of the data better in {_ends(best)}"
         flag = f"range=({best[0]:g}, {best[1]:g}), on the command line --samples-range={best[0]:g},{best[1]:g}"
