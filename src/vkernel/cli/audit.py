@@ -144,7 +144,7 @@ def audit(
 
 def _check_subjects(context: typer.Context, weights: list[Path] | None, from_samples: str | None) -> None:
     """Refuse a command without a subject, and options that describe a network or samples where there are none."""
-    require(weights or from_samples, "Give weight files or diffusers folders, or saved samples: --from-samples DIR.")
+    require(weights or from_samples, "Give WEIGHTS, files or diffusers folders, or saved samples: --from-samples DIR.")
     sources = {p: context.get_parameter_source(p.name or "") for p in context.command.params}
     given = [p for p, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     for missing, names, what in ((not weights, NETWORK, "a network"), (not from_samples, SAVED, "saved samples")):

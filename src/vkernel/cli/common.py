@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable
 from functools import partial
@@ -75,7 +76,9 @@ class Command(TyperCommand):
         given = [value for name, value in ctx.params.items() if name not in OUTPUTS]
         values = [one for value in given for one in (value if isinstance(value, list | tuple) else [value])]
         texts = [str(value) for value in values if isinstance(value, str | Path)]
-        parts = [part for text in texts for part in (text, *text.split(","), text.rpartition(":")[0])]  # file.py:name
+        parts = [
+            part for text in texts for part in (text, *re.split("[,@]", text), text.rpartition(":")[0])
+        ]  # file.py:name@file
         check_outputs(outputs, filter(None, parts))
         if outputs.get("--html") is not None:
             import vkernel.plots  # noqa: F401  (what prevents its import should not come after the computation)
