@@ -8,10 +8,12 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import uuid
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +23,10 @@ import numpy as np
 import pytest
 import studies
 import xarray as xr
-import zarr.storage._local as local
 
 from vkernel import InputError, study
 from vkernel.study import store as stores
+from vkernel.study.checksums import LIST
 from vkernel.study.spec import read
 from vkernel.study.store import Store
 
@@ -87,7 +89,7 @@ def count(folder: Path, pattern: str) -> int:
 
 
 def test_killed_ten_times_at_random_moments(tmp_path: Path) -> None:
-    spec = SMALL | {"members": 40, "title": "killed"}  # 80 blocks of 7 files
+    spec = SMALL | {"members": 40, "title": "killed"}  # 80 blocks of 8 files
     file = tmp_path / "spec.json.toml"
     file.write_text(toml(spec))
     calm = tmp_path / "calm" / "store"
@@ -107,18 +109,18 @@ def test_killed_ten_times_at_random_moments(tmp_path: Path) -> None:
             server.stdin.write("go\n")
             pid = int(server.stdout.readline())
             if k < 3:  # while the store is made
-                pattern, goal = ".store.new-*/**/*", chance.randrange(1, 40)
+                pattern, goal = "store/**/*", chance.randrange(1, 60)
             else:  # while blocks are written
-                pattern, goal = "store/*/c/**/*", count(path, "*/c/**/*") + chance.randrange(1, 45)
+                pattern, goal = "store/*/c/**/*", count(path, "*/c/**/*") + chance.randrange(1, 50)
             moments.append(goal)
             deadline = time.monotonic() + 60
-            while count(path.parent, pattern) < goal and not (k < 3 and path.exists()):
+            while count(path.parent, pattern) < goal and not (k < 3 and (path / LIST).exists()):
                 assert time.monotonic() < deadline, "the run does nothing"
                 time.sleep(0.0005)
             time.sleep(chance.random() * 0.01)
             os.kill(pid, signal.SIGKILL)
             assert int(server.stdout.readline()) == -signal.SIGKILL, "it was at work"
-            if path.exists():
+            if (path / LIST).exists():
                 seen.append(flagged_is_right(study.load(path).load(), undisturbed))
         server.stdin.close()
     assert seen, moments
@@ -127,7 +129,7 @@ def test_killed_ten_times_at_random_moments(tmp_path: Path) -> None:
     again = study.run(file, path, progress=False)
     same(again, undisturbed)
     assert files(path) == files(calm)
-    assert sorted(p.name for p in path.parent.iterdir()) == [".store.lock", "store"]
+    assert [p.name for p in path.parent.iterdir()] == ["store"]
 
 
 def flagged_is_right(found: xr.Dataset, whole: xr.Dataset) -> int:
@@ -152,16 +154,39 @@ def toml(spec: dict[str, Any]) -> str:
 
 
 def test_what_a_killed_run_leaves_is_swept(tmp_path: Path, whole: Path) -> None:
-    path = tmp_path / "store"
-    (tmp_path / ".store.new-abc" / "away").mkdir(parents=True)
-    (tmp_path / ".store.new-abc" / "away" / "zarr.json").write_text("{")
-    (tmp_path / ".other.new-abc").mkdir()
+    path, name = tmp_path / "store", f"{uuid.uuid4().hex}.partial"
+    shutil.copytree(whole, path)
+    (path / "away" / "c" / "0" / "0" / f"1.{name}").write_bytes(b"half")
+    (path / f"zarr.{name}").write_bytes(b"half")
+    (path / "notes.partial").write_text("someone's own")
+    (path / "done" / "c" / "0" / "0" / "1").unlink()  # killed before the flag
+    (path / "done" / "c" / "1" / "1" / "2").unlink()  # killed before the checksums
+    shutil.rmtree(path / "checksum" / "c" / "1" / "1" / "2")
+    (path / "away" / "c" / "1" / "1" / "2").write_bytes(b"what a crash of the machine left")
+    seen = study.load(path)
+    assert int(seen["done"].sum()) == 11
+    assert bool(seen["away"][1, 1, 4:].isnull().all()), "what is not complete is not shown"
     study.run(SMALL, path, progress=False)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".other.new-abc", ".store.lock", "store"]
-    (path / "away" / "c" / "0" / "0" / "1.0123456789abcdef.partial").write_bytes(b"half")
-    (path / "zarr.0123456789abcdef.partial").write_bytes(b"half")
-    study.run(SMALL, path, progress=False)
+    (path / "notes.partial").unlink()
     assert files(path) == files(whole)
+
+
+PLACES = ["*", "a[b]", "two\nlines", ".hidden", "-q", "a b", "ä", "run1", "?", "~", "$HOME", "c:", "s3:", "x::y"]
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_nothing_beside_a_store_is_touched(tmp_path: Path, whole: Path, name: str) -> None:
+    """Neither names of earlier versions' temporary files, nor those that a pattern in the name would match."""
+    for other in (f".{name}.new-ideas", ".run1.new-abc", ".x.new-y", f"{name}.partial", f".vkernel-{name}"):
+        (tmp_path / other).mkdir(exist_ok=True)
+        (tmp_path / other / "zarr.json").write_text("{}")
+    (tmp_path / f".{name}.lock").write_text("someone's own")
+    before = files(tmp_path)
+    with Store.open(tmp_path / "." / name, read(FEW)) as opened:
+        assert len(opened.missing()) == 3
+    found = files(tmp_path)
+    assert before.items() <= found.items()
+    assert {Path(new).parts[0] for new in found.keys() - before.keys()} == {name}
 
 
 # In use, or another's
@@ -251,6 +276,10 @@ def test_a_path_that_is_no_store(tmp_path: Path) -> None:
     assert file.read_text() == "hello"
     with pytest.raises(InputError, match="cannot be written"):
         study.run(FEW, file / "store", progress=False)
+    with pytest.raises(InputError, match="no folder /vkernel-none/there"):
+        study.run(FEW, "/vkernel-none/there/store", progress=False)
+    with pytest.raises(InputError, match="NUL"):
+        study.run(FEW, "a\0b", progress=False)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
     with pytest.raises(InputError, match="mine is not a store"):
@@ -266,64 +295,69 @@ def test_a_path_that_is_no_store(tmp_path: Path) -> None:
         study.load(tmp_path / "nothing")
 
 
-@pytest.mark.parametrize("how", ["cut", "empty", "no json", "done lost"])
-def test_a_damaged_store(tmp_path: Path, how: str) -> None:
-    path = tmp_path / "store"
-    study.run(FEW, path, progress=False)
-    meta = path / "zarr.json"
-    if how == "done lost":
-        for part in (path / "done" / "c").rglob("*"):
-            if part.is_file():
-                part.write_bytes(b"nonsense")
-    else:
-        text = meta.read_text()
-        meta.write_text({"cut": text[: len(text) // 2], "empty": "", "no json": "what?"}[how])
-    before = digest(path)
-    with pytest.raises(InputError) as error:
-        study.run(FEW, path, progress=False)
-    assert str(path) in str(error.value)
-    assert digest(path) == before
+def test_folders_and_links(tmp_path: Path) -> None:
+    """An empty folder will do, also by a link that leads to it or to nothing; a run writes through none in a store."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    (tmp_path / "dangling").symlink_to("made")
+    (tmp_path / "loop").symlink_to("loop")
+    for name, place in (("link", "empty"), ("dangling", "made")):
+        study.run(FEW, tmp_path / name, progress=False)
+        assert bool(study.load(tmp_path / place)["done"].all())
+        assert (tmp_path / name).is_symlink()
+    with pytest.raises(InputError, match="cannot be written"):
+        study.run(FEW, tmp_path / "loop", progress=False)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "0").write_text("someone's own")
+    shutil.rmtree(tmp_path / "made" / "away" / "c" / "0")
+    (tmp_path / "made" / "away" / "c" / "0").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=r"a link in it, away/c/0"):
+        study.run(FEW, tmp_path / "made", progress=False)
+    with pytest.raises(InputError, match=r"K = 1, members 0 to 1 \(away\)"):
+        study.load(tmp_path / "made")
+    assert files(tmp_path / "elsewhere") == {"0": b"someone's own"}
 
 
 def limited(after: int, number: int) -> Callable[..., int]:
-    """Zarr's way to write a file, whose disk gives out: half a file, and then an error."""
-    original, made = local._put, [0]
+    """A function that renames files until the disk gives out: half a file stays, and then comes an error."""
+    original, made = Path.replace, [0]
 
-    def put(path: Path, value: Any, exclusive: bool = False) -> int:
+    def replace(self: Path, target: Path) -> Path:
         made[0] += 1
         if made[0] <= after:
-            return original(path, value, exclusive)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".0000.partial").write_bytes(bytes(value.as_buffer_like())[:3])
-        raise OSError(number, os.strerror(number), str(path))
+            return original(self, target)
+        self.with_name(f"0.{uuid.uuid4().hex}.partial").write_bytes(self.read_bytes()[:3])
+        raise OSError(number, os.strerror(number), str(target))
 
-    return put
+    return replace
 
 
 @pytest.fixture(scope="module")
 def writes(tmp_path_factory: pytest.TempPathFactory) -> int:
-    """How many files are written until the store is there; 7 for each block follow."""
+    """How many files are written until the store is there; 8 for each block follow."""
     with pytest.MonkeyPatch.context() as counted:
-        made = []
-        original = local._put
-        counted.setattr(local, "_put", lambda *a, **k: made.append(0) or original(*a, **k))
+        made: list[Path] = []
+        original = Path.replace
+        counted.setattr(Path, "replace", lambda a, b: made.append(a) or original(a, b))
         with Store.open(tmp_path_factory.mktemp("count") / "s", read(SMALL)):
             return len(made)
 
 
-@pytest.mark.parametrize("after", [-1000, -20, -1, 0, 1, 6, 7, 8, 50, 83])
+@pytest.mark.parametrize("after", [-1000, -20, -1, 0, 1, 6, 7, 8, 50, 95])
 def test_a_full_disk(tmp_path: Path, whole: Path, writes: int, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "store"
     with monkeypatch.context() as full:
-        full.setattr(local, "_put", limited(writes + after, errno.ENOSPC))
+        full.setattr(Path, "replace", limited(writes + after, errno.ENOSPC))
         with pytest.raises(InputError, match=r"The disk is full\. Free some space\.") as error:
             study.run(SMALL, path, progress=False)
     if after >= 0:
-        assert int(study.load(path)["done"].values.sum()) == after // 7
-        assert f"{after // 7} of 12 blocks are safe; run again" in str(error.value)
+        complete = after // 8 + (after % 8 == 7)  # with its checksums, but without its flag
+        assert int(study.load(path)["done"].values.sum()) == complete
+        assert f"{after // 8} of 12 blocks are safe; run again" in str(error.value)
         assert "partial" in repr(list(path.rglob("*")))
     else:
-        assert [p.name for p in tmp_path.iterdir()] == [".store.lock"], "half a store is no store"
+        with pytest.raises(InputError, match=r"not made completely|\.vkernel\.sha256 got lost"):
+            study.load(path)
     study.run(SMALL, path, progress=False)
     assert files(path) == files(whole)
 
@@ -341,7 +375,7 @@ def test_a_folder_that_is_read_only(tmp_path: Path, whole: Path, writes: int, mo
         assert list(path.parent.iterdir()) == []
     for number, after in ((errno.EROFS, writes + 10), (errno.EACCES, 3)):
         with monkeypatch.context() as locked:
-            locked.setattr(local, "_put", limited(after, number))
+            locked.setattr(Path, "replace", limited(after, number))
             with pytest.raises(InputError, match=f"{os.strerror(number)}.*may write to.*safe; run again"):
                 study.run(SMALL, path, progress=False)
 
@@ -368,7 +402,8 @@ def test_plain_xarray_needs_no_manual(whole: Path) -> None:
         warnings.simplefilter("error")
         ds = xr.open_zarr(whole, chunks=None)
         ds.load()
-    assert set(ds.data_vars) == {"away", "nearest", "share", "gap", "density", "score", "done"}
+    assert set(ds.data_vars) == {"away", "nearest", "share", "gap", "density", "score", "done", "checksum"}
+    same(ds.drop_dims("quantity"), study.load(whole))
     front = ("objective", "eps", "member")
     assert {n: ds[n].dims for n in ds.data_vars} == {
         "away": front,
@@ -378,6 +413,7 @@ def test_plain_xarray_needs_no_manual(whole: Path) -> None:
         "density": (*front, "x"),
         "score": (*front, "time", "place"),
         "done": ("objective", "eps", "block"),
+        "checksum": ("objective", "eps", "block", "quantity"),
     }
     assert set(ds.coords) == set(ds.sizes), "every dimension has its coordinate"
     for name, variable in ds.variables.items():

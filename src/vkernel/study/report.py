@@ -8,7 +8,6 @@ with the interval of its logarithm (:func:`vkernel.core.estimate.ratio_of_means`
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 from pathlib import Path
@@ -22,20 +21,13 @@ from rich.table import Table
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import LEAST, Estimate, Twins, twins
 from vkernel.core.files import write
-from vkernel.study.spec import Figure, Spec, short
-from vkernel.study.store import load
+from vkernel.study.spec import Figure, short
+from vkernel.study.store import load, spec_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as MatplotlibFigure
 
-
-def spec_of(ds: xarray.Dataset) -> Spec:
-    """Return the study that made the results."""
-    try:
-        return Spec(**json.loads(ds.attrs["vkernel_study"]))
-    except ValueError as error:  # ValidationError is one
-        first, version = str(error).splitlines()[0], ds.attrs.get("vkernel")
-        raise InputError(f"The store holds a study that cannot be read ({first}); vkernel {version} made it.") from None
+__all__ = ["export", "figure", "finding", "means", "pairs", "scalars", "sentence", "spec_of", "table", "text"]
 
 
 def scalars(ds: xarray.Dataset) -> list[str]:

@@ -24,7 +24,7 @@ from vkernel.core.errors import InputError, require
 from vkernel.process import from_spec as make_process
 
 TAKEN = {"member", "block", "done", "x", "y", "time", "place", "point", "index", "component"}  # names in the store
-TAKEN |= {"away", "gap", "nearest", "share", "density", "score", "sample"}
+TAKEN |= {"checksum", "quantity", "away", "gap", "nearest", "share", "density", "score", "sample"}
 MODEL_KEYS = {
     "linear": {"kind", "target", "weight", "ridge", "features", "per_axis", "low", "high", "length"},
     "lazy": {"kind", "target", "weight", "kernel", "activation", "depth", "tau", "init", "init_width", "length"},
@@ -337,7 +337,7 @@ def _build(given: dict[str, Any], larger: dict[str, Any], name: str) -> Spec:
         tables["grid"] = [{"field": k, **(v if isinstance(v, dict) else {"values": v})} for k, v in grid.items()]
     try:
         spec = Spec(**tables)
-        _check_factors(spec)
+        check_factors(spec)
         _check_keys(spec, list(spec.conditions()))
     except ValueError as error:
         raise InputError(f"{name}: {_sentence(error, tables)}") from None
@@ -353,7 +353,7 @@ def _flat(grid: Any) -> dict[str, Any]:
     return found
 
 
-def _check_factors(spec: Spec) -> None:
+def check_factors(spec: Spec) -> None:
     """Refuse factors, regions, figures and findings that do not fit together."""
     dims, fields, regions = [f.dim for f in spec.grid], [f.field for f in spec.grid], set(spec.measure.regions)
     require(len(set(dims)) == len(dims), f"two factors have the same name, {dims}; give them a name.")
@@ -362,7 +362,8 @@ def _check_factors(spec: Spec) -> None:
         twice = ", ".join(names & taken)
         require(not twice, f"{what}: the store itself has a {twice}; give it another name.")
         for name in names:
-            good = name and not name.startswith((".", "__")) and not set(name) & set("/\\")
+            good = name.isprintable() and 0 < len(name.encode()) <= 200
+            good = good and name != "zarr.json" and not name.startswith((".", "__")) and not set(name) & set("/\\")
             require(good, f"{what}: {name!r} cannot be a name; give it a plain name.")
     for factor in spec.grid:
         (head, _, rest), values, n = factor.field.partition("."), factor.coordinate, len(factor.values)
