@@ -15,7 +15,8 @@ import xarray as xr
 from studies import SMALL, inf
 from typer.testing import CliRunner
 
-from vkernel import InputError, cli, study
+from vkernel import InputError, study
+from vkernel.cli.commands import app
 from vkernel.study.store import Store
 
 STUDY = SMALL | {"grid": {"objective.K": [1, inf]}, "measure": {"bins": 12, "gap": [0.25, 0.75]}}
@@ -131,7 +132,7 @@ def test_a_lost_flag_loses_nothing(store: Path, whole: Path) -> None:
 def test_every_command_refuses(store: Path, tmp_path: Path, command: str) -> None:
     (store / "gap" / "c" / "0" / "2").unlink()
     out = {"plot": ["--out", str(tmp_path / "a.png")], "export": ["--out", str(tmp_path / "a.csv")]}
-    done = CliRunner().invoke(cli.app, ["study", command, str(store), *out.get(command, [])])
+    done = CliRunner().invoke(app, ["study", command, str(store), *out.get(command, [])])
     assert isinstance(done.exception, InputError)
     assert "K = 1, members 4 to 4 (gap)" in str(done.exception)
     assert [p.name for p in tmp_path.iterdir()] == ["store"]

@@ -33,6 +33,7 @@ import xarray
 from zarr.storage import LocalStore
 
 from vkernel.core.errors import InputError, require
+from vkernel.core.files import expand, make_folder
 from vkernel.study.checksums import DONE, LIST, ROOT, SUMS, Blocks, Index, changed, get, listed, put, read_list, sha256
 from vkernel.study.spec import Condition, Spec, check_factors
 from vkernel.study.work import datasets, fingerprint, layout
@@ -75,12 +76,10 @@ class Store:
         """Open the store at ``path``, made if it is not there; refuse one of another study, or one in use."""
         import filelock
 
-        path = _place(path)
+        path = expand(path)
         with _readable_errors(path):
-            real = Path(os.path.realpath(path))  # one store, one lock, whatever links lead there
-            _check_place(path, real, spec)
-            real.mkdir(parents=True, exist_ok=True)
-            lock = filelock.FileLock(real / LOCK, timeout=0)
+            _check_place(path, spec)
+            lock = filelock.FileLock(make_folder(path) / LOCK, timeout=0)
             try:
                 lock.acquire()
             except filelock.Timeout:
@@ -128,7 +127,7 @@ def load(path: Path | str) -> xarray.Dataset:
     """Return the results in a store as labelled arrays; members that are not computed yet are NaN.
 
     All checksums are verified first; a damaged store is refused with the names of its damaged blocks."""
-    path, hidden = _place(path), set[str]()
+    path, hidden = expand(path), set[str]()
     with _readable_errors(path, verb="read"):
         found = _open(path, hidden)
         if SUMS in found:
@@ -244,27 +243,15 @@ def _revision() -> str:
     return answer.strip()
 
 
-def _place(path: Path | str) -> Path:
-    require("\0" not in str(path), f"{str(path)!r} cannot be the name of a store; no name has a NUL character.")
-    with contextlib.suppress(RuntimeError):  # a user who has no home
-        return Path(path).expanduser()
-    return Path(path)
-
-
-def _check_place(path: Path, real: Path, spec: Spec) -> None:
-    """Refuse a place where no store can be made, or another's folder, before anything is written."""
-    if real.is_dir():
-        ours = any((real / name).is_file() for name in (LOCK, LIST, f"{SUMS}/{ROOT}"))
-        if not ours and any(real.iterdir()):
-            attrs = _open(path).attrs
-            _check_same(path, spec, attrs)
-            advice = "It can be shown, plotted and exported, but not continued; nothing was changed."
-            raise InputError(f"{path} has no checksums; {_maker(attrs)}. {advice} Give another --store.")
-    else:
-        require(not real.exists(), f"{path} is not a store of a study: it is not a folder.")
-        there = next(folder for folder in real.parents if folder.exists())
-        good = there == real.parent or there != Path(real.anchor)
-        require(good, f"There is no folder {real.parent}. Make it first, or give a --store in another one.")
+def _check_place(path: Path, spec: Spec) -> None:
+    """Refuse another's folder before anything is written."""
+    require(path.is_dir() or not path.exists(), f"{path} is not a store of a study: it is not a folder.")
+    ours = any((path / name).is_file() for name in (LOCK, LIST, f"{SUMS}/{ROOT}"))
+    if path.is_dir() and not ours and any(path.iterdir()):
+        attrs = _open(path).attrs
+        _check_same(path, spec, attrs)
+        advice = "It can be shown, plotted and exported, but not continued; nothing was changed."
+        raise InputError(f"{path} has no checksums; {_maker(attrs)}. {advice} Give another --store.")
 
 
 def _sweep(path: Path) -> None:
