@@ -18,7 +18,8 @@ STEPS = 100
 PROCESS = vk.DDPM.linear(1e-3, 0.2, STEPS)
 INDEX = torch.arange(STEPS, dtype=torch.float64)
 RATIO = (PROCESS.sigma(INDEX) / PROCESS.alpha(INDEX)).float()  # r = sigma/alpha
-QUESTIONS_OF_ONE = ["conventions", "training", "copies", "membership", "blindness", "drift", "likeness", "deviation"]
+QUESTIONS_OF_ONE = ["conventions", "training", "images", "copies", "membership", "blindness", "drift", "likeness"]
+QUESTIONS_OF_ONE += ["deviation"]
 
 
 class Denoiser(nn.Module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -135,6 +137,7 @@ def audit(
         found = found if saved is None else replace(found, saved=saved.saved, notes=(*found.notes, *saved.notes))
     else:
         found = saved
+    found = replace(found, command=shlex.join(["vkernel", *sys.argv[1:]]).encode(errors="replace").decode())
     write(found, None if quiet else screen(found), json, html)
     most = found.memorised
     if limit is not None and most is not None and most.value > limit:

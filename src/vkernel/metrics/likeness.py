@@ -45,6 +45,7 @@ LEAST = 8  # samples, and real images
 DIVERGED = 1e6  # spreads of the data: beyond, a sample has diverged
 SIZES, EACH = (32, 16, 8, 4, 2, 1), 4  # numbers of principal components; training images for each
 TURNED, WEAKEST = 2048, 0.01  # features turned to principal axes; their least variance, in units of the mean
+WORSE, ROUGHER = 3.0, 2.0  # times the distance, and the remainder, of real images: samples beyond are clearly worse
 ROUNDING = 1e-9  # of numbers of order one
 FAR, OUTSIDE = 1.0, 0.05  # the least z and the least share outside for an alarm of drift
 Pair = tuple[float, float]
@@ -72,6 +73,14 @@ class Likeness:
     diverged: int
     alarm: bool
     why: str = ""
+
+    @property
+    def worse(self) -> bool:
+        """Whether the samples are clearly farther from the training images than real images are: beyond chance, and
+        farther than three times the upper end of the floor, or with a remainder twice that of real images."""
+        far, floor = (self.kernel, self.kernel_floor) if self.frechet is None else (self.frechet, self.frechet_floor)
+        worse = floor is not None and far.value > WORSE * max(floor.high, 0.0)
+        return self.alarm and (worse or (self.remainder is not None and self.remainder.low > ROUGHER))
 
 
 def likeness(

@@ -1,5 +1,7 @@
 """Training points, samples and laws: images in rows and pairs, maps over the plane, curves along the line."""
 
+import base64
+import io
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -19,7 +21,8 @@ from vkernel.plots import base
 from vkernel.plots.base import DOT, Curves, Names, Notes, Several, Size, Values, array, ink, lines, styled
 
 __all__ = ["end_images", "fraction_maps", "image_row", "law_grid", "law_panels", "line_maps", "member_laws", "pairs"]
-__all__ += ["path_maps", "plane_laws", "sample_rows", "scatter_pairs", "single_laws", "variance_panels"]
+__all__ += ["path_maps", "plane_laws", "sample_rows", "scatter_pairs", "single_laws", "thumbnails"]
+__all__ += ["variance_panels"]
 Limits = tuple[float, float] | None
 Paths = Sequence[np.ndarray]
 Laws = Mapping[str, Several]
@@ -42,6 +45,19 @@ def _pictures(images: Values, limits: Limits = None) -> np.ndarray:
         low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
         limits = next((u for u in ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)) if u[0] <= low and high <= u[1]), (low, high))
     return np.where(np.isfinite(a), np.clip((a - limits[0]) / ((limits[1] - limits[0]) or 1.0), 0, 1), 0.5)
+
+
+def thumbnails(images: Values, limits: Limits = None, side: int = 128) -> list[str]:
+    """Return each image as a ``data:`` address of a PNG, scaled down to at most ``side`` pixels."""
+    from PIL import Image
+
+    found = []
+    for pixels in np.round(255 * _pictures(images, limits)).astype(np.uint8):
+        picture, held = Image.fromarray(pixels), io.BytesIO()
+        picture.thumbnail((side, side))
+        picture.save(held, "PNG")
+        found.append("data:image/png;base64," + base64.b64encode(held.getvalue()).decode())
+    return found
 
 
 @styled

@@ -33,15 +33,27 @@ def _extremes(ds: xarray.Dataset, name: str) -> str:
     return " … ".join(dict.fromkeys(ends)) or "an unknown amount"
 
 
+def _digits(value: float, digits: int = 2) -> str:
+    """Return significant digits; large numbers, below a billion, have no exponent."""
+    rounded = float(f"{float(value):.{digits}g}")
+    return f"{rounded:,.0f}" if 10**digits <= abs(rounded) < 1e9 else f"{rounded:.{digits}g}"
+
+
+def _ends(digits: int, form: str) -> Callable[[Estimate], str]:
+    return lambda e: form.format(*(_digits(v, digits) for v in (e.value, e.low, e.high)))
+
+
 FILTERS = {  # numbers in templates: an Estimate with its ends (or one of a Dataset), the range of an array, digits
     "interval": "{0.value:.2f} ({0.low:.2f} to {0.high:.2f})".format,
-    "short": "{0.value:.3g} ({0.low:.3g} to {0.high:.3g})".format,
-    "bracket": "{0.value:.2g} [{0.low:.2g}, {0.high:.2g}]".format,
+    "short": _ends(3, "{} ({} to {})"),
+    "bracket": _ends(2, "{} [{}, {}]"),
     "share": lambda e: f"{_percent(e.value)} ({_percent(e.low)} to {_percent(e.high)})",
-    "range": lambda array: f"{float(array.min()):.2g} … {float(array.max()):.2g}",
-    "digits": lambda value, digits=2: f"{float(value):.{digits}g}",
+    "range": lambda array: f"{_digits(array.min())} … {_digits(array.max())}",
+    "digits": _digits,
     "percent": _percent,
     "extremes": _extremes,
+    "p": lambda chance: "< 0.001" if chance < 0.001 else f"= {float(chance):.2g}",
+    "duration": lambda s: f"{s:.0f} s" if s < 90 else f"{s / 60:.0f} min" if s < 5400 else f"{s / 3600:.1f} h",
     "row": lambda ds, name, k: Estimate(*(float(ds[name + end][k]) for end in ("", "_se", "_low", "_high"))),
 }
 

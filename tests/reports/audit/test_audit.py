@@ -70,8 +70,7 @@ def test_copies_are_shown_beside_their_sources(memoriser: Audit, memoriser_page:
         held = memoriser.networks[0].samples[kind].comparison
         count = int((held.ratio < held.threshold).sum())
         assert count > 24
-        assert f"Copies beside their sources ({name})" in memoriser_page
-        assert f"{count} of 48 samples count as copies." in memoriser_page
+        assert f"{count} of 48 samples ({name}) count as copies." in memoriser_page
 
 
 def test_the_share_that_fails_is_the_share_that_is_verdicts_of(memoriser: Audit, stages: dict[str, Audit]) -> None:
@@ -160,7 +159,7 @@ def test_a_network_that_normalises_its_image_is_blind() -> None:
     found = vk.audit(checkpoint(net, (1, 4, 4), "normed"), train_set, test=law.sample(400, 2), sizes=SMALL)
     verdict = verdicts_of(found)
     assert verdict["blindness"].level == "alarm"
-    assert verdict["blindness"].answer == "yes: brightness, contrast"
+    assert verdict["blindness"].answer == "yes, brightness and contrast"
     assert "blind to brightness" in verdict["blindness"].words
     assert verdict["copies"].level != "alarm"
     advice = found.advice[0]
@@ -341,7 +340,7 @@ def test_samples_that_diverge_are_no_verdict() -> None:
 
     found = vk.audit(runaway, law.sample(60, 1), PROCESS, law.sample(60, 2), sizes=TINY)
     verdict = verdicts_of(found)
-    assert (verdict["copies"].level, verdict["copies"].answer) == ("unknown", "cannot be determined")
+    assert (verdict["copies"].level, verdict["copies"].answer) == ("unknown", "cannot be told")
     assert verdict["drift"].level == "alarm"
     assert verdict["likeness"].level == "unknown"
     words = " ".join(w for v in found.verdicts for w in (v.answer, v.words))

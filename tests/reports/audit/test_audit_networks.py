@@ -57,7 +57,7 @@ def test_the_networks_that_normalise_are_blind_and_drift(name: str, data: str) -
     verdict = levels(found, name)
     assert verdict["conventions"] == "good"
     assert verdict["blindness"] == "alarm"
-    assert answer(found, name, "blindness").startswith("yes: brightness, contrast")
+    assert answer(found, name, "blindness").startswith("yes, brightness and contrast")
     assert verdict["drift"] == "alarm"
     assert verdict["copies"] != "alarm"
     assert found.advice[0].change.startswith("Let the network see brightness and contrast")

@@ -12,6 +12,7 @@ samples and the batch change a sample by rounding only."""
 
 from __future__ import annotations
 
+import datetime
 import functools
 import inspect
 import math
@@ -154,6 +155,8 @@ class Audit:
     notes: tuple[str, ...] = ()
     augment: Augment = field(default_factory=Augment)
     saved: SavedAudit | None = None
+    date: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"))
+    command: str = "vk.audit(…)"
 
     def __repr__(self) -> str:
         alarms = ", ".join(dict.fromkeys(v.question for v in self.verdicts if v.level == "alarm"))

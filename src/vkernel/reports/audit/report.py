@@ -1,12 +1,14 @@
 r"""Verdicts and reports of an audit: sentences, one screen for the terminal, one page, and numbers for files.
 
 All sentences stand in ``templates/audit.txt``, titles and captions of figures in ``templates/audit.html``. A
-:class:`Verdict` is ``good``, ``alarm``, ``note`` (a number without a threshold) or ``unknown``. Alarms are raised at a
-stated chance of a false one, for each network and sampler: copies .01 (Fisher's exact test against real images),
-membership .01 (one-sided, the rank sum under exchange of the sets), drift .01 for each of its four tests and a least
-size, blindness by intervals below a threshold. :class:`Advice` is given only where a verdict calls for it, in three
-degrees: ``measured`` (this audit shows the effect on this network), ``theory`` (it follows where the theory was tested
-against trained ensembles, docs/theory.md) and ``doubtful`` (theory and experience disagree, or nobody has measured it).
+:class:`Verdict` is ``good``, ``alarm``, ``note`` (no alarm, but worth a look), ``unknown`` (cannot be told) or a
+``number``, which has no threshold. Alarms are raised at a stated chance of a false one, for each network and sampler:
+copies .01 (Fisher's exact test against real images), membership .01 (one-sided, the rank sum under exchange of the
+sets), drift .01 for each of its four tests and a least size, blindness by intervals below a threshold, likeness where
+the interval of a distance lies beyond three times that of real images. The sampler that is quoted is one that gives
+images: noise is no evidence on copies. :class:`Advice` is given only where a verdict calls for it, in three degrees:
+``measured`` (this audit shows the effect on this network), ``theory`` (it follows where the theory was tested against
+trained ensembles, docs/theory.md) and ``doubtful`` (theory and experience disagree, or nobody has measured it).
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,15 +41,17 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from vkernel.reports.audit.audit import Audit, NetworkAudit
-    from vkernel.reports.audit.samples import SavedAudit
+    from vkernel.reports.audit.samples import SampleAudit, SavedAudit
 
 LOST = 0.5  # of the samples diverged: the rest allows no verdict
 LARGE = 0.5  # of the common error: a variance between runs that is worth reducing
+SOME = 0.05  # of the samples: noise among them is mentioned
 SHOWN, PAIRED = 12, 12  # samples of each sampler and member; samples beside their nearest training images
 POINTS = 2000  # training images whose moments are drawn
 QUESTIONS: dict[str, str] = TEXTS["questions"]
 SAMPLERS: dict[str, str] = TEXTS["samplers"]
-_COLOURS = {"good": "green", "alarm": "bold red", "note": "yellow", "unknown": "magenta"}
+GRADES: dict[str, dict[str, str]] = TEXTS["grades"]  # of each level of a verdict: sign, word, meaning
+_COLOURS = {"good": "green", "alarm": "bold red", "note": "yellow", "unknown": "magenta", "number": ""}
 
 
 @dataclass(frozen=True)
@@ -84,10 +89,12 @@ def text(block: str, **values: object) -> str:
 
 def verdicts(audit: Audit) -> list[Verdict]:
     """Return all verdicts, network by network, in the order of ``QUESTIONS``."""
-    out = [v for network in audit.networks for v in _of_network(network)]
-    if (found := audit.agreement) is not None:
-        out.append(_verdict("", "agreement", "note", r=found))
-        out.append(_verdict("", "variance", "note" if found.follows else "unknown", r=found))
+    order = list(QUESTIONS)
+    found = [sorted(_of_network(n), key=lambda v: order.index(v.question)) for n in audit.networks]
+    out = [v for each in found for v in each]
+    if (agreed := audit.agreement) is not None:
+        out.append(_verdict("", "agreement", "number", r=agreed))
+        out.append(_verdict("", "variance", "number" if agreed.follows else "unknown", r=agreed))
     return out if audit.saved is None else [*out, *_of_saved(audit.saved)]
 
 
@@ -100,9 +107,6 @@ def _of_network(n: NetworkAudit) -> Iterator[Verdict]:
     def verdict(question: str, level: str, **facts: object) -> Verdict:
         return _verdict(n.name, question, level, n=n, **facts)
 
-    def sampled(question: str, kind: str, level: str, **facts: object) -> Verdict:
-        return verdict(question, level, s=n.samples[kind], sampler=SAMPLERS[kind], **facts)
-
     read = n.conventions
     yield verdict("conventions", "unknown" if read.untrained else "good" if read.fits else "alarm")
     if n.skill is None or n.blind is None or n.levels is None:
@@ -110,39 +114,53 @@ def _of_network(n: NetworkAudit) -> Iterator[Verdict]:
             yield verdict("training", "alarm" if read.untrained else "unknown")
         return
     yield verdict("training", "alarm" if n.skill.under else "good")
-    kind = max(n.samples, key=lambda k: n.samples[k].comparison.fraction.value)  # the sampler that copies most decides
-    held, few = n.samples[kind].comparison, LOST * len(n.samples[kind].images)
-    suspect = "alarm" if held.alarm else "note" if held.closer_chance < CHANCE else "good"
-    yield sampled("copies", kind, "unknown" if held.diverged > few else suspect)
     if n.membership is not None:
         yield verdict("membership", "alarm" if n.membership.chance < CHANCE else "good")
     yield verdict("blindness", "alarm" if n.blind.alarm else "good")
-    drifts = {k: s.drift for k, s in n.samples.items()}
-    kind = max(drifts, key=lambda k: (drifts[k].alarm, drifts[k].share.value))
-    # if one sampler alone drifts, its coarse steps may be the cause
-    level = "alarm" if all(d.alarm for d in drifts.values()) else "note" if drifts[kind].alarm else "good"
-    yield sampled("drift", kind, level, diverged=not math.isfinite(drifts[kind].mean.value))
-    kind = min(n.samples, key=lambda k: _finite(n.samples[k].likeness.kernel.value))
-    like = n.samples[kind].likeness
-    known = math.isfinite(like.kernel.value)
-    yield sampled("likeness", kind, ("note" if like.alarm else "good") if known else "unknown")
-    yield verdict("deviation", "note")
+    yield from _of_samples(n.name, n.samples)
+    yield verdict("deviation", "number")
 
 
 def _of_saved(n: SavedAudit) -> Iterator[Verdict]:
-    s = n.samples["saved"]
+    for v in _of_samples(n.name, n.samples):
+        yield v
+        if v.question == "copies" and n.repeats is not None:
+            yield _verdict(n.name, "repeats", "alarm" if n.repeats.alarm else "good", r=n.repeats)
 
-    def verdict(question: str, level: str, **facts: object) -> Verdict:
-        return _verdict(n.name, question, level, n=n, s=s, sampler=SAMPLERS["saved"], **facts)
 
-    held, moved, like = s.comparison, s.drift, s.likeness
+def _of_samples(name: str, samples: dict[str, SampleAudit]) -> Iterator[Verdict]:
+    def verdict(question: str, kind: str, level: str, **facts: object) -> Verdict:
+        alone = len(samples) == 1
+        return _verdict(name, question, level, s=samples[kind], sampler=SAMPLERS[kind], alone=alone, **facts)
+
+    kind, usable = quoted(samples), {kind: s for kind, s in samples.items() if s.are_images}
+    textures = {SAMPLERS[kind]: s.texture for kind, s in samples.items() if s.texture is not None}
+    if textures or not usable:
+        noisy = any(found.noise.low > SOME for found in textures.values())
+        yield verdict("images", kind, "alarm" if not usable else "note" if noisy else "good", textures=textures)
+    held = samples[kind].comparison
     suspect = "alarm" if held.alarm else "note" if held.closer_chance < CHANCE else "good"
-    yield verdict("copies", suspect if s.are_images else "unknown")
-    if n.repeats is not None:
-        yield verdict("repeats", "alarm" if n.repeats.alarm else "good", r=n.repeats)
-    yield verdict("drift", "alarm" if moved.alarm else "good", diverged=not math.isfinite(moved.mean.value))
-    known = math.isfinite(like.kernel.value)
-    yield verdict("likeness", ("note" if like.alarm else "good") if known else "unknown")
+    yield verdict("copies", kind, suspect if usable else "unknown")
+    drifts = {k: s.drift for k, s in (usable or samples).items()}
+    kind = max(drifts, key=lambda k: (drifts[k].alarm, drifts[k].share.value))
+    # if one sampler alone drifts, its coarse steps may be the cause
+    level = "alarm" if all(d.alarm for d in drifts.values()) else "note" if drifts[kind].alarm else "good"
+    yield verdict("drift", kind, level, diverged=not math.isfinite(drifts[kind].mean.value))
+    likes = {k: s.likeness for k, s in (usable or samples).items()}
+    kind = min(likes, key=lambda k: _finite((likes[k].frechet or likes[k].kernel).value))
+    worse = "alarm" if likes[kind].worse else "note" if likes[kind].alarm else "good"
+    yield verdict("likeness", kind, worse if math.isfinite(likes[kind].kernel.value) else "unknown")
+
+
+def quoted(samples: dict[str, SampleAudit]) -> str:
+    """Return the sampler that decides on copies: of those that give images, the one that copies most; of equal ones,
+    that with less noise."""
+
+    def worst(kind: str) -> tuple[float, float]:
+        s = samples[kind]
+        return s.comparison.fraction.value, 0.0 if s.texture is None else -s.texture.noise.value
+
+    return max([kind for kind, s in samples.items() if s.are_images] or samples, key=worst)
 
 
 def _finite(value: float) -> float:
@@ -184,6 +202,17 @@ def advice(audit: Audit) -> list[Advice]:
     return sorted(out, key=lambda a: ("measured", "theory", "doubtful").index(a.sure))
 
 
+def gist(audit: Audit) -> dict[str, str]:
+    """Return the findings on each network, or on saved samples, in few words, by name."""
+    found, given = audit.verdicts, {"questions": QUESTIONS, "topics": TEXTS["topics"]}
+
+    def of(name: str, samples: dict[str, SampleAudit]) -> str:
+        by = {v.question: v for v in found if v.network == name}
+        return text("gist", by=by, copies=samples[quoted(samples)].comparison if samples else None, **given)
+
+    return {n.name: of(n.name, n.samples) for n in audit.subjects}
+
+
 def sentences(audit: Audit) -> list[str]:
     """Return the results in sentences: what was compared, every verdict, the advice."""
     out = [text("compared", audit=audit), *audit.notes]
@@ -192,7 +221,7 @@ def sentences(audit: Audit) -> list[str]:
 
 
 def screen(audit: Audit) -> Group:
-    """Return a table of short answers and the sentences of alarms, for the terminal."""
+    """Return the findings in few words, a table of short answers and the sentences of alarms, for the terminal."""
     from rich.console import Group
     from rich.table import Column, Table
     from rich.text import Text
@@ -204,26 +233,46 @@ def screen(audit: Audit) -> Group:
     for question, words in QUESTIONS.items():
         cells = [by.get((n.name, question)) for n in audit.subjects]
         if any(cells):
-            answers = [Text("–") if v is None else Text(v.answer, _COLOURS[v.level]) for v in cells]
-            table.add_row(question if several else words, *answers)
-    lines: list[Any] = [Text(text("compared", audit=audit)), table, *map(Text, audit.notes)]
-    shown: set[str] = set()  # of several networks with the same alarm the first is explained
+            table.add_row(TEXTS["topics"][question] if len(cells) > 2 else words, *map(_cell, cells))
+    lines: list[Any] = [Text(text("compared", audit=audit))]
+    lines += [Text.assemble((f"{name}: ", "bold"), words) for name, words in gist(audit).items()]
+    lines += [table, *map(Text, audit.notes)]
+    shown: set[str] = set()  # of several networks with the same alarm the first is explained, and nothing twice
     for v in sorted(verdicts, key=lambda v: v.network != ""):  # those about all networks first
         first = re.split(r"(?<=[a-z%)\]])\. (?=[A-Z])", v.words)[0].rstrip(".") + "."
         words, colour = first if several else v.words, _COLOURS[v.level]
         if not v.network:
             lines.append(Text.assemble((f"{QUESTIONS[v.question]} ", "bold"), (f"{v.answer}. ", colour), words))
-        elif v.question not in shown and (v.level == "alarm" or (v.question == "copies" and not several)):
-            lines.append(Text.assemble((f"{v.question}: ", colour), words))
-            shown.add(v.question)
+        elif (v.level in ("alarm", "unknown") or (v.question == "copies" and not several)) and not {
+            v.question,
+            words,
+        } & shown:
+            lines.append(Text.assemble((f"{TEXTS['topics'][v.question]}: ", colour), words))
+            shown |= {v.question, words}
     return Group(*lines, *(Text.assemble((f"advice ({a.sure}): ", "bold"), a.change) for a in audit.advice[:3]))
+
+
+def _cell(v: Verdict | None) -> Any:
+    """Return a short answer after the word of its level, so that colour is not the only sign."""
+    from rich.text import Text
+
+    return Text("–") if v is None else Text.assemble((f"{GRADES[v.level]['word']:8}", _COLOURS[v.level]), v.answer)
 
 
 def page(audit: Audit) -> str:
     """Return the HTML report."""
-    figures = {n.name: _figures(audit, n) for n in audit.networks}
-    values = {"compared": text("compared", audit=audit), "questions": QUESTIONS, "together": _together(audit)}
-    return html.page("audit.html", title=f"Audit of {', '.join(figures)}", audit=audit, figures=figures, **values)
+    names = [n.name for n in audit.subjects]
+    title = f"Audit of {' and '.join(names) if len(names) < 3 else f'{len(names)} networks'}"
+    values = {"gist": gist(audit), "questions": QUESTIONS, "grades": GRADES, "together": _together(audit)}
+    figures, pictures = {}, {}
+    for n in audit.networks:
+        data = n.net.scaled(audit.data)
+        figures[n.name], pictures[n.name] = _figures(audit, n, data), _pictures(audit, n.samples, data, n.net.range)
+    if (saved := audit.saved) is not None:
+        figures[saved.name] = list(_of_comparison(audit, saved.samples, audit.data).values())
+        pictures[saved.name] = _pictures(audit, saved.samples, audit.data, None)
+    values |= {"figures": figures, "pictures": pictures, "same_noise": _same_noise(audit)}
+    return html.page("audit.html", title=title, audit=audit, **values)
 
 
 def _figure(key: str, draw: Callable[..., Figure], *given: Any, **context: Any) -> dict[str, Any]:
@@ -231,34 +280,40 @@ def _figure(key: str, draw: Callable[..., Figure], *given: Any, **context: Any) 
     return {"key": key, "picture": html.picture(functools.partial(draw, *given)), **context}
 
 
-def _figures(audit: Audit, n: NetworkAudit) -> list[dict[str, Any]]:
+def _figures(audit: Audit, n: NetworkAudit, data: Empirical) -> list[dict[str, Any]]:
     if n.levels is None or n.skill is None or n.blind is None:
         return []
     from vkernel import plots
 
-    process, data = n.net.process, n.net.scaled(audit.data)
+    process, compared = n.net.process, _of_comparison(audit, n.samples, data)
     t = torch.tensor(n.skill.t, dtype=torch.float64)
     linear = (process.sigma(t) / process.alpha(t)).tolist(), n.skill.linear.value.tolist()
     out = [_figure("errors", plots.denoising_errors, n.levels, linear)]
-    out.append(_figure("deviation", plots.score_deviation, n.levels))
-    held = {SAMPLERS[kind]: s.comparison for kind, s in n.samples.items()}
+    out += [_figure("deviation", plots.score_deviation, n.levels), compared["ratios"], compared["copies"]]
+    if (found := n.membership) is not None:
+        ratio = (process.sigma(found.t) / process.alpha(found.t)).tolist()
+        losses = found.train.mean(0), found.test.mean(0), found.t, found.by_level.stack(), ratio
+        out.append(_figure("losses", plots.membership_losses, *losses))
+    return [*out, _figure("responses", plots.responses, n.blind.to_dataset()), compared["moments"]]
+
+
+def _of_comparison(audit: Audit, samples: dict[str, SampleAudit], data: Empirical) -> dict[str, dict[str, Any]]:
+    """Return the figures that need samples alone, by key."""
+    from vkernel import plots
+
+    held = {SAMPLERS[kind]: s.comparison for kind, s in samples.items()}
     first = next(iter(held.values()))
     shares = {name: c.curve for name, c in held.items()} | {first.reference_kind: first.reference_curve}
     curves = {name: (e.value, e.low, e.high) for name, e in shares.items()}
     ratios = {name: c.ratio for name, c in held.items() if c.ratio.isfinite().any()}
     ratios[first.reference_kind] = first.reference_ratio
-    drifted, stated = any(s.standardised for s in n.samples.values()), (first.threshold, first.reference_kind)
-    out.append(_figure("ratios", plots.neighbour_ratios, ratios, *stated, drifted=drifted))
-    out.append(_figure("copies", plots.copy_curve, first.thresholds, curves, *stated))
-    out += _pictures(n, data, audit.augment) if _is_image(data.shape) else []
-    if (found := n.membership) is not None:
-        ratio = (process.sigma(found.t) / process.alpha(found.t)).tolist()
-        losses = found.train.mean(0), found.test.mean(0), found.t, found.by_level.stack(), ratio
-        out.append(_figure("losses", plots.membership_losses, *losses))
+    drifted, stated = any(s.standardised for s in samples.values()), (first.threshold, first.reference_kind)
     some = torch.randperm(data.n, generator=torch.Generator().manual_seed(audit.seed))[:POINTS]
-    moments = {SAMPLERS[kind]: _moments(s.images) for kind, s in n.samples.items()}
-    out.append(_figure("responses", plots.responses, n.blind.to_dataset()))
-    return [*out, _figure("moments", plots.image_moments, moments, _moments(data.take(some)))]
+    moments = {SAMPLERS[kind]: _moments(s.images) for kind, s in samples.items()}
+    found = [_figure("ratios", plots.neighbour_ratios, ratios, *stated, drifted=drifted)]
+    found.append(_figure("copies", plots.copy_curve, first.thresholds, curves, *stated))
+    found.append(_figure("moments", plots.image_moments, moments, _moments(data.take(some))))
+    return {figure["key"]: figure for figure in found}
 
 
 def _moments(images: Tensor) -> tuple[Tensor, ...]:
@@ -270,30 +325,51 @@ def _is_image(shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 or (len(shape) == 3 and shape[0] in (1, 3))
 
 
-def _pictures(n: NetworkAudit, data: Empirical, augment: Augment) -> list[dict[str, Any]]:
-    """Return samples beside the training images that they resemble most, and the first samples of each sampler."""
-    from vkernel import plots
-
-    out, limits, typical = [], n.net.range, data[:POINTS].float().cpu()
-    rows = {SAMPLERS[kind]: _shown(s.images[:SHOWN]) for kind, s in n.samples.items()}
-    for kind, s in n.samples.items():
+def _pictures(
+    audit: Audit, samples: dict[str, SampleAudit], data: Empirical, limits: tuple[float, float] | None
+) -> list[dict[str, Any]]:
+    """Return strips of images: samples above the training images that they resemble most, those of the quoted sampler
+    first, and the first samples of each sampler."""
+    if not samples or not _is_image(data.shape):
+        return []
+    strips, typical, most = [], data[:POINTS].float().cpu(), quoted(samples)
+    kinds = sorted(samples, key=lambda kind: kind != most)
+    for kind in kinds:
+        s = samples[kind]
         held, drifted = s.comparison, s.standardised is not None
-        if drifted:  # in the data's range they would all look alike
-            rows[f"{SAMPLERS[kind]}, relit"] = relit(rows[SAMPLERS[kind]], typical)
         worst = [k for k in held.worst(PAIRED).tolist() if held.index[k, 0] >= 0]
         if not worst:
             continue
         sources, pairs = data[held.index[worst, 0]].float().cpu(), _shown(s.images[worst])
         if held.augment:  # show the version that is nearest
             alike = extractor("standardised" if drifted else "pixels")
-            sources = augment.closest(sources, pairs, lowest(data), alike)
+            sources = audit.augment.closest(sources, pairs, lowest(data), alike)
         if drifted:
             pairs = torch.cat([relit(a[None], b[None]) for a, b in zip(pairs, sources, strict=True)])
-        titles = [f"{held.ratio[k]:.2f}" + (" copy" if held.ratio[k] < held.threshold else "") for k in worst]
+        ratios = held.ratio[worst]
+        tiles = _tiles([pairs, sources], limits, [f"{r:.2f}" for r in ratios], (ratios < held.threshold).tolist())
         facts = {"count": int((held.ratio < held.threshold).sum()), "of": len(s.images), "drifted": drifted}
-        draw = functools.partial(plots.pairs, limits=limits, labels=("sample", "training image"))
-        out.append(_figure("sources", draw, pairs, sources, titles, sampler=SAMPLERS[kind], **facts))
-    return [*out, _figure("samples", plots.sample_rows, rows, limits, drifted=len(rows) > len(n.samples))]
+        strips.append({"key": "sources", "sampler": SAMPLERS[kind], "quoted": kind == most, "tiles": tiles, **facts})
+    for kind in kinds:
+        s = samples[kind]
+        images, drifted = _shown(s.images[:SHOWN]), s.standardised is not None
+        tiles = _tiles([relit(images, typical)] if drifted else [images], limits)
+        facts = {"drifted": drifted, "noisy": s.texture is not None and s.texture.noisy, "steps": s.steps}
+        strips.append({"key": "samples", "sampler": SAMPLERS[kind], "quoted": kind == most, "tiles": tiles, **facts})
+    return strips
+
+
+def _tiles(
+    rows: list[Tensor], limits: tuple[float, float] | None, titles: Sequence[str] = (), copied: Sequence[bool] = ()
+) -> list[dict[str, Any]]:
+    """Return columns of images, one of each row, each with a title and whether it is a copy."""
+    from vkernel import plots
+
+    columns = zip(*(plots.thumbnails(images, limits) for images in rows), strict=True)
+    return [
+        dict(zip(("images", "title", "copied"), tile, strict=True))
+        for tile in zip_longest(columns, titles, copied, fillvalue="")
+    ]
 
 
 def relit(images: Tensor, like: Tensor) -> Tensor:
@@ -311,13 +387,14 @@ def _shown(images: Tensor) -> Tensor:
 def _together(audit: Audit) -> list[dict[str, Any]]:
     from vkernel import plots
 
-    if audit.agreement is None:
+    return [] if audit.agreement is None else [_figure("agreement", plots.agreement_curves, audit.agreement.dataset)]
+
+
+def _same_noise(audit: Audit) -> list[dict[str, Any]]:
+    """Return a column for each noise: what each run makes of it."""
+    if audit.agreement is None or not _is_image(audit.data.shape):
         return []
-    out = [_figure("agreement", plots.agreement_curves, audit.agreement.dataset)]
-    if _is_image(audit.data.shape):
-        rows = {n.name: _shown(n.samples["ode"].images[:SHOWN]) for n in audit.members}
-        out.append(_figure("same_noise", plots.sample_rows, rows, audit.members[0].net.range))
-    return out
+    return _tiles([_shown(n.samples["ode"].images[:SHOWN]) for n in audit.members], audit.members[0].net.range)
 
 
 def as_dict(audit: Audit) -> dict[str, object]:
