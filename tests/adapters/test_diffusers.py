@@ -63,7 +63,8 @@ def test_a_decoder_is_read_from_its_folder_and_takes_scaled_latents(diffusers: o
         images = vae.decode(latents / 0.5 + 0.25).sample
     for folder in (tmp_path, tmp_path / "vae"):
         torch.testing.assert_close(decoder(folder)(latents), ((images + 1) / 2).clamp(0, 1))
-    code = "def grey(z):\n    return z[:, :1].sigmoid()\ndef flat(z):\n    return z.flatten(1)\ndef bad(z):\n    return z @ 3\n"
+    results = {"grey": "z[:, :1].sigmoid()", "flat": "z.flatten(1)", "bad": "z @ 3"}
+    code = "".join(f"def {name}(z):\n    return {result}\n" for name, result in results.items())
     (tmp_path / "own.py").write_text(code)
     torch.testing.assert_close(decoder(f"{tmp_path}/own.py:grey")(latents), latents[:, :1].sigmoid())
     tiny_unet(diffusers).save_pretrained(tmp_path / "unet")

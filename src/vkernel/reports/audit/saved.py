@@ -70,7 +70,7 @@ def audit_samples(
 
     Returns:
         an :class:`Audit` without networks; ``audit.saved`` holds the results."""
-    began, name = time.monotonic(), "samples" if isinstance(samples, Tensor) else Path(samples).name
+    began, name = time.monotonic(), Path(samples).name if isinstance(samples, str | Path) else "samples"
     if isinstance(samples, str | Path) and isinstance(data, str | Path):
         check_apart(samples, data)
     own, held = as_data(data, "training"), None if test is None else as_data(test, "test")
