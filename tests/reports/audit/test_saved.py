@@ -181,7 +181,7 @@ def test_the_command(
         (("--from-samples", folder), "compared with themselves"),
         ((), "--from-samples"),
         (("--samples-key", "a", folder / "new.npy"), "--samples-key describes saved samples"),
-        (("--from-samples", folder / "two.pt"), "--samples-key"),
+        (("--from-samples", folder / "two.pt"), "several arrays"),
     ):
         assert run(*options) == 2
         assert words in capsys.readouterr().err
