@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,8 +93,11 @@ def test_hostile_folders(diffusers: object, tmp_path: Path) -> None:
             Checkpoint.from_diffusers(tmp_path)
         path.write_text(before)
 
-    refuse(index, "also has vae.*latent", vae=["diffusers", "AutoencoderKL"])
-    refuse(unet, "UNet2DConditionModel, which is not supported", _class_name="UNet2DConditionModel")
+    refuse(index, r"text-conditional \(text_encoder\): give embeddings", text_encoder=["transformers", "CLIPTextModel"])
+    refuse(index, "also has prior: guided and compound pipelines are not supported", prior=["diffusers", "Prior"])
+    refuse(index, "neither a unet nor a transformer", unet=[None, None])
+    refuse(unet, "is text-conditional: give embeddings", _class_name="UNet2DConditionModel")
+    refuse(unet, "holds a FluxTransformer2DModel, which is not supported", _class_name="FluxTransformer2DModel")
     refuse(unet, "class-conditional", num_class_embeds=10)
     refuse(unet, "variance exploding", time_embedding_type="fourier")
     refuse(unet, "is not a state dict of UNet2DModel", block_out_channels=[8, 16])
@@ -119,6 +123,56 @@ def test_hostile_folders(diffusers: object, tmp_path: Path) -> None:
         Checkpoint.from_diffusers("google/ddpm-cifar10-32")
     with pytest.raises(InputError, match="without a scheduler"):
         Checkpoint.from_diffusers(tiny_unet(diffusers))
+
+
+def tiny_dit(diffusers: object) -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 1, "sample_size": 8, "patch_size": 2}
+    return diffusers.DiTTransformer2DModel(**sizes, in_channels=4, out_channels=8, num_embeds_ada_norm=3).eval()
+
+
+def test_a_DiT_denoises_latents_of_a_class(diffusers: object, tmp_path: Path) -> None:
+    """With a vae and a table of class names beside it, as in DiT's own pipeline."""
+    dit, vae = tiny_dit(diffusers), diffusers.AutoencoderKL(block_out_channels=(4,), norm_num_groups=2)
+    diffusers.DiTPipeline(dit, vae, diffusers.DDIMScheduler(), id2label={0: "a"}).save_pretrained(tmp_path)
+    net, x = Checkpoint.from_diffusers(tmp_path, label=2), normal(3, 4, 8, 8)
+    assert net.shape == (4, 8, 8)
+    assert "denoises latents" in net.notes[0]
+    with torch.no_grad():
+        want = dit(x, torch.tensor([5] * 3), torch.tensor([2] * 3)).sample[:, :4]
+        torch.testing.assert_close(net.noise(x, 5), want)
+    config = tmp_path / "transformer" / "config.json"
+    for label, words in ((None, "class-conditional. Give the class as label="), (3, "has classes 0 to 2, not 3")):
+        with pytest.raises(InputError, match=words):
+            Checkpoint.from_diffusers(tmp_path, label=label)
+    with pytest.raises(InputError, match=r"shape \(3, 64, 64\), but .* takes \(4, 8, 8\)\. .* denoises latents"):
+        vk.audit(net, torch.rand(20, 3, 64, 64))
+    config.write_text(config.read_text().replace("DiTTransformer2DModel", "Transformer2DModel"))  # as older folders
+    torch.testing.assert_close(Checkpoint.from_diffusers(tmp_path, label=2).noise(x, 5), want)
+
+
+def test_embeddings_of_prompts(diffusers: object, tmp_path: Path) -> None:
+    """The i-th image of a batch has the i-th embedding in turn, whatever the batch."""
+    torch.manual_seed(0)
+    blocks = {"down_block_types": ("CrossAttnDownBlock2D",), "up_block_types": ("CrossAttnUpBlock2D",)}
+    sizes = {"sample_size": 8, "in_channels": 1, "out_channels": 1, "layers_per_block": 1, "norm_num_groups": 4}
+    widths = {"block_out_channels": (8,), "cross_attention_dim": 6, "attention_head_dim": 4}
+    unet = diffusers.UNet2DConditionModel(**blocks, **sizes, **widths).eval()
+    unet.save_pretrained(tmp_path)
+    prompts, x, t = normal(3, 2, 6), normal(7, 1, 8, 8), torch.tensor([5] * 7)
+    net = Checkpoint.from_diffusers(tmp_path, diffusers.DDPMScheduler(), condition=prompts)
+    with torch.no_grad():
+        want = unet(x, t, prompts[torch.arange(7) % 3]).sample
+        assert float((want - unet(x, t, prompts[:1].expand(7, 2, 6)).sample).abs().max()) > 1e-4
+    for batch in (None, 2, 5):
+        torch.testing.assert_close(replace(net, batch=batch).noise(x, 5), want)
+    torch.testing.assert_close(net.conditioned(4).noise(x[4:], 5), want[4:])
+    for given, words in (
+        (None, "text-conditional: give embeddings"),
+        (prompts[..., :4], r"tokens, 6\), not \(3, 2, 4\)"),
+    ):
+        with pytest.raises(InputError, match=words):
+            Checkpoint.from_diffusers(tmp_path, diffusers.DDPMScheduler(), condition=given)
 
 
 def test_learned_variances_are_left_out(diffusers: object) -> None:

@@ -55,6 +55,15 @@ def conditional():
     return Net(classes=2)
 
 
+class Prompted(Net):
+    def forward(self, x, t, text):
+        return super().forward(x, t, text.argmax(1))
+
+
+def prompted():
+    return Prompted(classes=2)
+
+
 def wider():
     return Net(width=65)
 
@@ -211,6 +220,27 @@ def test_one_class_of_a_conditional_network(bench: Bench, vkernel: Callable[...,
     assert held["data"]["n"] == int(np.load(bench("train-labels.npy")).sum())
     assert held["networks"][0]["label"] == 1
     assert held["networks"][0]["conventions"]["fits"]
+
+
+def test_the_embedding_of_a_prompt(bench: Bench, vkernel: Callable[..., Left], tmp_path: Path) -> None:
+    """A network that takes an embedding by name gives the numbers of the same network with a label."""
+    np.save(tmp_path / "text.npy", np.eye(2, dtype=np.float32)[[1]])
+    sets, found = {}, []
+    for name in ("train", "test"):
+        sets[name] = np.load(bench(f"{name}.npy"))[np.load(bench(f"{name}-labels.npy")) == 1]
+        np.save(tmp_path / f"{name}.npy", sets[name])
+        np.save(tmp_path / f"{name}-labels.npy", np.ones(len(sets[name]), dtype=np.int64))
+    labels = {"labels": tmp_path / "train-labels.npy", "test_labels": tmp_path / "test-labels.npy", "label": 1}
+    prompt = {"condition": tmp_path / "text.npy", "condition_name": "text"}
+    for factory, more in (("conditional", labels), ("prompted", prompt)):
+        files = {"data": tmp_path / "train.npy", "test": tmp_path / "test.npy", "json": tmp_path / "a.json"}
+        options = bench.options(module=f"{bench('net.py')}:{factory}", samples=16, **files, **more)
+        left = vkernel("audit", bench("conditional.pt"), *options, "-q")
+        assert left.code == 0, left.err
+        found.append(json.loads((tmp_path / "a.json").read_text())["networks"][0])
+    one, two = (np.array(n["samples"]["ode"]["copies"]["distance"]) for n in found)
+    np.testing.assert_allclose(one, two, rtol=1e-5)
+    np.testing.assert_allclose(*(n["conventions"]["error"] for n in found), rtol=1e-5)
 
 
 def test_labels_that_are_not_enough(bench: Bench, refused: Callable[..., str], tmp_path: Path) -> None:

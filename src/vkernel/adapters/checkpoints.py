@@ -11,6 +11,7 @@ import copy
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from vkernel.adapters import diffusers, factory as factories, weights
 from vkernel.core.errors import require
 from vkernel.sample import Groups, Scores
 from vkernel.score.base import Score, Time, check_like, differentiated
-from vkernel.score.wrapped import TimeInput, Wrapped, interval
+from vkernel.score.wrapped import CONDITION, TimeInput, Wrapped, interval
 
 GRID = 65  # times at which processes are compared
 CLOSE = 1e-4  # of alpha and sigma: tables of betas are often stored in float32
@@ -44,6 +45,8 @@ class Checkpoint(Wrapped):
         name: str | None = None,
         label: int | None = None,
         sigma_data: float = 0.5,
+        condition: Tensor | None = None,
+        condition_name: str = CONDITION,
     ) -> Checkpoint:
         """Build a module with ``factory`` and load the weights in ``path`` (.safetensors, or a state dict by torch).
 
@@ -57,16 +60,25 @@ class Checkpoint(Wrapped):
         module = weights.fill(factories.build(factory), held, str(path), strip).to(device).eval().requires_grad_(False)
         ends = None if range is None else interval(range)
         stated = (predicts, time, ends, None if shape is None else tuple(shape), name or Path(path).name)
-        return cls(module, process, *stated, label=label, notes=(note,) if note else (), sigma_data=sigma_data)
+        more: dict[str, Any] = {"label": label, "notes": (note,) if note else (), "sigma_data": sigma_data}
+        return cls(module, process, *stated, **more, condition=condition, condition_name=condition_name)
 
     @classmethod
     def from_diffusers(
-        cls, source: object, scheduler: object = None, *, device: torch.device | str = "cpu", label: int | None = None
+        cls,
+        source: object,
+        scheduler: object = None,
+        *,
+        device: torch.device | str = "cpu",
+        label: int | None = None,
+        condition: Tensor | None = None,
     ) -> Checkpoint:
-        """Read a diffusers pipeline or its folder, or a UNet2DModel (or its folder) and a scheduler; never download.
-        A class-conditional network needs its ``label``."""
-        unet, process, predicts, shape, name = diffusers.read(source, scheduler, device, label)
-        return cls(unet, process, predicts, "index", (-1.0, 1.0), shape, name, label=label)
+        """Read a diffusers pipeline or its folder, or its network (or that folder) and a scheduler; never download.
+        A class-conditional network needs its ``label``, a text-conditional one embeddings of prompts, ``condition (k,
+        tokens, width)``. A network in a pipeline with an autoencoder denoises latents."""
+        net, process, predicts, shape, name, notes = diffusers.read(source, scheduler, device, label, condition)
+        more: dict[str, Any] = {"label": label, "condition": condition, "notes": notes}
+        return cls(net, process, predicts, "index", (-1.0, 1.0), shape, name, **more)
 
 
 class Checkpoints(Scores):

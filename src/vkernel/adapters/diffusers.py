@@ -32,38 +32,57 @@ from vkernel.score.conversions import convert
 PREDICTION = {"epsilon": "noise", "sample": "x0", "v_prediction": "v"}
 _WEIGHTS = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
 _SAVED = "a diffusers model is a folder made by save_pretrained"
-_ONLY = "only UNet2DModel networks in pixel space can be read"
+NETWORKS = {  # and the setting that holds the number of classes
+    "UNet2DModel": "num_class_embeds",
+    "UNet2DConditionModel": "num_class_embeds",
+    "DiTTransformer2DModel": "num_embeds_ada_norm",
+    "Transformer2DModel": "num_embeds_ada_norm",  # a DiT in folders of earlier diffusers
+}
+_CODERS = ("vae", "vqvae")
+_ONLY = "networks that can be read are UNet2DModel, UNet2DConditionModel (with embeddings) and DiT"
 
 
 def read(
-    source: object, scheduler: object = None, device: torch.device | str = "cpu", label: int | None = None
-) -> tuple[nn.Module, DDPM, str, tuple[int, ...] | None, str]:
-    """Return network, process, prediction, image shape and name.
-    ``source`` is a pipeline or its folder; or a UNet2DModel or its folder, with a scheduler, an object or a folder."""
+    source: object,
+    scheduler: object = None,
+    device: torch.device | str = "cpu",
+    label: int | None = None,
+    condition: Tensor | None = None,
+) -> tuple[nn.Module, DDPM, str, tuple[int, ...] | None, str, tuple[str, ...]]:
+    """Return network, process, prediction, image shape, name, and sentences on what was assumed.
+    ``source`` is a pipeline or its folder; or a network or its folder, with a scheduler, an object or a folder."""
+    notes: tuple[str, ...] = ()
     if isinstance(source, str | os.PathLike):
         folder = Path(source).expanduser()
         require(folder.exists(), f"There is no folder {folder}; folders are read from this machine, never downloaded.")
         require(folder.is_dir(), f"{folder} is a file; {_SAVED}.")
         name, inner = folder.name, folder
         if (folder / "model_index.json").is_file():
-            _check_components(_json(folder / "model_index.json"), str(folder))
-            inner, scheduler = folder / "unet", folder / "scheduler" if scheduler is None else scheduler
-        unet: Any = _read_unet(inner, label).to(device).requires_grad_(False)
+            part, notes = _components(_json(folder / "model_index.json"), str(folder), condition)
+            inner, scheduler = folder / part, folder / "scheduler" if scheduler is None else scheduler
+        kind = _json(inner / "config.json").get("_class_name")
+        require(kind in NETWORKS, f"{inner} holds a {kind}, which is not supported: {_ONLY}.")
+        held: Any = _construct(inner / "config.json", str(kind), "")
+        _check_network(held, str(inner), label, condition)
+        held = _filled(held, inner).to(device).requires_grad_(False)
     else:
-        name = type(source).__name__
-        _check_components(getattr(source, "components", {}), "This pipeline")
-        unet = getattr(source, "unet", source)
-        scheduler = getattr(source, "scheduler", None) if scheduler is None else scheduler
-        _check_unet(unet, name, label)
+        name, held = type(source).__name__, source
+        if parts := getattr(source, "components", {}):
+            part, notes = _components(parts, "This pipeline", condition)
+            held = parts[part]
+            scheduler = parts.get("scheduler") if scheduler is None else scheduler
+        _check_network(held, name, label, condition)
     if isinstance(scheduler, str | os.PathLike):
         path = Path(scheduler).expanduser()
         path = path / "scheduler_config.json" if path.is_dir() else path
         scheduler = _construct(path, "Scheduler", "which is no scheduler of diffusers")
     require(scheduler is not None, f"{name} comes without a scheduler; give the one it was trained with as scheduler=.")
-    size, channels = unet.config.sample_size, unet.config.in_channels
+    size, channels = held.config.sample_size, held.config.in_channels
     size = (size, size) if isinstance(size, int) else size
-    net = unet.eval() if unet.config.out_channels == channels else _FirstHalf(unet.eval(), channels)
-    return net, process_of(scheduler), prediction_of(scheduler), None if size is None else (channels, *size), name
+    plain = type(held).__name__ == "UNet2DModel" and held.config.out_channels == channels
+    net = held.eval() if plain else _FirstHalf(held.eval(), channels)
+    shape = None if size is None else (channels, *size)
+    return net, process_of(scheduler), prediction_of(scheduler), shape, name, notes
 
 
 def read_decoder(folder: Path, device: torch.device | str = "cpu") -> Callable[[Tensor], Tensor]:
@@ -94,35 +113,54 @@ def prediction_of(scheduler: object) -> str:
     return PREDICTION[kind]
 
 
-def _check_components(held: dict[str, Any], name: str) -> None:
-    """Refuse pipelines with more than a network and a scheduler."""
-    present = [k for k, v in held.items() if not k.startswith("_") and v is not None and v not in ([None] * 2, False)]
-    extra = [k for k in present if k not in ("unet", "scheduler") and not isinstance(held[k], int | float | str)]
-    unknown = f"{', '.join(extra)}: latent, text and guided pipelines are not supported"
-    require(not extra, f"{name} also has {unknown}, {_ONLY}.")
-    require(not held or "unet" in present, f"{name} has no unet, which is not supported: {_ONLY}.")
+def _components(held: dict[str, Any], name: str, condition: Tensor | None) -> tuple[str, tuple[str, ...]]:
+    """Return which component of a pipeline is the network, and a sentence if it denoises latents."""
+    present = [k for k, v in held.items() if not k.startswith("_") and _is_component(v)]
+    nets, coders = ([k for k in present if k in known] for known in (("unet", "transformer"), _CODERS))
+    require(nets, f"{name} has neither a unet nor a transformer, which is not supported: {_ONLY}.")
+    extra = [k for k in present if k not in (*nets, *coders, "scheduler")]
+    text = any(k.startswith("text_encoder") for k in extra)
+    give = "condition= (on the command line --condition FILE)"
+    texts = f"{name} is text-conditional ({', '.join(extra)}): give embeddings of the prompts as {give}."
+    unknown = f"{name} also has {', '.join(extra)}: guided and compound pipelines are not supported, {_ONLY}."
+    require(not extra or condition is not None, texts if text else unknown)
+    latent = f"{name} has an autoencoder ({', '.join(coders)}): its network denoises latents, the encoded images."
+    return nets[0], (latent,) if coders else ()
 
 
-def _check_unet(unet: Any, name: str, label: int | None) -> None:
-    kind = type(unet).__name__
-    require(kind == "UNet2DModel", f"{name} holds a {kind}, which is not supported: {_ONLY}.")
-    classes, ins, outs = (unet.config.get(key) for key in ("num_class_embeds", "in_channels", "out_channels"))
-    conditional = classes is not None or unet.config.get("class_embed_type") is not None
+def _is_component(value: object) -> bool:
+    """Whether an entry of a pipeline, or of its model_index.json, is a network or a scheduler, and no setting."""
+    if isinstance(value, list | tuple):
+        return len(value) == 2 and None not in value
+    return value is not None and not isinstance(value, bool | int | float | str | dict)
+
+
+def _check_network(net: Any, name: str, label: int | None, condition: Tensor | None) -> None:
+    kind = type(net).__name__
+    require(kind in NETWORKS, f"{name} holds a {kind}, which is not supported: {_ONLY}.")
+    text = kind == "UNet2DConditionModel"
+    embedded = (
+        f"{name} is text-conditional: give embeddings of prompts as condition= (on the command line --condition)."
+    )
+    require(not text or condition is not None, embedded)
+    require(text or condition is None, f"{name} holds a {kind}, which takes no embeddings of prompts; leave them out.")
+    shape = (None, None) if condition is None else tuple(condition.shape)
+    width = net.config.get("cross_attention_dim")
+    fits = len(shape) == 3 and shape[2] == width if text and isinstance(width, int) else True
+    require(fits, f"{name} takes embeddings (k, tokens, {width}), not {shape}.")
+    classes, ins, outs = (net.config.get(key) for key in (NETWORKS[kind], "in_channels", "out_channels"))
+    conditional = classes is not None or net.config.get("class_embed_type") is not None
     require(conditional or label is None, f"{name} is not class-conditional; it takes no label.")
-    give = "label= (on the command line --label, with --labels for the classes of the training images)"
-    one = f"{name} is class-conditional: an audit is of one class at a time. Give its number as {give}."
-    require(not conditional or label is not None, one)
+    give = "label= (on the command line --labels, the classes of the training images, and --label for one of them)"
+    require(not conditional or label is not None, f"{name} is class-conditional. Give the class as {give}.")
     known = classes is None or label is None or label < classes
     require(known, f"{name} has classes 0 to {(classes or 0) - 1}, not {label}.")
     sigma = "Fourier features of sigma (variance exploding), which is not supported here; wrap it with vk.as_score"
-    require(unet.config.get("time_embedding_type") != "fourier", f"{name} embeds {sigma}.")
-    require(outs in (ins, 2 * ins), f"{name} takes {ins} channels and returns {outs}, which is not supported: {_ONLY}.")
-
-
-def _read_unet(folder: Path, label: int | None) -> nn.Module:
-    unet: nn.Module = _construct(folder / "config.json", "UNet2DModel", f"which is not supported: {_ONLY}")
-    _check_unet(unet, str(folder), label)
-    return _filled(unet, folder)
+    require(net.config.get("time_embedding_type") != "fourier", f"{name} embeds {sigma}.")
+    good = outs in (None, ins, 2 * ins)
+    require(good, f"{name} takes {ins} channels and returns {outs}, which is not supported: {_ONLY}.")
+    adaptive = net.config.get("norm_type", "ada_norm_zero") == "ada_norm_zero"
+    require("Transformer" not in kind or adaptive, f"{name} is a {kind} but no DiT, which is not supported: {_ONLY}.")
 
 
 def _filled(module: nn.Module, folder: Path) -> nn.Module:
@@ -155,14 +193,14 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 class _FirstHalf(nn.Module):
-    """A network that also predicts variances, restricted to its first output."""
+    """A network called by names, without the variances that it may predict besides."""
 
-    def __init__(self, unet: nn.Module, channels: int) -> None:
+    def __init__(self, net: nn.Module, channels: int) -> None:
         super().__init__()
-        self.unet, self.channels = unet, channels
+        self.net, self.channels = net, channels
 
-    def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None) -> Tensor:
-        return self.unet(x, t, labels).sample[:, : self.channels]
+    def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None, **condition: Tensor) -> Tensor:
+        return self.net(x, timestep=t, class_labels=labels, **condition).sample[:, : self.channels]
 
 
 def as_unet(score: Score, scheduler: object, *, shape: tuple[int, ...] | None = None) -> ScoreUNet:

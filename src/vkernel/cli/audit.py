@@ -63,6 +63,8 @@ def audit(
     labels: Annotated[Path | None, option("audit.labels")] = None,
     label: Annotated[int | None, option("audit.label")] = None,
     test_labels: Annotated[Path | None, option("audit.test_labels")] = None,
+    condition: Annotated[Path | None, option("audit.condition")] = None,
+    condition_name: Annotated[str, option("audit.condition_name")] = "encoder_hidden_states",
     latents: Annotated[str | None, option("audit.latents")] = None,
     from_samples: Annotated[str | None, option("audit.from_samples")] = None,
     samples_range: Annotated[str | None, option("audit.samples_range")] = None,
@@ -92,7 +94,8 @@ def audit(
     samples that another program saved (--from-samples), without a network.
 
     Unconditional networks, class-conditional ones (one class at a time) and networks in latent space (--latents).
-    Guided sampling and text-conditional pipelines are not supported: they sample from no model's own score."""
+    Text-conditional networks take embeddings of prompts (--condition). Guided sampling is not supported: it samples
+    from no model's own score."""
     import torch
 
     from vkernel.reports.audit import Sizes
@@ -119,7 +122,8 @@ def audit(
     held = None if test is None else load_data(test, scale, key, layout)
     held = None if held is None else _of_class(held, test_labels, label, "test").to(where)
     stated: dict[str, Any] = {"device": where, "shape": own.shape, "predicts": predicts, "time": time, "betas": betas}
-    stated |= {"range": range, "strip": strip, "label": label}
+    stated |= {"range": range, "strip": strip, "label": label, "condition_name": condition_name}
+    stated |= {"condition": None if condition is None else load_data(str(condition), "none")[:]}
     nets = [_read(path, module, stated) for path in weights or ()]
     groups = None if group is None else [name.strip() for name in group.split(",")]
     sizes = Sizes.quick() if quick else Sizes()
@@ -159,7 +163,7 @@ def _read(path: Path, module: str | None, stated: dict[str, Any]) -> vk.Score:
     require(path.exists(), f"There is no file or folder {path}; weights are read from this machine, never downloaded.")
     if path.is_dir():
         require(module is None, f"{path} is a folder, read as a diffusers model; --module is for weight files.")
-        return vk.Checkpoint.from_diffusers(path, device=stated["device"], label=stated["label"])
+        return vk.Checkpoint.from_diffusers(path, **{key: stated[key] for key in ("device", "label", "condition")})
     code = "--module package.file:factory or path/to/file.py:factory"
     require(module is not None, f"{path} holds numbers alone: give the code that builds its network, {code}.")
     return vk.Checkpoint.from_weights(path, module or "", **stated)

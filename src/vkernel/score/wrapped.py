@@ -21,7 +21,9 @@ Four conventions turn a network, a function of an image and of a number that enc
 A network with ``predicts="edm"`` is the raw network :math:`F(c_{in} x/\alpha, \cdot)`, :math:`c_{in} =
 1/\sqrt{\tilde\sigma^2 + \sigma_d^2}`; one that returns the denoised image predicts ``x0``. For networks that take an
 index, t is rounded to it, and :math:`\alpha, \sigma` are taken there too. With ``label``, the network is
-class-conditional, ``net(x, time, labels)``, and the score is that of one class."""
+class-conditional, ``net(x, time, labels)``, and the score is that of one class. With ``condition (k, …)``, embeddings
+of k prompts say, the network is ``net(x, time, encoder_hidden_states=…)`` (or another name), and the i-th image of a
+batch has the (i mod k)-th of them."""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ import contextlib
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -51,8 +54,9 @@ TIMES: dict[str, Callable[[Process, Tensor, float], Tensor]] = {
     "c_noise": lambda p, t, N: p.base.log_snr(t) / -8,
     "reversed": lambda p, t, N: 1 - t,
 }
+CONDITION = "encoder_hidden_states"  # the name in diffusers
 _NUMBERS = 2**18  # numbers of x in one call of the network, unless ``batch`` is given
-Network = Callable[..., object]  # net(x, time) or net(x, time, labels)
+Network = Callable[..., object]  # net(x, time), net(x, time, labels), or with a condition by name
 TimeInput = str | Callable[[Tensor], Tensor]
 
 
@@ -69,14 +73,17 @@ def as_score(
     label: int | None = None,
     sigma_data: float = 0.5,
     dtype: torch.dtype | None = None,
+    condition: Tensor | None = None,
+    condition_name: str = CONDITION,
 ) -> Wrapped:
     """Wrap a function or module as a :class:`~vkernel.score.base.Score`.
 
     ``fn(x, time)`` takes ``x (B, *shape)`` and ``time (B,)`` and returns a tensor like ``x``, or an object that holds
     it in ``.sample`` or ``.mean``, or a tuple whose first entry it is. With ``shape=None`` the first call decides the
-    shape, and its first dimension is the batch. ``predicts``, ``time``, ``range``, ``label`` and ``sigma_data`` are the
-    conventions of :mod:`vkernel.score.wrapped`; ``batch`` is the largest number of events in one call. With ``dtype``
-    (``torch.bfloat16``, ``torch.float16``) the network runs under autocast. Modules are put into evaluation mode.
+    shape, and its first dimension is the batch. ``predicts``, ``time``, ``range``, ``label``, ``sigma_data``,
+    ``condition`` and its name are the conventions of :mod:`vkernel.score.wrapped`; ``batch`` is the largest number of
+    events in one call. With ``dtype`` (``torch.bfloat16``, ``torch.float16``) the network runs under autocast. Modules
+    are put into evaluation mode.
 
     >>> import torch, vkernel as vk
     >>> score = vk.as_score(lambda x, t: -x, vk.VP())  # the score of a standard normal
@@ -86,7 +93,9 @@ def as_score(
     if isinstance(fn, nn.Module):
         fn.eval()
     ends, event = None if range is None else interval(range), None if shape is None else tuple(shape)
-    return Wrapped(fn, process, predicts, time, ends, event, name, batch, label, sigma_data=sigma_data, dtype=dtype)
+    more: dict[str, Any] = {"sigma_data": sigma_data, "dtype": dtype}
+    more |= {"condition": condition, "condition_name": condition_name}
+    return Wrapped(fn, process, predicts, time, ends, event, name, batch, label, **more)
 
 
 @dataclass(eq=False, repr=False)
@@ -107,6 +116,8 @@ class Wrapped(Score):
     notes: tuple[str, ...] = ()
     sigma_data: float = 0.5
     dtype: torch.dtype | None = None
+    condition: Tensor | None = None
+    condition_name: str = CONDITION
 
     def __post_init__(self) -> None:
         require(callable(self.net), f"The network must be callable, net(x, t); got {type(self.net).__name__}.")
@@ -119,6 +130,9 @@ class Wrapped(Score):
         check_positive(self.sigma_data, "sigma_data")
         if self.batch is not None:
             check_whole(self.batch, "batch")
+        if self.condition is not None:
+            good = isinstance(self.condition, Tensor) and self.condition.ndim >= 2 and self.condition.isfinite().all()
+            require(good, "condition must be a tensor (k, …) of finite numbers, one entry for each of k conditions.")
         self.range = None if self.range is None else interval(self.range)
         self.shape = None if self.shape is None else tuple(int(k) for k in self.shape)
         time_input(self.time, self.process, torch.tensor([self.process.T], dtype=torch.float64))  # check the convention
@@ -140,8 +154,14 @@ class Wrapped(Score):
         rows, times = x.reshape(-1, *event), self.check(x, t)[1].to(x.device).double().expand(batch).reshape(-1)
         step = self.batch or max(1, _NUMBERS // max(1, math.prod(event)))
         with torch.set_grad_enabled(torch.is_grad_enabled() and differentiated(x)):
-            parts = [self._run(a, b) for a, b in zip(rows.split(step), times.split(step), strict=True)]
-            return torch.cat(parts).reshape(x.shape)
+            parts = zip(rows.split(step), times.split(step), strict=True)
+            return torch.cat([self._run(*part, k * step) for k, part in enumerate(parts)]).reshape(x.shape)
+
+    def conditioned(self, first: int = 0, count: int | None = None) -> Self:
+        """Return the network with ``count`` conditions (default: all), of which the ``first`` is that of image 0."""
+        if self.condition is None:
+            return self
+        return replace(self, condition=self.condition.roll(-first, 0)[:count])
 
     def at(self, t: Time) -> Tensor:
         """Return the times at which the network is evaluated: t, or the nearest index for networks that take one."""
@@ -175,25 +195,30 @@ class Wrapped(Score):
         t = self.at(t.to(x.device)).expand(self.split(x)[0])
         return convert(self.output(x, t), self.predicts, wants, x, t, self.process, self.sigma_data)
 
-    def _run(self, x: Tensor, t: Tensor) -> Tensor:
-        """Call the network once, on its device and in its precision; the result is like x."""
+    def _run(self, x: Tensor, t: Tensor, first: int = 0) -> Tensor:
+        """Call the network once, on its device and in its precision; the result is like x, images from ``first`` on."""
         held = self.net.parameters() if isinstance(self.net, nn.Module) else ()
         home = next((p for p in held if p.is_floating_point()), x)
         number = time_input(self.time, self.process, t).to(home.device)
         number = number.to(home.dtype) if number.is_floating_point() else number
         label = () if self.label is None else (torch.full((len(x),), self.label, device=home.device),)
+        named = {}
+        if self.condition is not None:
+            given = self.condition.to(home.device)
+            turn = torch.arange(first, first + len(x), device=home.device) % len(given)
+            named = {self.condition_name: (given.to(home.dtype) if given.is_floating_point() else given)[turn]}
         rows = x
         if self.predicts == "edm":
             size = (self.process.S(t) + (self.process.alpha(t) * self.sigma_data).square()).sqrt()
             rows = x / over_event(size.to(x), x.shape[1:])
         try:
             with torch.autocast(home.device.type, self.dtype) if self.dtype else contextlib.nullcontext():
-                out = _tensor_of(self.net(rows.to(home.device, home.dtype), number, *label), self.name)
+                out = _tensor_of(self.net(rows.to(home.device, home.dtype), number, *label, **named), self.name)
         except torch.OutOfMemoryError as error:
             fewer = "give a smaller batch (on the command line --batch)"
             raise InputError(f"{self.name} ran out of memory with a batch of {len(x)}; {fewer}.") from error
-        given = f"{self.name} was given a batch of shape {tuple(x.shape)} and returned {tuple(out.shape)}"
-        require(out.shape == x.shape, f"{given}; it must return a tensor of the same shape.")
+        shapes = f"{self.name} was given a batch of shape {tuple(x.shape)} and returned {tuple(out.shape)}"
+        require(out.shape == x.shape, f"{shapes}; it must return a tensor of the same shape.")
         out = out.to(x.device, x.dtype)
         return -out if self.time == "reversed" and self.predicts == "flow" else out
 

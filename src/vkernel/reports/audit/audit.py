@@ -246,7 +246,8 @@ def audit(
     for net in nets:
         for kind, points in {"training": data, "test": held or data}.items():
             fits = net.shape in (None, points.shape)
-            require(fits, f"The {kind} data have shape {points.shape}, but {net.name} takes {net.shape}.")
+            given = f"The {kind} data have shape {points.shape}, but {net.name} takes {net.shape}."
+            require(fits, " ".join([given, *net.notes]))
         check_inputs(net, data, held)
     same = groups is None or len(groups) == len(nets)
     require(same, f"There are {len(nets)} networks and {len(groups or ())} groups.")
@@ -385,8 +386,8 @@ class _NetworkGroup:
         if self.test is not None:
             member = self._kept(net, membership, self.test, times=self.times, images=sizes.members, draws=1)
             self.step(f"{net.name}: membership", MEMBERSHIP)
-        # half precision has no derivatives worth their name
-        seen = self._kept(replace(net, dtype=None), blind, images=sizes.blind, budget=sizes.budget)
+        # derivatives are taken at one condition, and not in half precision
+        seen = self._kept(replace(net.conditioned(count=1), dtype=None), blind, images=sizes.blind, budget=sizes.budget)
         self.step(f"{net.name}: blind directions", BLIND)
         samples = {kind: self._samples(net, kind) for kind in KINDS}
         return replace(begun, skill=skilled, levels=curve, membership=member, blind=seen, samples=samples)
@@ -484,6 +485,7 @@ def draw(
     require(isinstance(x_T, Tensor), f"x_T must be a torch tensor, not {type(x_T).__name__}.")
     require(x_T.ndim >= 2 and x_T.numel() > 0, f"x_T must be (n, *shape), not of shape {tuple(x_T.shape)}.")
     times, shape = sampling_times(score, kind, steps), tuple(x_T.shape)
+    score = score.conditioned(first) if isinstance(score, Wrapped) else score
 
     def noise(k: int) -> Tensor:
         return _normals(rng.key(seed, "noise of ancestral steps", k), len(x_T), shape[1:], x_T.device, first)

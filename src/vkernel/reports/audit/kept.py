@@ -87,8 +87,7 @@ def _bytes(fact: object) -> Iterable[bytes]:
     elif isinstance(fact, Wrapped):
         wanted = isinstance(fact.net, nn.Module) and isinstance(fact.time, str)
         require(wanted, f"Results of {fact.name} cannot be kept: only those of torch modules with a named time can be.")
-        conventions = ("name", "predicts", "time", "range", "shape", "batch", "label", "sigma_data", "dtype")
-        yield from _bytes([fact.process, *(vars(fact)[name] for name in conventions), fact.net])
+        yield from _bytes([value for name, value in vars(fact).items() if name != "notes"])
     elif isinstance(fact, nn.Module):
         yield repr(fact).encode()
         for file in sorted({inspect.getsourcefile(type(m)) or "" for m in fact.modules()}):
