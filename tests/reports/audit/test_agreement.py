@@ -311,6 +311,22 @@ def test_same_noise_by_hand():
     assert found.nearest.value == pytest.approx((near[0] == near[1]).mean())
 
 
+def test_drifting_brightness_is_no_agreement():
+    """Samples that share nothing but a brightness that belongs to the start: near in pixels, apart without it."""
+    data = training()
+    light = 50 * normal(1, 30, 1, 1, 1, seed=7)
+    x = normal(2, 30, *SHAPE) + light
+    assert same_noise(x, data).ratio.high < 0.2
+    assert 0.8 < same_noise(x, data).correlation.low < same_noise(x, data).correlation.high <= 1
+    plain = same_noise(x, data, "standardised")
+    assert plain.ratio.low < 1 < plain.ratio.high
+    assert plain.correlation.low < 0 < plain.correlation.high
+    assert plain.features == "standardised"
+    assert "without brightness and contrast" in describe(plain)
+    free = same_noise((x - light) * light.abs() + 3 * light, data, "standardised")
+    assert free.ratio.value == pytest.approx(plain.ratio.value, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("samples", "words"),
     [

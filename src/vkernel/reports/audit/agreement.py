@@ -28,7 +28,9 @@ Verdicts are corrected over levels and places by Holm's method.
 
 **Samples** (:func:`same_noise`; Kadkhodaie et al. 2024, Zhang et al. 2024). With :math:`x^a_i` the sample of member a
 from the i-th of n starts, :math:`\mathrm{ratio} = \mathrm{mean}_i\, |x^a_i - x^b_i| \,/\, \mathrm{mean}_{i \ne j}\,
-|x^a_i - x^b_j|` is 0 for members whose samples from equal noise are equal, 1 for members that share only the law."""
+|x^a_i - x^b_j|` is 0 for members whose samples from equal noise are equal, 1 for members that share only the law.
+Samples whose brightness drifts differ mostly in it, from start to start more than from member to member: they are
+compared without brightness and contrast, in the features ``standardised``."""
 
 from __future__ import annotations
 
@@ -49,6 +51,7 @@ from vkernel.core.progress import Progress, progress as report_progress
 from vkernel.core.variance import kurtosis, skewness
 from vkernel.data.empirical import Empirical
 from vkernel.metrics import distinct, nearest
+from vkernel.metrics.features import Features, extractor
 from vkernel.reports.audit.levels import NoisyImages, audit_times, check_inputs, coordinates, mean_of_finite, variables
 from vkernel.sample import Scores, pf_ode
 from vkernel.score.empirical import EmpiricalScore
@@ -80,6 +83,7 @@ def agreement(
     times: Sequence[float] | Tensor | None = None,
     images: int = 96,
     samples: Tensor | None = None,
+    features: Features = "pixels",
     seed: int = 0,
     draws: int = 1,
     batch: int = 128,
@@ -89,7 +93,8 @@ def agreement(
     """Measure how much the members disagree at each noise level, and whether they do where C is large.
 
     ``data`` is the training set, in their pixel units, and ``exact`` its score; ``images`` the places of each kind;
-    ``draws`` those of noise for each image, averaged over first; ``samples`` those for :func:`same_noise`."""
+    ``draws`` those of noise for each image, averaged over first; ``samples`` those for :func:`same_noise`, compared in
+    ``features``."""
     import xarray
 
     kind = type(scores).__name__
@@ -98,7 +103,7 @@ def agreement(
     fits = scores.shape in (None, data.shape)
     require(fits, f"The data have shape {data.shape}, the checkpoints take {scores.shape}.")
     t, exact = audit_times(scores, data, times), exact or EmpiricalScore(data, process)
-    same = None if samples is None else same_noise(samples, data)
+    same = None if samples is None else same_noise(samples, data, features)
     require(samples is None or len(samples) == len(scores), f"There must be samples of each of {len(scores)} members.")
     found: dict[str, list[Level]] = {place: [] for place in PLACES}
     summaries: list[dict[str, Estimate]] = []
@@ -238,30 +243,35 @@ class SameNoise:
     by_pair: dict[tuple[int, int], Estimate]
     members: int
     n: int
+    features: str = "pixels"
 
 
-def same_noise(samples: Tensor, data: Empirical) -> SameNoise:
+def same_noise(samples: Tensor, data: Empirical, features: Features = "pixels") -> SameNoise:
     """Compare samples of members from the same noise: ``samples (M, n, *shape)``, ``[:, i]`` from the i-th start.
 
-    ``data`` is the training set in the same units. Correlations are over pixels, less each member's mean sample. Errors
-    are over starts: jackknifed for ratios, Student's for correlations, Wilson's for the share."""
+    ``data`` is the training set in the same units. Distances are between ``features``
+    (:func:`~vkernel.metrics.features.extractor`), correlations over them, less each member's mean sample. Errors are
+    over starts: jackknifed for ratios, Student's for correlations, Wilson's for the share."""
     require(isinstance(samples, Tensor), f"samples must be a tensor (M, n, *shape), not {type(samples).__name__}.")
     shape = tuple(samples.shape[2:]) or (1,)
     require(samples.ndim >= 2 and shape == data.shape, f"Samples are of shape {shape}, the data of {data.shape}.")
     m, n = samples.shape[:2]
     require(m >= 2 and n >= 3, f"Two members and three starts are needed; got {m} and {n}.")
-    x = samples.detach().to(data.device, torch.float64).reshape(m, n, -1)
-    require(bool(x.isfinite().all()), "Samples hold NaN or infinite values: a member diverged; leave it out.")
+    finite = bool(samples.isfinite().all())
+    require(finite, "Samples hold NaN or infinite values: a member diverged; leave it out.")
+    extract, images = extractor(features).fit(data), samples.detach().to(data.device).reshape(m, n, *shape)
+    x = torch.stack([extract.over(member).double() for member in images])
     pairs = list(itertools.combinations(range(m), 2))
     ratios = torch.stack([_ratios(x[a], x[b]) for a, b in pairs])  # whole, then without each start
     centred = x - x.mean(1, keepdim=True)
     unit = centred / centred.norm(dim=2, keepdim=True)
-    correlation: Estimate = Estimate.of_mean(torch.stack([(unit[a] * unit[b]).sum(1) for a, b in pairs]).mean(0))
-    points = distinct(data)
+    mean: Estimate = Estimate.of_mean(torch.stack([(unit[a] * unit[b]).sum(1) for a, b in pairs]).mean(0))
+    correlation: Estimate = Estimate.of_error(mean.value, mean.se, n - 1, -1.0, 1.0)
+    points = distinct(data if extract.plain else extract.over(data))
     index = torch.stack([nearest(member, points, 1)[1][:, 0] for member in x])
     share: Estimate = Estimate.of_share((index == index[0]).all(0).sum(), n)
     ratio, *each = (jackknife(r[0], r[1:], low=0.0) for r in (ratios.mean(0), *ratios))
-    return SameNoise(ratio, correlation, share, dict(zip(pairs, each, strict=True)), m, n)
+    return SameNoise(ratio, correlation, share, dict(zip(pairs, each, strict=True)), m, n, extract.name)
 
 
 def _ratios(a: Tensor, b: Tensor) -> Tensor:

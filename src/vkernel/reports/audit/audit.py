@@ -39,13 +39,14 @@ from vkernel.metrics import collapse_ratio
 from vkernel.metrics.augment import Augment
 from vkernel.metrics.features import Extractor, Features, extractor
 from vkernel.process import DDPM, Anisotropic, Process
-from vkernel.reports.audit.agreement import Agreement, agreement
+from vkernel.reports.audit.agreement import Agreement, SameNoise, agreement
 from vkernel.reports.audit.blind import Blind, blind
 from vkernel.reports.audit.conventions import Conventions, Skill, as_network, check, skill
 from vkernel.reports.audit.kept import Kept
 from vkernel.reports.audit.levels import Membership, audit_times, check_inputs, levels, membership, same_process
 from vkernel.reports.audit.plan import Plan, device_of, measure, using_threads
 from vkernel.reports.audit.report import Advice, Verdict, advice, as_dict, page, sentences, text, verdicts
+from vkernel.reports.audit.runs import across, comparable, shared_starts
 from vkernel.reports.audit.samples import Comparison, Data, SampleAudit, SavedAudit, as_data
 from vkernel.sample import Scores, ancestral, pf_ode
 from vkernel.score import EmpiricalScore, Score, Wrapped, as_score
@@ -157,6 +158,7 @@ class Audit:
     saved: SavedAudit | None = None
     date: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"))
     command: str = "vk.audit(…)"
+    across: SameNoise | None = None  # samples of networks whose schedules, time inputs or ranges differ
 
     def __repr__(self) -> str:
         alarms = ", ".join(dict.fromkeys(v.question for v in self.verdicts if v.level == "alarm"))
@@ -265,7 +267,7 @@ def audit(
     if progress and math.isfinite(plan.evaluation):
         _announce(plan, nets[0], sizes, len(nets), held is not None, progress)
     each = CHECK + LEVELS + MEMBERSHIP * (held is not None) + BLIND + 2 * (SAMPLES + COMPARE)
-    together, notes = None, []
+    together, beyond, notes = None, None, list[str]()
     total = len(nets) * each + AGREE * (len(nets) > 1) + DATA
     with using_threads(plan.threads), report_progress(total, progress) as step:
         shared = (data, held, extract, threshold, versions, sizes, seed, kept, step)
@@ -273,9 +275,9 @@ def audit(
         found = {name: result for problem in problems for name, result in problem.networks().items()}
         results = [found[net.name] for net in nets]
         labels = None if groups is None else {n.name: group for n, group in zip(results, groups, strict=True)}
-        sampled = (p for p in problems if any(found[net.name].samples for net in p.nets))
         try:
-            together = next((p.agreement(found, labels) for p in sampled), None)
+            together, beyond, more = _together(problems, results, found, labels, extract)
+            notes += more
         except InputError as error:  # the results of each network stand
             notes.append(f"How far the networks agree could not be measured: {error}")
         statistics = None if profile is None else DataStatistics.of_profile(profile)
@@ -285,7 +287,7 @@ def audit(
             statistics = kept.get(f"statistics {good.nets[0].name}", about)
         step("training set", DATA)
     stated = (extract.name, threshold, sizes, seed, time.monotonic() - began)
-    return Audit(tuple(results), together, statistics, data, held, *stated, tuple(notes), versions)
+    return Audit(tuple(results), together, statistics, data, held, *stated, tuple(notes), versions, across=beyond)
 
 
 def _networks(models: Model | Sequence[Model], process: Process | None, data: Empirical) -> list[Wrapped]:
@@ -421,19 +423,46 @@ class _NetworkGroup:
         self.step(f"{net.name}: comparison with data", COMPARE)
         return found
 
-    def agreement(self, found: dict[str, NetworkAudit], groups: dict[str, str | int] | None) -> Agreement | None:
-        """How far the networks that were sampled agree, if there are two."""
-        kept = [net for net in self.nets if found[net.name].samples]
+    def sampled(self, found: dict[str, NetworkAudit]) -> list[NetworkAudit]:
+        return [found[net.name] for net in self.nets if found[net.name].samples]
+
+    def agreement(
+        self, kept: list[NetworkAudit], groups: dict[str, str | int] | None
+    ) -> tuple[Agreement | None, list[str]]:
+        """How far networks agree, if there are two, and why samples could not be compared."""
         if len(kept) < 2:
-            return None
-        x = torch.stack([found[net.name].samples["ode"].images for net in kept])
-        good = x.isfinite().flatten(2).all(2).all(0)
-        scores = Checkpoints(kept, None if groups is None else [groups[net.name] for net in kept])
+            return None, []
+        scores = Checkpoints([n.net for n in kept], None if groups is None else [groups[n.name] for n in kept])
+        x, alike, why = comparable(kept, self.extract)
         options: dict[str, Any] = {"times": self.times, "images": self.sizes.places, "seed": self.seed}
-        options |= {"samples": x[:, good] if int(good.sum()) >= 3 else None, "exact": self.exact}
+        options |= {"samples": x, "features": alike, "exact": self.exact}
         done = part(self.step, "agreement of the networks", AGREE)
         compute = functools.partial(agreement, scores, self.data, progress=done, **options)
-        return self.kept.get(f"agreement {scores.names[0]}", compute, groups, process=kept[0].process)
+        found = self.kept.get(f"agreement {scores.names[0]}", compute, groups, process=kept[0].net.process)
+        return found, [text("uncompared", why=why)] if why else []
+
+
+def _together(
+    problems: list[_NetworkGroup],
+    results: list[NetworkAudit],
+    found: dict[str, NetworkAudit],
+    groups: dict[str, str | int] | None,
+    extract: Extractor,
+) -> tuple[Agreement | None, SameNoise | None, list[str]]:
+    """Compare networks with one another: scores within the largest group, samples across groups; and notes."""
+    kept = {id(p): p.sampled(found) for p in problems}
+    sampled = [n for n in results if n.samples]
+    if len(sampled) < 2:
+        return None, None, [text("alone", sampled=sampled)] if len(results) > 1 else []
+    largest = max(problems, key=lambda p: len(kept[id(p)]))
+    together, notes = largest.agreement(kept[id(largest)], groups)
+    beyond, notes = None, notes + shared_starts(sampled, groups)
+    if len(kept[id(largest)]) < len(sampled):
+        units = {n.name: p.data for p in problems for n in kept[id(p)]}
+        members = [n.name for n in kept[id(largest)]] if together else []
+        beyond, words = across(sampled, [units[n.name] for n in sampled], extract, members)
+        notes.append(words)
+    return together, beyond, notes
 
 
 def _share(report: Callable[[str, float], None], k: int, count: int, label: str, share: float) -> None:
