@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 from collections import Counter
 from pathlib import Path
+
+from vkernel.core.files import write
 
 DOCS = Path(__file__).parent
 README = DOCS.parent / "README.md"
@@ -37,12 +38,12 @@ def table(found: dict[str, object]) -> str:
 def main(out: Path) -> None:
     """Replace the committed scorecard by that of the folder ``out``."""
     for name in ("scorecard.json", "scorecard.md"):
-        shutil.copyfile(out / name, DOCS / name)
-    found = json.loads((DOCS / "scorecard.json").read_text())
-    text, count = BLOCK.subn(lambda _: table(found), README.read_text())
+        write(DOCS / name, (out / name).read_bytes())
+    found = json.loads((DOCS / "scorecard.json").read_text(encoding="utf8"))
+    text, count = BLOCK.subn(lambda _: table(found), README.read_text(encoding="utf8"))
     if count != 1:
         raise SystemExit("README has no block between <!-- scorecard --> and <!-- end of scorecard -->.")
-    README.write_text(text)
+    write(README, text)
 
 
 if __name__ == "__main__":

@@ -226,7 +226,6 @@ def train(out: Path, device: str, only: Sequence[str] = (), seconds: float = flo
 def _save(path: Path, arrays: Arrays) -> None:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
-    path.parent.mkdir(parents=True, exist_ok=True)
     write(path, buffer.getvalue())
 
 

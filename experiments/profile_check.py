@@ -19,6 +19,7 @@ continues.
 from __future__ import annotations
 
 import argparse
+import io
 import multiprocessing
 import time
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ import torch
 from torch import Tensor
 
 import vkernel as vk
+from vkernel.core.files import write as write_file
 from vkernel.metrics import nearest
 
 PROCESS = vk.VP()
@@ -179,10 +181,9 @@ def read(path: Path) -> Arrays:
 
 def write(path: Path, arrays: Arrays) -> None:
     """Replace the file at once, so that a stop leaves the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".new.npz")
-    np.savez_compressed(aside, **arrays)
-    aside.replace(path)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    write_file(path, buffer.getvalue())
 
 
 def train(

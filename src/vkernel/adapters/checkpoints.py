@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from vkernel.adapters import diffusers, factory as factories, weights
 from vkernel.core.errors import require
+from vkernel.core.files import shown
 from vkernel.sample import Groups, Scores
 from vkernel.score.base import Score, Time, check_like, differentiated
 from vkernel.score.wrapped import CONDITION, TimeInput, Wrapped, interval
@@ -59,7 +60,7 @@ class Checkpoint(Wrapped):
         process, note = weights.read_process(betas, held, str(path))
         module = weights.fill(factories.build(factory), held, str(path), strip).to(device).eval().requires_grad_(False)
         ends = None if range is None else interval(range)
-        stated = (predicts, time, ends, None if shape is None else tuple(shape), name or Path(path).name)
+        stated = (predicts, time, ends, None if shape is None else tuple(shape), name or shown(Path(path).name))
         more: dict[str, Any] = {"label": label, "notes": (note,) if note else (), "sigma_data": sigma_data}
         return cls(module, process, *stated, **more, condition=condition, condition_name=condition_name)
 

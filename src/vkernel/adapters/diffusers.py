@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from vkernel.adapters import weights
 from vkernel.core.errors import InputError, require
+from vkernel.core.files import expand, shown
 from vkernel.process import DDPM
 from vkernel.score.base import Score, Time, check_score, wide_time
 from vkernel.score.conversions import convert
@@ -53,10 +54,10 @@ def read(
     ``source`` is a pipeline or its folder; or a network or its folder, with a scheduler, an object or a folder."""
     notes: tuple[str, ...] = ()
     if isinstance(source, str | os.PathLike):
-        folder = Path(source).expanduser()
+        folder = expand(source)
         require(folder.exists(), f"There is no folder {folder}; folders are read from this machine, never downloaded.")
         require(folder.is_dir(), f"{folder} is a file; {_SAVED}.")
-        name, inner = folder.name, folder
+        name, inner = shown(folder.name), folder
         if (folder / "model_index.json").is_file():
             part, notes = _components(_json(folder / "model_index.json"), str(folder), condition)
             inner, scheduler = folder / part, folder / "scheduler" if scheduler is None else scheduler
@@ -73,7 +74,7 @@ def read(
             scheduler = parts.get("scheduler") if scheduler is None else scheduler
         _check_network(held, name, label, condition)
     if isinstance(scheduler, str | os.PathLike):
-        path = Path(scheduler).expanduser()
+        path = expand(scheduler)
         path = path / "scheduler_config.json" if path.is_dir() else path
         scheduler = _construct(path, "Scheduler", "which is no scheduler of diffusers")
     require(scheduler is not None, f"{name} comes without a scheduler; give the one it was trained with as scheduler=.")

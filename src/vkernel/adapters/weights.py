@@ -13,13 +13,13 @@ import math
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vkernel.core.errors import InputError, require
+from vkernel.core.files import expand
 from vkernel.process import DDPM, Process, parse
 
 Weights = dict[str, Tensor]
@@ -33,7 +33,7 @@ _PICKLED = (
 
 def read_weights(path: str | os.PathLike[str]) -> Weights:
     """Read the tensors of a file by name."""
-    path = Path(path).expanduser()
+    path = expand(path)
     require(path.exists(), f"There is no weight file {path}.")
     require(path.is_file(), f"{path} is a folder, not a weight file.")
     require(path.stat().st_size > 0, f"{path} is an empty file.")

@@ -29,6 +29,7 @@ from vkernel.cli.common import (
 from vkernel.cli.streams import fail
 from vkernel.core.checks import check_choice
 from vkernel.core.errors import require
+from vkernel.core.files import expand
 
 DTYPES = ("float32", "bf16", "fp16")
 NETWORK = (
@@ -160,6 +161,7 @@ def _check_subjects(context: typer.Context, weights: list[Path] | None, from_sam
 
 
 def _read(path: Path, module: str | None, stated: dict[str, Any]) -> vk.Score:
+    path = expand(path)
     require(path.exists(), f"There is no file or folder {path}; weights are read from this machine, never downloaded.")
     if path.is_dir():
         require(module is None, f"{path} is a folder, read as a diffusers model; --module is for weight files.")

@@ -141,5 +141,5 @@ def _sentence(error: Exception) -> str | None:
     if not hasattr(error, "format_message"):  # ClickException of click, or of the copy that newer typers contain
         return None
     command = [part for part in sys.argv[1:2] if part in ("profile", "audit", "reproduce", "explore", "study")]
-    words = error.format_message()
-    return words and f"{words} See '{' '.join(['vkernel', *command, '--help'])}'."
+    words = error.format_message().rstrip(".")
+    return words and f"{words}. See '{' '.join(['vkernel', *command, '--help'])}'."

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 import tomllib
 from collections.abc import Callable
 from functools import partial
@@ -87,14 +89,16 @@ class Command(TyperCommand):
 
 def show(table: RenderableType) -> None:
     """Print a table, wider than the terminal if its words need that: rich would cut them. Texts are no markup."""
-    console = Console(markup=False, emoji=False, highlight=False)
+    page = io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding, errors=sys.stdout.errors)
+    terminal = sys.stdout.isatty() or None
+    console = Console(file=page, force_terminal=terminal, markup=False, emoji=False, highlight=False)
     need = Measurement.get(console, console.options.update(width=10_000), table).minimum
     console.width = max(console.width, need)
     lines = console.render_lines(table, pad=False, new_lines=True)
     texts = [Segment(s.text if s.text == "\n" else shown(s.text), s.style) for line in lines for s in line]
-    with console.capture() as printed:
-        console.print(Segments(texts), end="")
-    put(printed.get())
+    console.print(Segments(texts), end="")
+    page.seek(0)
+    put(page.read())
 
 
 def write(found: vk.Profile | Audit, table: RenderableType | None, json: Path | None, html: Path | None) -> None:

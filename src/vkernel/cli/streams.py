@@ -30,7 +30,7 @@ def prepare() -> None:
             stream.reconfigure(errors="vkernel")
     for name in ("COLUMNS", "LINES", "TERMINAL_WIDTH"):  # rich and typer take them as they are
         size = os.environ.get(name, "80")
-        if not (size.isascii() and size.isdigit() and 0 < int(size) < 10_000):
+        if not (size.isascii() and size.isdigit() and 20 <= int(size) < 10_000):
             del os.environ[name]
 
 
@@ -59,9 +59,13 @@ def put(text: str) -> None:
     try:
         print(text, end="", flush=True)
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python prints the rest when it ends
+        _drop_output()
         if not isinstance(error, BrokenPipeError):
             raise
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python prints the rest when it ends
 
 
 def fail(sentence: str, code: int = 2) -> int:
@@ -74,7 +78,10 @@ def fail(sentence: str, code: int = 2) -> int:
 def finish(code: int) -> int:
     """Print what is still in the buffers, and return the exit code: 2 if that fails."""
     try:
-        put("")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
     except OSError as error:
+        _drop_output()
         return fail(f"Cannot print the results: {error.strerror}.")
     return code

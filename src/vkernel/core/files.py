@@ -42,9 +42,9 @@ def _escape(character: str) -> str:
     return f"\\x{byte:02x}" if byte < 0x100 else f"\\u{byte:04x}" if byte < 0x10000 else f"\\U{byte:08x}"
 
 
-def expand(path: str | Path) -> Path:
+def expand(path: str | os.PathLike[str]) -> Path:
     """Return a path whose ``~`` is replaced, if it can be the name of a file."""
-    require("\0" not in str(path), f"{shown(path)!r} is no name of a file: it contains a zero byte.")
+    require("\0" not in str(path), f"{shown(path)} is no name of a file: it contains a zero byte.")
     try:
         return Path(path).expanduser()
     except RuntimeError:

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core.errors import InputError, require
+from vkernel.core.files import expand, shown
 from vkernel.data.empirical import Empirical, Scale
 
 Points = np.ndarray | Tensor
@@ -57,17 +58,17 @@ def load(path: PathLike, scale: str | Scale = "auto", layout: str | None = None,
             below 50, are taken.
         key: which array of .npz, .safetensors or .pt; which column of .parquet, or several as ``"a,b"``; of a Hugging
             Face folder a column, a split, or ``"split/column"`` (default: the split ``train``)."""
-    path = Path(path).expanduser()
+    path = expand(path)
     points = read(path, layout, key)
     try:
-        return Empirical(points, scale=_parse_scale(scale, points), name=path.name)
+        return Empirical(points, scale=_parse_scale(scale, points), name=shown(path.name))
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
 
 def read(path: PathLike, layout: str | None = None, key: str | None = None) -> Points:
     """Return the array in a file or folder as it is stored, ``(n, *shape)``; arguments as for :func:`load`."""
-    path = Path(path).expanduser()
+    path = expand(path)
     require(path.exists(), f"There is no file or folder {path}.")
     return _read_folder(path, layout, key) if path.is_dir() else _read_file(path, layout, key)
 

@@ -129,7 +129,7 @@ def studies(out: Path, seed: int, *, quick: bool) -> list[Part]:
     """Return every shipped study, with the seed of the page; refuse it if a store is in use or another study's."""
     found = []
     for name, path in shipped().items():
-        raw = tomllib.loads(path.read_text()) | {"seed": seed}
+        raw = tomllib.loads(path.read_text(encoding="utf8")) | {"seed": seed}
         spec, store = study.read(_tiny(raw) if quick else raw), out / FOLDER / f"{name}.zarr"
         try:
             with Store.open(store, spec):

@@ -74,7 +74,7 @@ def _cifar() -> Path | None:
 def _labels(path: Path, n: int) -> Tensor:
     """Read the classes of the training sheets, those numbered below 50, in order."""
     try:
-        sheets = {int(number): classes for number, classes in json.loads(path.read_text()).items()}
+        sheets = {int(number): classes for number, classes in json.loads(path.read_text(encoding="utf8")).items()}
         labels = torch.tensor([c for sheet in sorted(sheets) if sheet < 50 for c in sheets[sheet]])
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise InputError(f"{path} does not give the classes of the images: {error}.") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import queue
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -73,7 +74,12 @@ def side_by_side(parts: Sequence[Part], run: Run, show: Show, workers: int) -> I
                 ready = [i for i in waiting if parts[i].after not in unmade][: workers - len(flying)]
                 for i in ready:
                     waiting.remove(i)
-                    flying[pool.submit(_work, i, parts[i], dataclasses.replace(run, step=silent, runner="inline"))] = i
+                    task = dataclasses.replace(run, step=silent, runner="inline")
+                    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by the process that begins
+                    try:
+                        flying[pool.submit(_work, i, parts[i], task)] = i
+                    finally:
+                        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
                 done, _ = wait(flying, POLL, FIRST_COMPLETED)
                 for index, share in _waiting(shares):
                     report(index, share)
@@ -82,6 +88,10 @@ def side_by_side(parts: Sequence[Part], run: Run, show: Show, workers: int) -> I
                     report(index, 1.0)
                     unmade.discard(parts[index].name)
                     yield index, future.result()
+        except (KeyboardInterrupt, GeneratorExit):
+            for worker in multiprocessing.active_children():  # one that still imports would do that first
+                worker.terminate()
+            raise
         except BrokenProcessPool:
             raise InputError("A process ended early, perhaps for lack of memory. Run again with --workers 1.") from None
         finally:
@@ -108,6 +118,8 @@ def _begin(shares: Shares) -> None:
     global _shares
     _shares = shares
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process too, without a traceback of its own
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _work(index: int, part: Part, run: Run) -> Exhibit | Skip:

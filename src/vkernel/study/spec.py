@@ -21,6 +21,7 @@ import torch
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from vkernel.core.errors import InputError, require
+from vkernel.core.files import expand
 from vkernel.process import from_spec as make_process
 
 TAKEN = {"member", "block", "done", "x", "y", "time", "place", "point", "index", "component"}  # names in the store
@@ -311,11 +312,11 @@ def shipped() -> dict[str, Path]:
 
 def _toml(source: str | Path) -> dict[str, Any]:
     """Read a file, or the shipped study of that name if there is none; 0.1 had them as examples/studies/NAME.toml."""
-    path = Path(source)
+    path = expand(source)
     name = path.stem if path == Path("examples/studies", f"{path.stem}.toml") else str(source)
     path = path if path.exists() else shipped().get(name, path)
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf8"))
     except OSError as error:
         names = "'vkernel study list' shows those that ship with the package"
         raise InputError(f"The study {path} cannot be read: {error.strerror or error}; {names}.") from None

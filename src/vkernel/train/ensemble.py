@@ -210,7 +210,7 @@ def load_ensemble(path: Path | str, device: torch.device | str = "cpu") -> Ensem
 
     description, weights = Path(path) / "ensemble.json", Path(path) / "state.safetensors"
     try:
-        about, raw = json.loads(description.read_text()), weights.read_bytes()
+        about, raw = json.loads(description.read_text(encoding="utf8")), weights.read_bytes()
     except OSError as error:
         raise InputError(f"There is no ensemble in {path}: {error.strerror or error}.") from None
     except ValueError as error:
