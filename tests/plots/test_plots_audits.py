@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 import xarray
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from PIL import Image
 
 from vkernel import plots
 from vkernel.core.errors import InputError
@@ -71,7 +74,7 @@ def membership(**changes: Any) -> Figure:
 
 
 DATA = (rng.normal(size=3000), rng.gamma(3, 1, 3000))
-GREY, COLOUR = rng.uniform(size=(9, 1, 4, 4)), rng.uniform(-1, 1, (3, 3, 4, 4))
+GREY = rng.uniform(size=(9, 1, 4, 4))
 DRAW = {
     "agreement_curves": lambda: plots.agreement_curves(agreement()),
     "copy_curve": lambda: plots.copy_curve(SHARE, {"samples": shares(2), "test images": shares(5)}),
@@ -82,7 +85,6 @@ DRAW = {
         {"samples": rng.beta(2, 3, 50), "test images": [0.9, 0.8]}, 1 / 3
     ),
     "responses": lambda: plots.responses(blind()),
-    "sample_rows": lambda: plots.sample_rows({"a": COLOUR, "b": COLOUR}),
     "score_deviation": lambda: plots.score_deviation(levels()),
     "pairs": lambda: plots.pairs(GREY, GREY, ["x"] * 9, labels=("sample", "training image")),
 }
@@ -242,15 +244,16 @@ def test_sources_stand_below_their_samples(shape: tuple[int, ...]) -> None:
     np.testing.assert_allclose(axes[3].images[1].get_array(), want)
 
 
-def test_sample_rows_share_one_scale_and_grey_what_is_not_finite() -> None:
-    a = np.zeros((2, 3, 3))
-    b = a + 4
-    b[0, 0, 0], b[0, 0, 1] = np.nan, np.inf
-    axes = plots.sample_rows({"a": a, "b": torch.tensor(b)}, (0, 8)).axes
-    assert [ax.get_ylabel() for ax in axes] == ["a", "b"]
-    assert axes[0].images[1].get_array().max() == 0
-    assert (axes[1].images[0].get_array() == 0.5).all()
-    plots.to_bytes(plots.sample_rows({"lost": np.full((1, 3, 4, 4), np.nan)}), dpi=40)
+@pytest.mark.parametrize("shape", [(3, 5), (1, 3, 5), (3, 3, 5)])
+def test_thumbnails_hold_their_pixels_and_grey_what_is_not_finite(shape: tuple[int, ...]) -> None:
+    images = rng.integers(0, 256, (2, *shape)).astype(float)
+    images[1] = np.nan
+    one, lost = (Image.open(io.BytesIO(base64.b64decode(t.split(",")[1]))) for t in plots.thumbnails(images, (0, 255)))
+    want = images[0] if len(shape) == 2 else images[0, 0] if shape[0] == 1 else np.moveaxis(images[0], 0, -1)
+    np.testing.assert_array_equal(np.asarray(one), want)
+    assert (np.asarray(lost) == 128).all()
+    (small,) = plots.thumbnails(np.zeros((1, 300, 200)))
+    assert Image.open(io.BytesIO(base64.b64decode(small.split(",")[1]))).size == (85, 128)
 
 
 def test_agreement_curves_hold_their_numbers() -> None:
@@ -293,9 +296,7 @@ def test_agreement_curves_hold_their_numbers() -> None:
         lambda: plots.pairs(GREY[:0], GREY[:0]),
         lambda: plots.pairs(GREY[:, 0, 0], GREY[:, 0, 0]),
         lambda: plots.pairs(GREY, GREY, per_row=0),
-        lambda: plots.sample_rows({}),
-        lambda: plots.sample_rows({"a": GREY, "b": GREY[:3]}),
-        lambda: plots.sample_rows({"a": np.zeros((2, 5, 4, 4))}),
+        lambda: plots.thumbnails(np.zeros((2, 5, 4, 4))),
         lambda: plots.agreement_curves(levels()),
     ],
 )

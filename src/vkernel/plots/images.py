@@ -21,8 +21,7 @@ from vkernel.plots import base
 from vkernel.plots.base import DOT, Curves, Names, Notes, Several, Size, Values, array, ink, lines, styled
 
 __all__ = ["end_images", "fraction_maps", "image_row", "law_grid", "law_panels", "line_maps", "member_laws", "pairs"]
-__all__ += ["path_maps", "plane_laws", "sample_rows", "scatter_pairs", "single_laws", "thumbnails"]
-__all__ += ["variance_panels"]
+__all__ += ["path_maps", "plane_laws", "scatter_pairs", "single_laws", "thumbnails", "variance_panels"]
 Limits = tuple[float, float] | None
 Paths = Sequence[np.ndarray]
 Laws = Mapping[str, Several]
@@ -75,17 +74,6 @@ def pairs(
     require(a.shape == b.shape, f"Pairs need as many images on both sides; got shapes {a.shape} and {b.shape}.")
     one, two = np.split(_pictures(np.concatenate([a, b]), limits), 2)
     return _rows([(labels[0], one, titles), (labels[1], two, ())], per_row)
-
-
-@styled
-def sample_rows(rows: Curves, limits: Limits = None) -> Figure:
-    """Draw a row of images ``(k, *shape)`` for each label; a column is one start of the sampler, equal for all rows."""
-    images = [array(v) for v in rows.values()]
-    require(images, "There is no row of images to show.")
-    shapes = {v.shape for v in images}
-    require(len(shapes) == 1, f"Rows of images need one shape, as columns belong together; got {sorted(shapes)}.")
-    parts = np.split(_pictures(np.concatenate(images), limits), len(images))
-    return _rows([(str(label), part, ()) for label, part in zip(rows, parts, strict=True)], len(images[0]))
 
 
 def _rows(given: list[Row], per_row: int) -> Figure:

@@ -139,15 +139,16 @@ def test_the_sampler_that_gives_images_is_quoted(memoriser: Audit) -> None:
         flow, images=noise, copies=copies(noise, data), standardised=None, texture=texture(noise, data)
     )
 
-    def judged(**samples: SampleAudit) -> dict[str, Verdict]:
+    def judged(**samples: SampleAudit) -> tuple[dict[str, Verdict], str]:
         found = dataclasses.replace(memoriser, networks=(dataclasses.replace(net, samples=samples),))
-        return {v.question: v for v in found.verdicts}
+        return {v.question: v for v in found.verdicts}, " ".join(a.change for a in found.advice)
 
-    half = judged(ode=spoilt, ancestral=other)
+    half, changes = judged(ode=spoilt, ancestral=other)
+    assert "Sample with the ancestral sampler" in changes
     assert (half["images"].level, half["images"].answer) == ("note", "partly: 100 % noise (probability flow)")
     assert half["copies"].level == "alarm"
     assert "Sampler: ancestral" in half["copies"].words
-    none = judged(ode=spoilt)
+    none, _ = judged(ode=spoilt)
     assert (none["images"].level, none["images"].answer) == ("alarm", "no, noise")
     assert (none["copies"].level, none["copies"].answer) == ("unknown", "cannot be told")
 

@@ -184,6 +184,15 @@ def advice(audit: Audit) -> list[Advice]:
 
     for question in ("conventions", "blindness", "training"):
         add(question, names[question])
+    for n in audit.networks:
+        noise = {SAMPLERS[k] for k, s in n.samples.items() if not s.are_images}
+        images = {SAMPLERS[k] for k in n.samples} - noise
+        add(
+            "sampler",
+            (n.name,) if noise and images else (),
+            noise=min(noise, default=""),
+            images=min(images, default=""),
+        )
     if facts is not None and facts.repeated:
         held = [s.comparison for n in audit.networks if n.name in copying for s in n.samples.values()]
         sources = {i for c in held for i in c.index[c.ratio < c.threshold][:, 0].tolist()}
@@ -338,7 +347,7 @@ def _pictures(
         s = samples[kind]
         held, drifted = s.comparison, s.standardised is not None
         worst = [k for k in held.worst(PAIRED).tolist() if held.index[k, 0] >= 0]
-        if not worst:
+        if not worst or not s.are_images:
             continue
         sources, pairs = data[held.index[worst, 0]].float().cpu(), _shown(s.images[worst])
         if held.augment:  # show the version that is nearest
@@ -348,7 +357,12 @@ def _pictures(
             pairs = torch.cat([relit(a[None], b[None]) for a, b in zip(pairs, sources, strict=True)])
         ratios = held.ratio[worst]
         tiles = _tiles([pairs, sources], limits, [f"{r:.2f}" for r in ratios], (ratios < held.threshold).tolist())
-        facts = {"count": int((held.ratio < held.threshold).sum()), "of": len(s.images), "drifted": drifted}
+        facts = {
+            "count": int((held.ratio < held.threshold).sum()),
+            "of": len(s.images),
+            "drifted": drifted,
+            "steps": s.steps,
+        }
         strips.append({"key": "sources", "sampler": SAMPLERS[kind], "quoted": kind == most, "tiles": tiles, **facts})
     for kind in kinds:
         s = samples[kind]
