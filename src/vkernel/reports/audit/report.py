@@ -128,7 +128,9 @@ def _of_saved(n: SavedAudit) -> Iterator[Verdict]:
             yield _verdict(n.name, "repeats", "alarm" if n.repeats.alarm else "good", r=n.repeats)
 
 
-def _of_samples(name: str, samples: dict[str, SampleAudit]) -> Iterator[Verdict]:
+def _of_samples(name: str, samples: dict[str, SampleAudit], doubtful: bool = False) -> Iterator[Verdict]:
+    """Yield what samples show; where it is ``doubtful`` that the data are those of the training, no copies are no news."""
+
     def verdict(question: str, kind: str, level: str, **facts: object) -> Verdict:
         alone = len(samples) == 1
         return _verdict(name, question, level, s=samples[kind], sampler=SAMPLERS[kind], alone=alone, **facts)
@@ -139,8 +141,9 @@ def _of_samples(name: str, samples: dict[str, SampleAudit]) -> Iterator[Verdict]
         noisy = any(found.noise.low > SOME for found in textures.values())
         yield verdict("images", kind, "alarm" if not usable else "note" if noisy else "good", textures=textures)
     held = samples[kind].comparison
-    suspect = "alarm" if held.alarm else "note" if held.closer_chance < CHANCE else "good"
-    yield verdict("copies", kind, suspect if usable else "unknown")
+    suspect = "note" if held.closer_chance < CHANCE else "good"
+    known = bool(usable) and not doubtful
+    yield verdict("copies", kind, "alarm" if held.alarm else suspect if known else "unknown", doubtful=doubtful)
     drifts = {k: s.drift for k, s in (usable or samples).items()}
     kind = max(drifts, key=lambda k: (drifts[k].alarm, drifts[k].share.value))
     # if one sampler alone drifts, its coarse steps may be the cause
