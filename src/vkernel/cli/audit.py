@@ -70,6 +70,7 @@ def audit(
     from_samples: Annotated[str | None, option("audit.from_samples")] = None,
     samples_range: Annotated[str | None, option("audit.samples_range")] = None,
     samples_key: Annotated[str | None, option("audit.samples_key")] = None,
+    decoder: Annotated[str | None, option("audit.decoder")] = None,
     scale: Scale = "auto",
     key: Key = None,
     layout: Layout = None,
@@ -99,7 +100,7 @@ def audit(
     from no model's own score."""
     import torch
 
-    from vkernel.reports.audit import Sizes
+    from vkernel.reports.audit import Sizes, decoder as as_decoder
     from vkernel.reports.audit.report import screen
     from vkernel.reports.audit.saved import check_apart
     from vkernel.score.wrapped import interval
@@ -122,6 +123,9 @@ def audit(
     own = _of_class(load_data(data or latents or "", scale, key, layout), labels, label, "training").to(where)
     held = None if test is None else load_data(test, scale, key, layout)
     held = None if held is None else _of_class(held, test_labels, label, "test").to(where)
+    decode = None if decoder is None else as_decoder(decoder, where)
+    if decode is not None:
+        decode(own[:1])  # it fails before the work, not after
     stated: dict[str, Any] = {"device": where, "shape": own.shape, "predicts": predicts, "time": time, "betas": betas}
     stated |= {"range": range, "strip": strip, "label": label, "condition_name": condition_name}
     stated |= {"condition": None if condition is None else load_data(str(condition), "none")[:]}
@@ -139,10 +143,11 @@ def audit(
         compared |= {"batch": batch, "resume": resume, "groups": groups, "sizes": sizes}
         compared |= {"dtype": {"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype)}
         found = vk.audit(nets, own, test=held, **compared, progress=not quiet)
-        found = found if saved is None else replace(found, saved=saved.saved, notes=(*found.notes, *saved.notes))
+        found = found if saved is None else found.beside(saved)
     else:
         found = saved
-    found = replace(found, command=shlex.join(["vkernel", *sys.argv[1:]]).encode(errors="replace").decode())
+    command = shlex.join(["vkernel", *sys.argv[1:]]).encode(errors="replace").decode()
+    found = replace(found, command=command, decoder=decode)
     write(found, None if quiet else screen(found), json, html)
     most = found.memorised
     if limit is not None and most is not None and most.value > limit:

@@ -154,6 +154,25 @@ def test_a_large_file_is_sampled(folder: Path) -> None:
     assert torch.equal(again.subjects[0].samples["saved"].images, found.subjects[0].samples["saved"].images)
 
 
+def test_latents_are_shown_decoded_and_compared_as_they_are(tmp_path: Path) -> None:
+    law = torch.randn(300, 4, 2, 2, generator=torch.Generator().manual_seed(0))
+    data, samples, seen = vk.Empirical(law[:200]), law[200:], []
+
+    def decode(latents: torch.Tensor) -> torch.Tensor:
+        seen.append(latents)
+        return latents.sigmoid().reshape(-1, 1, 4, 4)
+
+    found = vk.audit_samples(samples, data)
+    assert "Copies and samples" not in found.to_html(tmp_path / "plain.html").read_text()
+    page = found.to_html(tmp_path / "decoded.html", decoder=decode).read_text()
+    assert "Copies and samples" in page
+    assert "latents decoded by" in page
+    shown, held = torch.cat(seen), found.subjects[0].samples["saved"].comparison
+    worst = held.worst(12)
+    expected = torch.cat([samples[worst], data[held.index[worst, 0]], samples[:12]])
+    torch.testing.assert_close(shown, expected)
+
+
 def test_the_command(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,22 +11,13 @@ from vkernel.reports.audit.agreement import Agreement, SameNoise, agreement, sam
 from vkernel.reports.audit.audit import Audit, DataStatistics, NetworkAudit, Sizes, audit, draw, start
 from vkernel.reports.audit.blind import Blind, blind
 from vkernel.reports.audit.conventions import Convention, Conventions, Skill, check, skill
+from vkernel.reports.audit.decoder import Decoder, decoder
 from vkernel.reports.audit.levels import Membership, levels, membership
 from vkernel.reports.audit.report import Advice, Verdict, describe
 from vkernel.reports.audit.samples import SampleAudit, SavedAudit
 from vkernel.reports.audit.saved import audit_samples
 
-__all__ = ["Advice", "Agreement", "Audit", "Blind", "Convention", "Conventions", "DataStatistics", "Membership"]
-__all__ += ["NetworkAudit", "SameNoise", "SampleAudit", "SavedAudit", "Sizes", "Skill", "Verdict", "agreement", "audit"]
-__all__ += [
-    "audit_samples",
-    "blind",
-    "check",
-    "describe",
-    "draw",
-    "levels",
-    "membership",
-    "same_noise",
-    "skill",
-    "start",
-]
+__all__ = ["Advice", "Agreement", "Audit", "Blind", "Convention", "Conventions", "DataStatistics", "Decoder"]
+__all__ += ["Membership", "NetworkAudit", "SameNoise", "SampleAudit", "SavedAudit", "Sizes", "Skill", "Verdict"]
+__all__ += ["agreement", "audit", "audit_samples", "blind", "check", "decoder", "describe", "draw", "levels"]
+__all__ += ["membership", "same_noise", "skill", "start"]

@@ -42,6 +42,7 @@ from vkernel.process import DDPM, Anisotropic, Process
 from vkernel.reports.audit.agreement import Agreement, SameNoise, agreement
 from vkernel.reports.audit.blind import Blind, blind
 from vkernel.reports.audit.conventions import Conventions, Skill, as_network, check, skill
+from vkernel.reports.audit.decoder import Decoder, Decoding, decoder as as_decoder
 from vkernel.reports.audit.kept import Kept
 from vkernel.reports.audit.levels import Membership, audit_times, check_inputs, levels, membership, same_process
 from vkernel.reports.audit.plan import Plan, device_of, measure, using_threads
@@ -159,6 +160,7 @@ class Audit:
     date: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"))
     command: str = "vk.audit(…)"
     across: SameNoise | None = None  # samples of networks whose schedules, time inputs or ranges differ
+    decoder: Decoder | None = None
 
     def __repr__(self) -> str:
         alarms = ", ".join(dict.fromkeys(v.question for v in self.verdicts if v.level == "alarm"))
@@ -191,6 +193,13 @@ class Audit:
         found = [s.comparison.fraction for n in self.subjects for s in n.samples.values()]
         return max(found, key=lambda e: e.value, default=None)
 
+    def beside(self, other: Audit) -> Audit:
+        """Return this audit of networks with the saved samples of another."""
+        saved, taken = other.saved, [n.name for n in self.networks]
+        if saved is not None and saved.name in taken:
+            saved = replace(saved, name=f"{saved.name} (saved)")
+        return replace(self, saved=saved, notes=(*self.notes, *other.notes))
+
     def summary(self) -> str:
         """Return the results in sentences."""
         return "\n".join(sentences(self))
@@ -203,9 +212,10 @@ class Audit:
         """Write :meth:`to_dict` to a file."""
         return write_json(path, self.to_dict())
 
-    def to_html(self, path: str | Path) -> Path:
-        """Write one self-contained page: verdicts, plots, samples, copies beside their sources."""
-        return write(path, page(self))
+    def to_html(self, path: str | Path, decoder: Decoding | None = None) -> Path:
+        """Write one self-contained page: verdicts, plots, samples, copies beside their sources. A ``decoder``
+        (:func:`vkernel.reports.audit.decoder`) shows latents as images."""
+        return write(path, page(self if decoder is None else replace(self, decoder=as_decoder(decoder))))
 
 
 def audit(

@@ -22,7 +22,7 @@ class Decoder:
     """``decoder(latents (n, C, h, w))`` returns images ``(n, 1 or 3, H, W)`` in [0, 1], in float32 on the CPU."""
 
     name: str
-    function: Callable[[Tensor], Tensor] = field(repr=False)
+    function: Callable[[Tensor], Tensor] = field(repr=False, metadata={"files": False})
 
     def __call__(self, latents: Tensor) -> Tensor:
         given = latents.to(torch.get_default_dtype())
@@ -40,7 +40,10 @@ class Decoder:
         return (finite if float(finite.min()) >= BELOW else (finite + 1) / 2).clamp(0, 1)
 
 
-def decoder(spec: Decoder | Callable[[Tensor], Tensor] | str | Path, device: torch.device | str = "cpu") -> Decoder:
+Decoding = Decoder | Callable[[Tensor], Tensor] | str | Path
+
+
+def decoder(spec: Decoding, device: torch.device | str = "cpu") -> Decoder:
     """Return a decoder: ``package.file:function``, ``path/to/file.py:function``, the folder of a diffusers
     AutoencoderKL (or of a pipeline that holds one), or a function. It maps latents as the network sees them to images
     in [-1, 1] or [0, 1]."""

@@ -282,7 +282,7 @@ def page(audit: Audit) -> str:
         figures[n.name], pictures[n.name] = _figures(audit, n, data), _pictures(audit, n.samples, data, n.net.range)
     if (saved := audit.saved) is not None:
         figures[saved.name] = list(_of_comparison(audit, saved.samples, audit.data).values())
-        pictures[saved.name] = _pictures(audit, saved.samples, audit.data, None)
+        pictures[saved.name] = _pictures(audit, saved.samples, audit.data, saved.range)
     values |= {"figures": figures, "pictures": pictures, "same_noise": _same_noise(audit)}
     return html.page("audit.html", title=title, audit=audit, **values)
 
@@ -342,7 +342,7 @@ def _pictures(
 ) -> list[dict[str, Any]]:
     """Return strips of images: samples above the training images that they resemble most, those of the quoted sampler
     first, and the first samples of each sampler."""
-    if not samples or not _is_image(data.shape):
+    if not samples or not (audit.decoder or _is_image(data.shape)):
         return []
     strips, typical, most = [], data[:POINTS].float().cpu(), quoted(samples)
     kinds = sorted(samples, key=lambda kind: kind != most)
@@ -359,7 +359,8 @@ def _pictures(
         if drifted:
             pairs = torch.cat([relit(a[None], b[None]) for a, b in zip(pairs, sources, strict=True)])
         ratios = held.ratio[worst]
-        tiles = _tiles([pairs, sources], limits, [f"{r:.2f}" for r in ratios], (ratios < held.threshold).tolist())
+        titles, copied = [f"{r:.2f}" for r in ratios], (ratios < held.threshold).tolist()
+        tiles = _tiles(audit, [pairs, sources], limits, titles, copied)
         facts = {
             "count": int((held.ratio < held.threshold).sum()),
             "of": len(s.images),
@@ -370,18 +371,24 @@ def _pictures(
     for kind in kinds:
         s = samples[kind]
         images, drifted = _shown(s.images[:SHOWN]), s.standardised is not None
-        tiles = _tiles([relit(images, typical)] if drifted else [images], limits)
+        tiles = _tiles(audit, [relit(images, typical)] if drifted else [images], limits)
         facts = {"drifted": drifted, "noisy": s.texture is not None and s.texture.noisy, "steps": s.steps}
         strips.append({"key": "samples", "sampler": SAMPLERS[kind], "quoted": kind == most, "tiles": tiles, **facts})
     return strips
 
 
 def _tiles(
-    rows: list[Tensor], limits: tuple[float, float] | None, titles: Sequence[str] = (), copied: Sequence[bool] = ()
+    audit: Audit,
+    rows: list[Tensor],
+    limits: tuple[float, float] | None,
+    titles: Sequence[str] = (),
+    copied: Sequence[bool] = (),
 ) -> list[dict[str, Any]]:
-    """Return columns of images, one of each row, each with a title and whether it is a copy."""
+    """Return columns of images, one of each row, each with a title and whether it is a copy; latents are decoded."""
     from vkernel import plots
 
+    if audit.decoder is not None:
+        rows, limits = [audit.decoder(latents) for latents in rows], (0.0, 1.0)
     columns = zip(*(plots.thumbnails(images, limits) for images in rows), strict=True)
     return [
         dict(zip(("images", "title", "copied"), tile, strict=True))
@@ -409,9 +416,9 @@ def _together(audit: Audit) -> list[dict[str, Any]]:
 
 def _same_noise(audit: Audit) -> list[dict[str, Any]]:
     """Return a column for each noise: what each run makes of it."""
-    if audit.agreement is None or not _is_image(audit.data.shape):
+    if audit.agreement is None or not (audit.decoder or _is_image(audit.data.shape)):
         return []
-    return _tiles([_shown(n.samples["ode"].images[:SHOWN]) for n in audit.members], audit.members[0].net.range)
+    return _tiles(audit, [_shown(n.samples["ode"].images[:SHOWN]) for n in audit.members], audit.members[0].net.range)
 
 
 def as_dict(audit: Audit) -> dict[str, object]:

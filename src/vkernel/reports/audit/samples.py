@@ -49,11 +49,13 @@ class SampleAudit:
 
 @dataclass(frozen=True)
 class SavedAudit:
-    """The results of saved samples, in the units of the data; ``repeats`` compares them with one another."""
+    """The results of saved samples, in the units of the data; ``repeats`` compares them with one another, ``range`` are
+    the values of black and white, if known."""
 
     name: str
     samples: dict[str, SampleAudit] = field(repr=False)
     repeats: Repeats | None
+    range: tuple[float, float] | None = None
 
 
 @dataclass(eq=False)

@@ -88,7 +88,7 @@ def audit_samples(
         step("comparison with the data", 2)
         alike = repeats(x, own, held, features="standardised" if found.standardised else extract, seed=seed)
         step("comparison with one another", 1)
-    saved = SavedAudit(name, {"saved": found}, alike)
+    saved = SavedAudit(name, {"saved": found}, alike, pixel_range(own))
     stated = extract.name, threshold, Sizes(samples=len(x), reference=REFERENCE), seed, time.monotonic() - began
     return Audit((), None, None, own, held, *stated, (*notes, *assumed), versions, saved)
 
