@@ -14,6 +14,7 @@ laws (:mod:`~vkernel.metrics.likeness`), texture (:mod:`~vkernel.metrics.texture
 (:mod:`~vkernel.metrics.repeats`), in features (:mod:`~vkernel.metrics.features`)."""
 
 from vkernel.metrics import masses
+from vkernel.metrics.augment import Augment, Augmented
 from vkernel.metrics.copies import Copies, copies
 from vkernel.metrics.distances import energy_distance, frechet_distance, kernel_distance, wasserstein
 from vkernel.metrics.features import Extractor, extractor
@@ -24,8 +25,10 @@ from vkernel.metrics.repeats import Repeats, repeats
 from vkernel.metrics.samples import Reading, distinct, nearest
 from vkernel.metrics.texture import Texture, texture
 
-__all__ = ["Copies", "Drift", "Extractor", "Generalization", "Likeness", "Reading", "Repeats", "Texture", "copies"]
+__all__ = ["Augment", "Augmented", "Copies", "Drift", "Extractor", "Generalization", "Likeness", "Reading", "Repeats"]
 __all__ += [
+    "Texture",
+    "copies",
     "distinct",
     "drift",
     "energy_distance",

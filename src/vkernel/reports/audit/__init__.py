@@ -4,8 +4,8 @@
 and reports; :func:`audit_samples` examines samples that were saved, without a network. Each question can be examined
 alone: :func:`check` and :func:`skill` (do the stated conventions fit, how far has training come), :func:`levels` and
 :func:`membership` (errors beside those of the ideal score), :func:`blind`, :func:`draw` from :func:`start` (samples,
-which :mod:`vkernel.metrics` compares with the data), :func:`agreement` and :func:`same_noise` of several runs.
-:func:`describe` puts any of the results into sentences."""
+which :mod:`vkernel.metrics` compares with the data), :func:`agreement`, :func:`same_noise` and :func:`weight_cosine` of
+several runs. :func:`describe` puts any of the results into sentences."""
 
 from vkernel.reports.audit.agreement import Agreement, SameNoise, agreement, same_noise
 from vkernel.reports.audit.audit import Audit, DataStatistics, NetworkAudit, Sizes, audit, draw, start
@@ -14,10 +14,29 @@ from vkernel.reports.audit.conventions import Convention, Conventions, Skill, ch
 from vkernel.reports.audit.decoder import Decoder, decoder
 from vkernel.reports.audit.levels import Membership, levels, membership
 from vkernel.reports.audit.report import Advice, Verdict, describe
+from vkernel.reports.audit.runs import weight_cosine
 from vkernel.reports.audit.samples import SampleAudit, SavedAudit
 from vkernel.reports.audit.saved import audit_samples
 
+<<<<<<< Updated upstream
 __all__ = ["Advice", "Agreement", "Audit", "Blind", "Convention", "Conventions", "DataStatistics", "Decoder"]
 __all__ += ["Membership", "NetworkAudit", "SameNoise", "SampleAudit", "SavedAudit", "Sizes", "Skill", "Verdict"]
 __all__ += ["agreement", "audit", "audit_samples", "blind", "check", "decoder", "describe", "draw", "levels"]
 __all__ += ["membership", "same_noise", "skill", "start"]
+=======
+__all__ = ["Advice", "Agreement", "Audit", "Blind", "Convention", "Conventions", "DataStatistics", "Membership"]
+__all__ += ["NetworkAudit", "SameNoise", "SampleAudit", "SavedAudit", "Sizes", "Skill", "Verdict", "agreement", "audit"]
+__all__ += [
+    "audit_samples",
+    "blind",
+    "check",
+    "describe",
+    "draw",
+    "levels",
+    "membership",
+    "same_noise",
+    "skill",
+    "start",
+    "weight_cosine",
+]
+>>>>>>> Stashed changes
