@@ -18,25 +18,7 @@ from vkernel.reports.audit.runs import weight_cosine
 from vkernel.reports.audit.samples import SampleAudit, SavedAudit
 from vkernel.reports.audit.saved import audit_samples
 
-<<<<<<< Updated upstream
 __all__ = ["Advice", "Agreement", "Audit", "Blind", "Convention", "Conventions", "DataStatistics", "Decoder"]
 __all__ += ["Membership", "NetworkAudit", "SameNoise", "SampleAudit", "SavedAudit", "Sizes", "Skill", "Verdict"]
 __all__ += ["agreement", "audit", "audit_samples", "blind", "check", "decoder", "describe", "draw", "levels"]
-__all__ += ["membership", "same_noise", "skill", "start"]
-=======
-__all__ = ["Advice", "Agreement", "Audit", "Blind", "Convention", "Conventions", "DataStatistics", "Membership"]
-__all__ += ["NetworkAudit", "SameNoise", "SampleAudit", "SavedAudit", "Sizes", "Skill", "Verdict", "agreement", "audit"]
-__all__ += [
-    "audit_samples",
-    "blind",
-    "check",
-    "describe",
-    "draw",
-    "levels",
-    "membership",
-    "same_noise",
-    "skill",
-    "start",
-    "weight_cosine",
-]
->>>>>>> Stashed changes
+__all__ += ["membership", "same_noise", "skill", "start", "weight_cosine"]
