@@ -77,7 +77,7 @@ def test_a_network_that_cannot_see_translation() -> None:
     found = blind(checkpoint(lambda x, t: x.mean(-1, keepdim=True).expand_as(x)), DIGITS, budget=0)
     assert all(found.blind["translation"])
     assert not any(found.blind["brightness"])
-    assert describe(found).startswith("network is blind to translation at 4 of 4")
+    assert describe(found).startswith("network ignores translation at 4 of 4")
 
 
 def test_an_exact_score_responds_as_the_linear_one_at_much_noise() -> None:

@@ -129,7 +129,7 @@ def _of_saved(n: SavedAudit) -> Iterator[Verdict]:
 
 
 def _of_samples(name: str, samples: dict[str, SampleAudit], doubtful: bool = False) -> Iterator[Verdict]:
-    """Yield what samples show; where it is ``doubtful`` that the data are those of the training, no copies are no news."""
+    """Yield what samples show: no absence of copies where it is ``doubtful`` that the data are the network's."""
 
     def verdict(question: str, kind: str, level: str, **facts: object) -> Verdict:
         alone = len(samples) == 1
@@ -418,7 +418,11 @@ def _same_noise(audit: Audit) -> list[dict[str, Any]]:
     """Return a column for each noise: what each run makes of it."""
     if audit.agreement is None or not (audit.decoder or _is_image(audit.data.shape)):
         return []
-    return _tiles(audit, [_shown(n.samples["ode"].images[:SHOWN]) for n in audit.members], audit.members[0].net.range)
+    rows, typical = [], audit.members[0].net.scaled(audit.data)[:POINTS].float().cpu()
+    for s in (n.samples["ode"] for n in audit.members):
+        images = _shown(s.images[:SHOWN])
+        rows.append(images if s.standardised is None else relit(images, typical))
+    return _tiles(audit, rows, audit.members[0].net.range)
 
 
 def as_dict(audit: Audit) -> dict[str, object]:
