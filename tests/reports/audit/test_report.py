@@ -74,7 +74,7 @@ def test_a_good_network_is_reported_without_alarm() -> None:
     found = vk.audit(law.score(PROCESS), law.sample(200, 1), PROCESS, law.sample(200, 2), sizes=sizes)
     assert alarms(found) == set(), found.summary()
     text = "\n".join(lines_of(found))
-    for word in ("drift from", "ignores", "under-trained", "untrained", "more than chance", "does not fit"):
+    for word in ("drift from", "It ignores", "under-trained", "untrained", "more than chance", "does not fit"):
         assert word not in found.summary().replace("no more than chance", "")
         assert word not in text.replace("no more than chance", "")
     assert found.statistics is not None
