@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from studies import PLANE, SMALL, grid, inf, refused, with_
 
+from vkernel import InputError
 from vkernel.study import work
-from vkernel.study.spec import TABLES, Spec, read
+from vkernel.study.spec import LARGEST, TABLES, Spec, read
 
 
 @pytest.mark.parametrize("table", [t for t in TABLES if t != "process"])
@@ -153,10 +155,54 @@ def test_files_that_are_no_study(tmp_path: Path) -> None:
     bad = tmp_path / "bad.toml"
     bad.write_text("title = \nmembers")
     refused(bad, "bad.toml", "not TOML", "line 1")
-    bad.write_bytes(b"\xff\xfe\x00")
-    refused(bad, "not TOML")
+    for raw in (b"\xff\xfe\x00", b"title = '\0'", "title = 'ä'".encode("latin1"), b"seed = " + b"9" * 5000):
+        bad.write_bytes(raw)
+        refused(bad, "not TOML")
+    for opening in (b"a = " + b"[" * 9000, b"a." * 9000 + b"b = 1", b"a = " + b"[" * 40 + b"]" * 40):
+        bad.write_bytes(opening)
+        refused(bad, "nested too deeply")
+    bad.write_bytes(b"#" * (LARGEST + 1))
+    refused(bad, "larger than 16 MB")
+    os.mkfifo(tmp_path / "pipe")
+    refused(tmp_path / "pipe", "not a regular file")
+    refused(tmp_path / "a\0b", "zero byte")
+    refused(tmp_path / ("n" * 300), "File name too long")
+    bad.write_bytes(
+        b"\xef\xbb\xbf" + b'title = "t"\r\nmembers = 3\r\nblock = 1\r\ndata.even = 2\r\ntraining.draws = 2\r\n'
+    )
+    assert read(bad).title == "t", "as editors of Windows save it"
     bad.write_text('title = "t"\nmembers = 3\ndata.even = 2')
     refused(bad, "bad.toml", "block")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"seed": 2**63}, ["seed", "too large"]),
+        ({"members": 10**400}, ["members", "too large"]),
+        ({"members": 10**9}, ["members", "at most 100,000,000"]),
+        ({"members": 10**7}, ["5,000,000 blocks", "at most 1,000,000"]),
+        ({"grid": {"model.ridge": [10**400, 1]}}, ["grid.model.ridge.0", "too large"]),
+        ({"grid": {"model.ridge": [math.nan, 1]}}, ["grid.model.ridge.0", "nan"]),
+        ({"grid": {"model.ridge": {"values": [1], "name": "a\nb"}}}, ["cannot be a name"]),
+        ({"grid": {"model.ridge": {"values": [1], "name": "zarr.json"}}}, ["cannot be a name"]),
+        ({"grid": {"model.ridge": {"values": [1], "name": "\ud800"}}}, ["cannot be a name"]),
+        ({"process": {"eps": math.nan}}, ["process.eps", "nan"]),
+        ({"process": {"eps": 10**400}}, ["process.eps", "too large"]),
+        ({"model": {"per_axis": 4, "length": math.inf}}, ["model.length", "finite"]),
+        ({"measure": {"limit": math.inf}}, ["measure.limit", "finite"]),
+        ({"measure": {"gap": [math.nan, 1]}}, ["measure.gap.0", "nan"]),
+        ({"measure": {3: 4}}, ["measure", "a key must be text", "3"]),
+        ({"objective": {"K": 1e300}}, ["K", "100,000,000"]),
+    ],
+)
+@pytest.mark.parametrize("large", [False, True])
+def test_numbers_that_are_none(given: dict[str, Any], words: list[str], large: bool) -> None:
+    """They are refused when the file is read, in ``[large]`` too."""
+    with pytest.raises(InputError) as error:
+        read(SMALL | {"large": given} if large else SMALL | given)
+    assert all(word in str(error.value) for word in words), error.value
+    assert len(str(error.value)) < 400
 
 
 def test_a_file(tmp_path: Path) -> None:
@@ -204,6 +250,9 @@ def test_large() -> None:
     for large in (False, True):  # mistakes do not wait for --large
         refused(SMALL | {"large": {"sampler": {"nope": 3}}}, "with [large]", "sampler.nope", large=large)
         refused(SMALL | {"large": {"nope": 3}}, "nope", large=large)
+        refused(SMALL | {"large": {"model": {"width": 8}}}, "with [large]", "model.width", large=large)
+        refused(SMALL | {"large": {"measure": {"places": 3}}}, "with [large]", "give both", large=large)
+        refused(SMALL | {"large": {"data": {"name": "none"}}}, "with [large]", "no toy set", large=large)
         refused(SMALL | {"large": {"sampler": 3}}, "sampler", large=large)
         refused(SMALL | {"large": {"grid": {"objective.K": [1, 2.5]}}}, "K = 2.5", large=large)
     given = grid(objective__K=[1, 2], model__ridge=[0.1, 0.2]) | {"large": {"grid": {"objective.K": [1, 2, 3]}}}

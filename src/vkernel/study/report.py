@@ -62,6 +62,7 @@ def pairs(ds: xarray.Dataset) -> Twins | None:
     found = spec_of(ds).finding
     if found is None:
         return None
+    require(found.value in ds, f"The store has no {found.value!r}, which its finding is about.")
     cells = [ds[found.value].sel(where) for where in (found.of, found.to)]
     values = np.stack([c.mean([d for d in c.dims if d != "member"], skipna=False).values for c in cells])
     a, b = torch.from_numpy(values[:, np.isfinite(values).all(0)]).double()

@@ -8,7 +8,6 @@ values for ``--large``. An error names the key and says what would be valid."""
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 import math
@@ -18,14 +17,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
 from vkernel.core.errors import InputError, require
 from vkernel.core.files import expand
+from vkernel.data import TOYS
 from vkernel.process import from_spec as make_process
 
 TAKEN = {"member", "block", "done", "x", "y", "time", "place", "point", "index", "component"}  # names in the store
 TAKEN |= {"checksum", "quantity", "away", "gap", "nearest", "share", "density", "score", "sample"}
+MOST, MOST_BLOCKS, DEEPEST, LARGEST = 10**8, 10**6, 16, 2**24  # whole numbers, blocks, nested tables, bytes of a file
 MODEL_KEYS = {
     "linear": {"kind", "target", "weight", "ridge", "features", "per_axis", "low", "high", "length"},
     "lazy": {"kind", "target", "weight", "kernel", "activation", "depth", "tau", "init", "init_width", "length"},
@@ -38,7 +39,16 @@ SHIPPED += ["features", "training_set", "phase_capacity_noise", "phase_size_time
 
 
 class Table(BaseModel, extra="forbid", frozen=True):
-    """A table of the file; unknown keys are refused."""
+    """A table of the file; unknown keys are refused, and numbers that are no sizes or values."""
+
+    @field_validator("*")
+    @classmethod
+    def _check_size(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, int) and info.field_name != "seed":
+            require(value <= MOST, f"it must be at most {MOST:,}; got {value}.")
+        if isinstance(value, float) and info.field_name not in ("K", "tau"):
+            require(math.isfinite(value), f"it must be a finite number; got {value}.")
+        return value
 
 
 class Data(Table):
@@ -112,7 +122,7 @@ class ObjectiveTable(Table):
 
     K: float = 1.0
     of: Literal["draws", "subset", "efm"] = "draws"
-    c: float | None = Field(None, allow_inf_nan=False)
+    c: float | None = Field(None, allow_inf_nan=False, ge=-1e9, le=1e9)
 
 
 class Lookup(Table):
@@ -296,8 +306,9 @@ def read(source: str | Path | Mapping[str, object] | Spec, *, large: bool = Fals
     """Read a study from a TOML file, the name of a shipped one, or a dictionary; ``[large]`` is checked in any case."""
     if isinstance(source, Spec):
         return source
-    raw: dict[str, Any] = copy.deepcopy({**source}) if isinstance(source, Mapping) else _toml(source)
-    name, larger = "the study" if isinstance(source, Mapping) else str(source), raw.pop("large", {})
+    name = "the study" if isinstance(source, Mapping) else str(source)
+    raw: dict[str, Any] = _copied(source if isinstance(source, Mapping) else _toml(source), name)
+    larger = raw.pop("large", {})
     require(isinstance(larger, dict), f"{name}: large: it must be a table, [large]; got {larger!r:.60}.")
     require(larger or not large, f"{name} has no [large] table; run it without --large.")
     small = _build(raw, {}, name)
@@ -314,14 +325,38 @@ def _toml(source: str | Path) -> dict[str, Any]:
     """Read a file, or the shipped study of that name if there is none; 0.1 had them as examples/studies/NAME.toml."""
     path = expand(source)
     name = path.stem if path == Path("examples/studies", f"{path.stem}.toml") else str(source)
-    path = path if path.exists() else shipped().get(name, path)
     try:
-        return tomllib.loads(path.read_text(encoding="utf8"))
+        path = path if path.exists() else shipped().get(name, path)
+        good = path.is_file() or not path.exists() or path.is_dir() or path.is_relative_to("/dev")
+        require(good, f"The study {path} cannot be read: it is not a regular file.")  # a pipe may never be written to
+        with path.open("rb") as file:
+            text = file.read(LARGEST + 1)
+        require(len(text) <= LARGEST, f"The study {path} cannot be read: it is larger than {LARGEST >> 20} MB.")
+        return tomllib.loads(text.decode("utf-8-sig"))
     except OSError as error:
         names = "'vkernel study list' shows those that ship with the package"
         raise InputError(f"The study {path} cannot be read: {error.strerror or error}; {names}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not TOML: {error}.") from None
+    except RecursionError:
+        raise InputError(f"{path} is not a study: its tables or lists are nested too deeply.") from None
+    except InputError:
+        raise
+    except ValueError as error:  # of TOML, of UTF-8, and of numbers with thousands of digits
+        raise InputError(f"{path} is not TOML: {str(error).rstrip('.')}.") from None
+
+
+def _copied(value: Any, name: str, at: tuple[str, ...] = ()) -> Any:
+    """Return a copy of tables and lists; refuse numbers that are none, and names that are not text."""
+    key = ".".join(at[:DEEPEST])
+    require(len(at) < DEEPEST, f"{name}: {key:.60}: tables or lists are nested too deeply.")
+    if isinstance(value, Mapping):
+        odd = next((k for k in value if not isinstance(k, str)), "")
+        require(odd == "", f"{name}: {key or 'the study'}: a key must be text; got {odd!r:.60}.")
+        return {k: _copied(v, name, (*at, k)) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copied(v, name, (*at, str(i))) for i, v in enumerate(value)]
+    require(not isinstance(value, int) or abs(value) < 2**63, f"{name}: {key}: the number is too large.")
+    require(not isinstance(value, float) or not math.isnan(value), f"{name}: {key}: nan is no number.")
+    return value
 
 
 def _build(given: dict[str, Any], larger: dict[str, Any], name: str) -> Spec:
@@ -375,10 +410,16 @@ def check_factors(spec: Spec) -> None:
         require(good, f"grid: {factor.field} is one for the whole store; of measure, only away may vary.")
         require(len(values) == n, f"grid.{factor.field}: there are {n} values but {len(values)} labels.")
         require(len(set(values)) == n, f"grid: {factor.dim} has a value twice, {values}.")
+    count = math.prod(spec.shape) * spec.blocks
+    require(count <= MOST_BLOCKS, f"the grid has {count:,} blocks of members; at most {MOST_BLOCKS:,} are stored.")
     drawn, found = spec.figure, spec.finding
     used = ([drawn.x, drawn.lines, drawn.y] if drawn else []) + ([*found.of, *found.to] if found else [])
     for dim in filter(None, used):
         require(dim in dims, f"there is no factor {dim!r}; there are {', '.join(dims) or 'none'}.")
+    for cell in (found.of, found.to) if found else ():
+        for f in spec.grid:
+            good = f.dim not in cell or cell[f.dim] in f.coordinate
+            require(good, f"finding: {f.dim} has no value {cell.get(f.dim)!r}; it has {f.coordinate}.")
 
 
 def _check_keys(spec: Spec, conditions: list[Condition]) -> None:
@@ -403,17 +444,19 @@ def _check_condition(c: Condition) -> None:
         key for key in ("name", "path", "points", "even", "population") if key in d.model_dump(exclude_none=True)
     ]
     got, sizes = ", ".join(sources) or "none", sorted({len(p) for p in d.points or [] if isinstance(p, list)})
-    (low, high), whole = m.gap or (0, 1), o.K >= 1 and (math.isinf(o.K) or o.K.is_integer())
+    (low, high), whole = m.gap or (0, 1), math.inf == o.K or (1 <= o.K <= MOST and o.K.is_integer())
     drawn = t.draws is not None or t.F_over_P is not None or c.model.kind == "mlp" or s.law in WITHOUT_MODEL
     checks: list[tuple[object, str]] = [
         (len(sources) == 1, f"data: give exactly one of name, path, points, even and population; got {got}."),
         ((d.population is None) == (d.n is None), "data: population and n, the number of its draws, belong together."),
+        (d.name in (None, *TOYS), f"data.name: there is no toy set {d.name!r:.60}; there are {', '.join(TOYS)}."),
+        (c.model.low < c.model.high, f"model: low must be below high; got {c.model.low} and {c.model.high}."),
         (d.set == 0 or d.population is not None, "data.set counts training sets drawn from a population; give one."),
         (len(sizes) <= 1, f"data: points must have equally many coordinates; got {sizes}."),
         (t.draws is None or t.F_over_P is None, "training: give draws or F_over_P, not both."),
         (t.F_over_P is None or linear, "training.F_over_P is for linear models; give training.draws."),
         (drawn, "training: give draws, the number P of noised points, or F_over_P."),
-        (whole, f"objective: K must be a whole number ≥ 1, or inf for J0; got {o.K!r}."),
+        (whole, f"objective: K must be a whole number from 1 to {MOST:,}, or inf for J0; got {o.K!r}."),
         (o.c is None or o.K == 1, "objective: give K or c, not both."),
         (linear or s.law not in IN_THEORY, f"sampler.law {s.law!r} needs the V-kernel of a linear model."),
         (s.kappa is not None or s.law not in NOISY, f"sampler.law {s.law!r} needs sampler.kappa, its strength."),
@@ -464,4 +507,4 @@ def short(value: str | float) -> str:
 
 
 def _labelled(labels: Mapping[str, str | float]) -> str:
-    return ", ".join(f"{k} = {short(v)}" for k, v in labels.items())
+    return ", ".join(f"{k} = {short(v):.60}" for k, v in labels.items())

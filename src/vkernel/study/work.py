@@ -97,10 +97,6 @@ def prepare(spec: Spec) -> None:
     for table, part in (("figure", spec.figure), ("finding", spec.finding)):
         if part is not None and part.value not in numbers:
             raise InputError(f"{table}.value: the study keeps {', '.join(numbers)} of each member, not {part.value!r}.")
-    for cell in (spec.finding.of, spec.finding.to) if spec.finding else ():
-        for f in spec.grid:
-            good = f.dim not in cell or cell[f.dim] in f.coordinate
-            require(good, f"finding: {f.dim} has no value {cell.get(f.dim)!r}; it has {f.coordinate}.")
 
 
 def compute(spec: Spec, condition: Condition, block: int) -> dict[str, np.ndarray]:
