@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vkernel.adapters import diffusers, factory as factories, weights
+from vkernel.core.checks import check_real
 from vkernel.core.errors import require
 from vkernel.core.files import shown
 from vkernel.sample import Groups, Scores
@@ -125,8 +126,7 @@ class Checkpoints(Scores):
         return torch.stack([self._score(m, x, t) for m in range(len(self))])
 
     def paired(self, x: Tensor, t: Time) -> Tensor:
-        good = isinstance(x, Tensor) and x.ndim >= 1 and len(x) == len(self)
-        given = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        good, given = check_real(x, "x").ndim >= 1 and len(x) == len(self), tuple(x.shape)
         require(good, f"paired needs x ({len(self)}, *batch, *shape), one set of points per member; got {given}.")
         own = isinstance(t, Tensor) and t.ndim >= x.ndim - len(self.members[0].split(x[0])[1])
         times: Sequence[Time] = list(t) if own and isinstance(t, Tensor) else [t] * len(self)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
+from vkernel.core.checks import check_real
 from vkernel.core.errors import InputError, require
 from vkernel.core.rng import Generator
 
@@ -58,7 +59,7 @@ class Covariance(ABC):
 
     def _checked(self, v: Tensor) -> Tensor:
         """Return ``v`` if its shape broadcasts with ``(*batch, *shape)``."""
-        lead = v.shape[: max(v.ndim - len(self.shape), 0)]
+        lead = check_real(v, "v").shape[: max(v.ndim - len(self.shape), 0)]
         good = v.ndim == 0 or tuple(v.shape[len(lead) :]) == self.shape
         try:
             np.broadcast_shapes(self.batch, lead)

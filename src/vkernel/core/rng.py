@@ -10,11 +10,13 @@ r"""Random streams that do not depend on chunks, workers or order.
 import hashlib
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vkernel.core.checks import is_whole
 from vkernel.core.errors import require
+from vkernel.core.memory import check_memory
 
 Generator = torch.Generator | int | None
 
@@ -26,7 +28,9 @@ def stream(seed: int, purpose: str, member: int = 0, device: torch.device | str 
 
 def key(seed: int, purpose: str, member: int = 0) -> int:
     """Return the 63-bit key of ``(seed, purpose, member)``: the root of a generator or of a counter-based stream."""
-    digest = hashlib.sha256(f"vkernel/{int(seed)}/{purpose}/{int(member)}".encode()).digest()
+    seed = int(seed) if isinstance(seed, np.integer) else seed
+    require(is_whole(seed), f"seed must be a whole number, not {seed!r}.")
+    digest = hashlib.sha256(f"vkernel/{seed}/{purpose}/{int(member)}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
@@ -34,13 +38,17 @@ def as_generator(generator: Generator, device: torch.device | str = "cpu") -> to
     """Return a generator as it is, a new one for an integer seed, and one with a fresh seed for ``None``."""
     if isinstance(generator, torch.Generator):
         return generator
+    generator = int(generator) if isinstance(generator, np.integer) else generator
     good, fresh = generator is None or is_whole(generator), torch.Generator(device)
     require(good, f"generator must be a torch.Generator, an integer seed or None, not {generator!r}.")
+    fits = generator is None or -(1 << 63) <= generator < 1 << 64
+    require(fits, f"generator={generator} is too large a seed: seeds lie between -2^63 and 2^64 - 1.")
     return fresh.manual_seed(fresh.seed() if generator is None else generator)
 
 
 def randn(shape: tuple[int, ...], generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Draw standard normals on the generator's device, then move them: one seed gives one result on every device."""
+    check_memory(2 * math.prod(shape) * dtype.itemsize, f"A random draw of shape {tuple(shape)}", generator.device)
     return torch.randn(shape, generator=generator, device=generator.device, dtype=dtype).to(device)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from itertools import count
 
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
+from vkernel.core.checks import as_tensor, check_array, check_dense, check_real, from_array
 from vkernel.core.errors import InputError, require
 
 Array = Tensor | npt.ArrayLike
@@ -145,7 +145,7 @@ class Empirical:
             order = np.argsort(chosen, kind="stable")
             block = np.empty((len(chosen), *self._store.shape[1:]), self._store.dtype)
             block[order] = self._store[chosen[order]]
-        return _as_tensor(block.reshape(len(block), self.d)).to(self.device)
+        return from_array(block.reshape(len(block), self.d)).to(self.device)
 
     def segment(self, start: int, stop: int, weights: Tensor) -> Empirical:
         """Return points ``start`` to ``stop``, copied or as a view of a memory map; their weights may all be zero."""
@@ -227,12 +227,7 @@ def _check_weights(weights: Array | None, n: int) -> Tensor:
     """Return ``n`` weights in float64 with sum one, if they are finite, not negative and not all zero."""
     if weights is None:
         return torch.full((n,), 1.0 / n, dtype=torch.float64)
-    try:
-        given = weights.detach() if isinstance(weights, Tensor) else _as_tensor(np.asarray(weights))
-        require(not given.is_complex(), "Weights must be real numbers, not complex ones.")
-        w = given.double()
-    except (TypeError, ValueError) as error:
-        raise InputError(f"Weights must be {n} real numbers: {error}") from error
+    w = as_tensor(weights, "weights").detach().double()
     require(w.shape == (n,), f"There must be one weight for each of the {n} points; got shape {tuple(w.shape)}.")
     bad = (~w.isfinite() | (w < 0)).nonzero()
     require(len(bad) == 0, f"Weights must be finite and not negative; weight {int(bad[0]) if len(bad) else 0} is not.")
@@ -240,35 +235,21 @@ def _check_weights(weights: Array | None, n: int) -> Tensor:
     return (w / w.max()) / (w / w.max()).sum()
 
 
-def _as_tensor(array: np.ndarray) -> Tensor:
-    """Return the array as a tensor, shared where torch can; in the machine's byte order, at most 64 bits."""
-    long_double = array.dtype.kind == "f" and array.dtype.itemsize > 8
-    kind = np.dtype(np.float64) if long_double else array.dtype.newbyteorder("=")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*not writable.*")  # nothing here writes
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=kind))
-
-
 def _storage(points: Array) -> tuple[Tensor | np.memmap, tuple[int, ...]]:
     """Return what holds the points, a flat tensor or a memory map as it is, and the shape of one point."""
-    if isinstance(points, Tensor):
-        require(points.layout == torch.strided, "Training points must be a dense tensor; call .to_dense() first.")
-    elif not isinstance(points, np.memmap):
-        try:
-            points = np.asarray(points)
-        except (ValueError, TypeError, RuntimeError) as error:
-            raise InputError("Training points must be one array (n, *shape) of numbers; these form none.") from error
-    kind = _type_name(points)
-    require(kind != "bool", "Training points are True and False; convert them to numbers first.")
-    require("complex" not in kind, "Training points are complex; give real and imaginary parts as coordinates.")
-    require(kind[0] != "q" and ("int" in kind or "float" in kind), f"Training points must be numbers, not {kind}.")
+    what = "Training points (n, *shape)"
+    if isinstance(points, Tensor):  # of floats of 8 bits, blocks are read as float32
+        points = check_dense(points, what) if "float8" in str(points.dtype) else check_real(points, what)
+    else:
+        array = check_array(points, what)
+        points = points if isinstance(points, np.memmap) else array
     require(points.ndim > 0, "Training points must be an array (n, *shape); a single number was given.")
     require(len(points) > 0, "The training set is empty; it needs at least one point.")
     shape = tuple(points.shape[1:]) or (1,)
     require(math.prod(shape) > 0, f"Training points have no coordinates: shape {tuple(points.shape)}.")
     if isinstance(points, np.memmap):
         return points, shape
-    tensor = points.detach() if isinstance(points, Tensor) else _as_tensor(points)
+    tensor = points.detach() if isinstance(points, Tensor) else from_array(points)
     return tensor.reshape(len(points), math.prod(shape)), shape
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vkernel.adapters.checkpoints import Checkpoints
 from vkernel.core import rng
-from vkernel.core.checks import check_type, check_whole
+from vkernel.core.checks import as_tensor, check_real, check_type, check_whole
 from vkernel.core.covariance import Covariance, Cross, Factored, Matrix, Transformed
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import relative_se
@@ -24,7 +24,7 @@ from vkernel.core.rng import Generator
 from vkernel.process import Anisotropic, Process
 from vkernel.sample import Groups, Scores
 from vkernel.sample.sde import Field, Learned, VKernel
-from vkernel.score.base import Score, Time, wide_time
+from vkernel.score.base import Score, Time, as_time, wide_time
 
 JITTER = 1e-10  # of the largest variance so far, added to the diagonal of a conditioned field's covariance
 Pairwise = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of x, t, x2 and t2
@@ -50,6 +50,7 @@ class Kernel(VKernel):
 
     def __call__(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
         """Return V = D Cov D', paired over the broadcast batch."""
+        check_real(x, "x")
         here, there = (self.process.base.D(wide_time(u, x.device)) for u in (t, t if t2 is None else t2))
         gamma = self.process.gamma if isinstance(self.process, Anisotropic) else None
         return Transformed(self.cov(x, t, x2, t2), (here * there).sqrt(), gamma)
@@ -94,7 +95,7 @@ class FiniteRank(Kernel):
     ``basis(x, t)`` takes ``x (*batch, d)`` and returns ``(F, *batch, d)``; ``weights`` is the covariance ``(F, F)``."""
 
     def __init__(self, basis: Field, weights: Tensor, process: Process, mean: Score | None = None) -> None:
-        w = torch.as_tensor(weights, dtype=torch.float64)
+        w = as_tensor(weights, "weights").double()
         require(w.ndim == 2 and w.shape[0] == w.shape[1], f"weights must be (F, F); got {tuple(w.shape)}.")
         require(bool(w.isfinite().all()) and torch.allclose(w, w.mT), "weights must be finite and symmetric.")
         self.basis, self.process, self._mean, self.device = basis, process, mean, w.device
@@ -211,4 +212,4 @@ class Drawn(Checkpoints):
 
 def times_of(t: Time, x: Tensor) -> Tensor:
     """Return t over the batch of vectors x."""
-    return torch.as_tensor(t, dtype=x.dtype, device=x.device).expand(x.shape[:-1])
+    return as_time(t, x.device).to(x.dtype).expand(check_real(x, "x").shape[:-1])

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.checks import check_type, check_whole
+from vkernel.core.checks import check_real, check_type, check_whole
 from vkernel.core.errors import require
 from vkernel.core.estimate import Estimate, difference_of_shares, fisher_exact
 from vkernel.data.empirical import Empirical
@@ -199,8 +199,7 @@ class Reference:
 
 def check_samples(samples: Tensor, data: Empirical, least: int = 1) -> Tensor:
     """Return samples ``(n, *shape)`` of the data's shape in float64 on the CPU."""
-    require(isinstance(samples, Tensor), f"Samples must be a tensor (n, *shape), not {type(samples).__name__}.")
-    require(not samples.is_complex(), "Samples must be real.")
+    check_real(samples, "Samples (n, *shape)")
     shape = tuple(samples.shape[1:]) or (1,)
     require(samples.ndim and shape == data.shape, f"Samples have shape {shape}, the data {data.shape}.")
     require(len(samples) >= least, f"Samples must be (n, *shape) with n ≥ {least}, not {tuple(samples.shape)}.")

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from vkernel.adapters import factory as files, weights
 from vkernel.core import rng
+from vkernel.core.checks import as_tensor, check_real
 from vkernel.core.errors import InputError, require
 from vkernel.data.empirical import Empirical
 
@@ -68,8 +69,8 @@ class Extractor:
 
     def over(self, images: Images, indices: Tensor | None = None) -> Tensor:
         """Return the features of all images, or of those at ``indices``, ``(n, k)``, computed chunk by chunk."""
-        known = isinstance(images, Images)
-        require(known, f"Images must be a tensor or an Empirical set, not {type(images).__name__}.")
+        images = images if isinstance(images, Empirical) else check_real(images, "Images (n, *shape)")
+        require(len(images) > 0, "There are no images to take features of.")
         which = torch.arange(len(images)) if indices is None else indices
         size = images.d if isinstance(images, Empirical) else math.prod(images.shape[1:])
         require(len(which) > 0 and size > 0, "There are no images to take features of.")
@@ -127,14 +128,15 @@ class Extractor:
 
     def _features(self, images: Tensor) -> Tensor:
         """Return the features, refused unless they are one finite row of numbers for each image."""
+        require(check_real(images, "Images (n, *shape)").ndim > 0, "Images must be (n, *shape); one number was given.")
         images, n = images.to(torch.get_default_dtype()) if self.custom else images, len(images)
         try:
             with torch.no_grad():
-                out = torch.as_tensor(self.function(images)).detach()
+                out = as_tensor(self.function(images), "what it returns").detach()
         except Exception as error:
             why = f"of shape {tuple(images.shape)}: {type(error).__name__}: {files.reason(error)}"
             raise InputError(f"The features {self.name!r} failed on images {why}.") from error
-        good = out.ndim > 0 and len(out) == n and out.numel() > 0 and not out.is_complex()
+        good = out.ndim > 0 and len(out) == n and out.numel() > 0
         given = f"{out.dtype} of shape {tuple(out.shape)}"
         require(good, f"The features {self.name!r} must be real numbers, one row for each of {n} images; got {given}.")
         out = out.reshape(n, -1).to(images.device)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.checks import check_share, check_type, check_whole, takes
+from vkernel.core.checks import as_tensor, check_share, check_type, check_whole, takes
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate, bootstrap, jackknife_se
 from vkernel.core.rng import Generator
 from vkernel.data import Empirical
-from vkernel.metrics.samples import CHUNK, Array, Reading, Samples, as_numbers, distinct, nearest, read, read_pair
+from vkernel.metrics.samples import CHUNK, Array, Reading, Samples, distinct, nearest, read, read_pair
 from vkernel.process import Anisotropic
 from vkernel.score.empirical import EmpiricalScore
 
@@ -68,7 +68,7 @@ def _edges(samples: Sequence[Samples], bins: int, span: Range) -> Tensor:
         pad = 0.5 * (low == high)  # all in one place: a cell needs a width
         ends = torch.stack([low - pad, high + pad], 1)
     else:
-        ends = torch.as_tensor(span, dtype=torch.float64, device=samples[0].x.device)
+        ends = as_tensor(span, "range").to(samples[0].x.device, torch.float64)
         require(ends.shape in ((2,), (d, 2)), f"range must be (low, high), or one such pair per axis, not {span!r}.")
         ends = ends.expand(d, 2)
         require(bool((ends[:, 0] < ends[:, 1]).all() and ends.isfinite().all()), f"range {span!r} must increase.")
@@ -110,7 +110,7 @@ def _variation(sample: Samples, counts: Tensor, q: Tensor, source: torch.Generat
 
 def kl(p: Array, q: Array) -> Estimate:
     """Compute Σ p log(p/q) in nats of two laws on one grid, normalised here; infinite where q alone vanishes."""
-    p, q = as_numbers(p, "p").double(), as_numbers(q, "q").double()
+    p, q = as_tensor(p, "p").double(), as_tensor(q, "q").double()
     require(p.shape == q.shape, f"p has shape {tuple(p.shape)}, q {tuple(q.shape)}; both must be on one grid.")
     for name, law in (("p", p), ("q", q)):
         good = law.isfinite().all() and (law >= 0).all() and law.sum() > 0

@@ -12,7 +12,8 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from vkernel.core.errors import InputError, require
+from vkernel.core.checks import as_tensor, check_real
+from vkernel.core.errors import require
 from vkernel.core.estimate import Estimate
 from vkernel.data.empirical import Array, Empirical
 from vkernel.metrics.augment import Augmented
@@ -65,21 +66,11 @@ class Samples:
         return (float(per_unit.var()) / self.units if self.units > 1 else math.inf), self.units
 
 
-def as_numbers(x: Array, name: str) -> Tensor:
-    """Return real numbers as a tensor."""
-    try:
-        x = torch.as_tensor(x).detach()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{name} must be a tensor or an array of numbers, not {type(x).__name__}.") from error
-    require(x.dtype != torch.bool and not x.is_complex(), f"{name} must hold real numbers, not {x.dtype}.")
-    return x
-
-
 def read(
     x: Array, shape: Shape = None, name: str = "x", /, members: Members = None, skip_diverged: bool = False
 ) -> Samples:
     """Read a sample or an ensemble (of events of ``shape``); leave out what diverged if ``skip_diverged``."""
-    x = as_numbers(x, name)
+    x = as_tensor(x, name).detach()
     given = f"{name} has shape {tuple(x.shape)}"
     require(members in (None, True, False), f"members must be True, False or None, not {members!r}.")
     known = members is not None or shape is not None or x.ndim <= 3
@@ -121,7 +112,9 @@ def nearest(x: Tensor, data: Empirical | Augmented, k: int, exclude: Tensor | No
     distance to an augmented point is that to its nearest version.
     ``exclude (q,)`` holds for each query the index of a point to leave out, or -1: for queries that are training points
     it is the point itself. Where no other point is left the distance is infinite."""
-    queries = x.to(data.device, torch.float64)
+    queries = check_real(x, "x").to(data.device, torch.float64)
+    good = x.ndim == 2 and x.shape[1] == data.d
+    require(good, f"x has shape {tuple(x.shape)}; it must be (q, d) with d = {data.d}.")
     excluded = queries.new_full((len(x),), -1, dtype=torch.long) if exclude is None else exclude.to(data.device)
     quick = torch.float32 if torch.get_float32_matmul_precision() == "highest" else torch.float64
     distance, index, certain = _search(queries, data, k, excluded, quick)

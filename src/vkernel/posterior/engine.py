@@ -7,7 +7,6 @@ numbers of the others, which the reference path serves."""
 
 import importlib.util
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Literal, get_args
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from vkernel.core.checks import check_choice
 from vkernel.core.errors import require
+from vkernel.core.memory import free_memory
 from vkernel.posterior.dense import Dense
 from vkernel.posterior.gpu import GPUPath, trusted_path
 from vkernel.posterior.pruned import Pruned
@@ -116,14 +116,3 @@ class Engine:
 
         logits, indices = self.ranks.fold(table, heaviest).chunk(2, 1)
         return logits.contiguous(), indices.long()
-
-
-def free_memory(device: torch.device) -> int:
-    """Return the number of bytes that are free on ``device`` now."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return 4 << 30

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.checks import check_whole, is_whole
+from vkernel.core.checks import as_tensor, check_real, check_whole, is_whole
 from vkernel.core.covariance import Covariance, fits
 from vkernel.core.errors import require
 from vkernel.core.rng import Generator
@@ -96,7 +96,8 @@ class Posterior:
 
     def weight(self, indices: Tensor) -> Tensor:
         """Return the weight :math:`r_i` of one point for each query; ``indices`` broadcasts to ``batch``."""
-        i = torch.as_tensor(indices).to(self.engine.data.device)
+        i = as_tensor(indices, "indices").to(self.engine.data.device)
+        require(not i.is_floating_point(), f"indices must be integers, not {i.dtype}.")
         wanted = f"one index, or one for each query, {self.batch}, would do"
         require(fits(tuple(i.shape), self.batch), f"indices have shape {tuple(i.shape)}; {wanted}.")
         i, whole = i.expand(self.batch).flatten(), self.engine.whole
@@ -120,7 +121,7 @@ class Posterior:
 
     def indices_at(self, u: Tensor) -> Tensor:
         """Return the index at which the posterior's cumulative weight passes u in (0, 1), for u ``(k, *batch)``."""
-        good = tuple(u.shape[1:]) == self.batch
+        good = tuple(check_real(u, "u").shape[1:]) == self.batch
         require(good, f"u has shape {tuple(u.shape)}; it must be (k, *batch) with batch {self.batch}.")
         k, count, device = len(u), len(self.queries), self.engine.data.device
         n, first, ranks, log_z = self.engine.whole.n, self.engine.first, self.engine.ranks, self.first.log_z
@@ -156,7 +157,8 @@ class Posterior:
 
     def third(self, v: Tensor, u: Tensor) -> Tensor:
         r"""Return :math:`\sum_i r_i (y_i-m) ((y_i-m) \cdot v) ((y_i-m) \cdot u)`, the derivative of Cov (2.9)."""
-        flat = [a.to(self.engine.data.device, torch.float64).reshape(self.queries.x.shape) for a in (v, u)]
+        checked, where = (check_real(a, "A vector") for a in (v, u)), self.engine.data.device
+        flat = [a.to(where, torch.float64).reshape(self.queries.x.shape) for a in checked]
         self.engine.ranks.same("The vectors", *flat)
         return self._like_x(self._combine(tuple(flat)))
 
@@ -170,7 +172,8 @@ class PosteriorCovariance(Covariance):
 
     def __matmul__(self, v: Tensor) -> Tensor:
         p, whole = self.posterior, self.batch + self.shape
-        require(fits(tuple(v.shape), whole), f"v has shape {tuple(v.shape)}, which does not broadcast to {whole}.")
+        good, given = fits(tuple(check_real(v, "v").shape), whole), tuple(v.shape)
+        require(good, f"v has shape {given}, which does not broadcast to {whole}.")
         flat = v.to(p.queries.x).expand(whole).reshape(p.queries.x.shape)
         return p._like_x(p.moments(vector=flat).present()["product"])
 

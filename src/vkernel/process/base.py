@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.checks import check_choice, check_whole
+from vkernel.core.checks import as_tensor, check_array, check_choice, check_real, check_whole
 from vkernel.core.covariance import Covariance
 from vkernel.core.errors import InputError, require
+from vkernel.core.memory import check_memory
 from vkernel.core.rng import Generator
 
 Time = float | Tensor
@@ -153,7 +154,8 @@ class Process(ABC):
         ``spacing`` is "uniform" in t; "log": uniform in log(sigma/alpha); or "edm": uniform in (sigma/alpha)^(1/7)
         (Karras et al. 2022). The default is "uniform", and "edm" for :class:`EDM`."""
         spacing = check_choice(self.spacing if spacing is None else spacing, "spacing", ("uniform", "log", "edm"))
-        u = torch.linspace(0, 1, check_whole(steps, "steps") + 1, dtype=torch.float64)
+        check_memory(8 * check_whole(steps, "steps"), "A grid of so many steps")
+        u = torch.linspace(0, 1, steps + 1, dtype=torch.float64)
         t, (low, high), root = self.T + u * (self.eps - self.T), self.ratios, 1 / 7
         require(low > 0 or spacing != "log", f'spacing "log" needs noise at eps, of which {self!r} has none.')
         if spacing == "log":
@@ -189,8 +191,9 @@ class Process(ABC):
 
     def _along(self, x: Tensor, t: Time) -> tuple[Tensor, Tensor, Tensor]:
         """Return t, checked; alpha and sigma with one axis of length 1 for each axis of x that t lacks."""
-        dtype = wide_dtype(real_dtype(x.dtype))
-        time = self.check(t.to(x.device) if isinstance(t, Tensor) else torch.tensor(t, dtype=dtype, device=x.device))
+        dtype = wide_dtype(real_dtype(check_real(x, "x").dtype))
+        when = check_real(t, "t").to(x.device) if isinstance(t, Tensor) else as_tensor(t, "t").to(x.device, dtype)
+        time = self.check(when)
         full = time.shape + (1,) * (x.ndim - time.ndim)
         good = time.ndim <= x.ndim - len(self.shape) and all(a in (1, b) for a, b in zip(full, x.shape, strict=True))
         got = f"t of shape {tuple(time.shape)} for points of shape {tuple(x.shape)}"
@@ -221,11 +224,10 @@ def numbers(name: str, values: Iterable[float]) -> list[float]:
 
 def _tensor(t: Time) -> Tensor:
     """Return a floating-point tensor; numbers and integers take the default dtype."""
-    try:
-        t = torch.as_tensor(t)
-        return t.to(real_dtype(t.dtype))
-    except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"A time must be a number or a tensor, not {t!r}.") from None
+    if not isinstance(t, float | Tensor):
+        check_array(t, "A time")
+    t = check_real(torch.as_tensor(t), "A time")
+    return t.to(real_dtype(t.dtype))
 
 
 def _within(v: Tensor, low: float, high: float) -> Tensor:

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vkernel.core.checks import check_whole
+from vkernel.core.checks import as_tensor, check_real, check_whole
 from vkernel.core.covariance import Covariance, Diagonal, Matrix, Transformed
 from vkernel.core.errors import InputError, require
 from vkernel.process.base import Process, Time, formula, numbers, real_dtype, wide_dtype
@@ -278,7 +278,7 @@ class Anisotropic(Process):
         return Transformed(self.gamma.to(a.device, a.dtype), a)
 
     def _product(self, map: Diagonal | Matrix, x: Tensor) -> Tensor:
-        good = tuple(x.shape[max(x.ndim - len(self.shape), 0) :]) == self.shape
+        good = tuple(check_real(x, "x").shape[max(x.ndim - len(self.shape), 0) :]) == self.shape
         require(good, f"Γ is for events of shape {self.shape}; points of shape {tuple(x.shape)} do not end in it.")
         v = x.to(wide_dtype(real_dtype(x.dtype)))
         return (map.to(v.device, v.dtype) @ v).to(real_dtype(x.dtype))
@@ -287,7 +287,7 @@ class Anisotropic(Process):
 def _definite(gamma: Tensor | Covariance) -> Diagonal | Matrix:
     """Return Γ as an operator if it is symmetric and positive definite."""
     if not isinstance(gamma, Covariance):
-        g = torch.as_tensor(gamma)
+        g = as_tensor(gamma, "Γ")
         g = g.to(wide_dtype(real_dtype(g.dtype)))
         square = g.ndim == 2 and g.shape[0] == g.shape[1]
         gamma = Matrix(g, tuple(g.shape[:1])) if square else Diagonal(g, tuple(g.shape))

@@ -47,6 +47,7 @@ from torch import Tensor
 
 from vkernel import metrics
 from vkernel.core import rng
+from vkernel.core.checks import as_tensor
 from vkernel.core.covariance import Factored
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate, jackknife_se, leave_one_out, ratio_test, relative_se, stacked
@@ -183,7 +184,7 @@ def _pairs(scores: Scores | Sequence[Scores], theory: Theory | Sequence[Theory])
 
 
 def _places(scores: Scores, x: Tensor, t: float | Sequence[float] | Tensor) -> tuple[Tensor, list[float]]:
-    x = torch.as_tensor(x, dtype=scores.dtype, device=scores.device)
+    x = as_tensor(x, "x").to(scores.device, scores.dtype)
     x = x[:, None] if x.ndim == 1 and scores.shape == (1,) else x
     good = x.ndim >= 1 and len(x) >= 1 and bool(x.isfinite().all()) and scores.shape in (None, tuple(x.shape[1:]))
     require(good, f"x must be finite and (N, *shape) with the event shape {scores.shape}; got {tuple(x.shape)}.")

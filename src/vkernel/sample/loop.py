@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.checks import check_choice, takes
+from vkernel.core.checks import check_choice, check_real, takes
 from vkernel.core.errors import require
 from vkernel.core.progress import Progress, progress as show_progress
 from vkernel.core.rng import Generator
@@ -98,7 +98,7 @@ def grid(process: Process, steps: int | Tensor, spacing: str | None) -> Tensor:
     """Return descending times in float64: ``steps + 1`` from T to eps, or the given ones, checked."""
     if not isinstance(steps, Tensor):
         return process.times(steps, spacing)
-    times = steps.detach().double().cpu()
+    times = check_real(steps, "The times of steps").detach().double().cpu()
     require(times.ndim == 1 and len(times) >= 2, "Times of steps must be a vector of two or more.")
     require(bool((times.diff() < 0).all()), "Times must descend, from T down to eps.")
     return process.check(times)
@@ -123,8 +123,7 @@ class Problem:
     ) -> None:
         self.score, self.process, self.base = check_score(score), score.process, score.process.base
         self.save = [check_choice(name, "save", known) for name in ([save] if isinstance(save, str) else save)]
-        require(isinstance(x_T, Tensor), f"x_T must be a torch tensor, not {type(x_T).__name__}.")
-        require(x_T.ndim >= 1 and not x_T.is_complex(), "x_T must be real, (*batch, *shape).")
+        require(check_real(x_T, "x_T").ndim >= 1, "x_T must have axes, (*batch, *shape); a single number was given.")
         require(bool(x_T.isfinite().all()), "x_T holds NaN or infinite values.")
         x_T = x_T if x_T.is_floating_point() else x_T.to(torch.get_default_dtype())
         self.batch, self.shape = score.split(x_T)

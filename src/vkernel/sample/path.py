@@ -31,6 +31,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vkernel.core.checks import check_real
 from vkernel.core.errors import require
 from vkernel.core.estimate import Estimate
 from vkernel.sample.loop import Level, Problem, walk
@@ -308,7 +309,7 @@ def _walk(problem: Problem, x: Tensor, noise: Noise) -> Tensor:
 def _chain(path: Tensor, mean: Mean, V: VKernel | None, times: Times) -> _Chain:
     """Return a checked path and its residual."""
     score = check_score(mean, "A path") if V is None else check_kernel(V, mean)
-    good = isinstance(path, Tensor) and path.ndim >= 2 and path.shape[0] >= 2 and path.is_floating_point()
+    good = check_real(path, "A path").ndim >= 2 and path.shape[0] >= 2 and path.is_floating_point()
     require(good, "A path is a tensor of real numbers, (steps + 1, *batch, d), of at least one step.")
     require(bool(path.isfinite().all()), "The path holds NaN or infinite values.")
     x = path.detach().double()

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.checks import check_shape, check_type, check_whole, is_whole
+from vkernel.core.checks import check_real, check_shape, check_whole, is_whole
 from vkernel.core.covariance import Covariance, Cross, Factored, flat
 from vkernel.core.errors import InputError, require
 from vkernel.core.progress import Progress, part, progress as show_progress
@@ -108,7 +108,18 @@ class Scores(ABC):
 
     def mean(self, x: Tensor, t: Time) -> Tensor:
         """Return s_avg, the mean score of the finite members, like x."""
-        return self.finite(x, t).mean(0)
+        return self._scores(x, t).mean(0)
+
+    def _scores(self, x: Tensor, t: Time) -> Tensor:
+        """Return the scores of the finite members; refuse NaN at an x that is finite, which would spread to moments."""
+        finite = self.finite
+        s = finite(x, t)
+        if not _finite(s) and _finite(x):
+            lost = (~s.flatten(1).isfinite().all(1)).nonzero().flatten().tolist()
+            kept = [m for m in range(len(self)) if m not in self.diverged]
+            which = ", ".join(str(kept[m]) for m in lost[:8]) + ", …" * (len(lost) > 8)
+            raise InputError(f"{len(lost)} of {len(self)} members return NaN or infinite scores here: {which}.")
+        return s
 
     @property
     def mean_score(self) -> Score:
@@ -119,7 +130,7 @@ class Scores(ABC):
         r"""Return factors of V, ``(K, *batch, *shape)``: :math:`(\hat s_m - s_{avg})/\sqrt{M - 1}` without groups."""
         finite = self.finite
         require(len(finite) >= 2, f"A covariance over members needs two finite members; there are {len(finite)}.")
-        return finite.groups.factors(finite(x, t))
+        return finite.groups.factors(finite._scores(x, t))
 
     def cov(self, x: Tensor, t: Time, x2: Tensor | None = None, t2: Time | None = None) -> Covariance:
         """Return Cov over members of the score at (x, t), or between (x, t) and (x2, t2), paired over the batch."""
@@ -133,22 +144,29 @@ class Scores(ABC):
 
     def split(self, x: Tensor, t: Time) -> tuple[Tensor, Tensor]:
         """Return the variances of each coordinate between and within groups, both like x."""
-        return self.finite.groups.split(self.finite(x, t))
+        return self.finite.groups.split(self._scores(x, t))
 
     def cumulants(self, x: Tensor, t: Time, components: int = 3) -> Cumulants:
         """Return third and fourth cumulants of the score over members, with errors: zero for a Gaussian law."""
-        return cumulants(self.finite(x, t), components)
+        return cumulants(self._scores(x, t), components)
 
     def combine(self, weights: Tensor) -> Callable[[Tensor, Time], Tensor]:
         r"""Return the field :math:`\sum_m w_{km} \hat s_m(x_k, t)` of ``weights (K, M)``; ``len(x)`` is K."""
 
+        self._check_weights(weights)
+
         def field(x: Tensor, t: Time) -> Tensor:
-            good = isinstance(x, Tensor) and x.ndim >= 2 and len(x) == len(weights)
+            good = check_real(x, "x").ndim >= 2 and len(x) == len(weights)
             require(good, f"A field of {len(weights)} members takes x ({len(weights)}, *batch, *shape).")
             s = self(x, t)  # (M, K, *batch, *shape)
             return (weights.mT.to(s).reshape(*weights.mT.shape, *(1,) * (x.ndim - 1)) * s).sum(0)
 
         return field
+
+    def _check_weights(self, weights: Tensor) -> None:
+        good = check_real(weights, "weights").ndim == 2 and weights.shape[1] == len(self)
+        require(good, f"weights must be (K, {len(self)}), one for each member; got {tuple(weights.shape)}.")
+        require(not self.diverged, f"A sum over members needs finite ones; combine those of .finite. {self.report}")
 
     def start(self, n: int, seed: int = 0, *, shared: bool = True) -> Tensor:
         """Draw x_T from the prior: ``(n, *shape)``, the same for all members, or ``(M, n, *shape)``."""
@@ -188,14 +206,15 @@ class Scores(ABC):
         ``seed`` and member. Members that diverged, in training or while sampling, are NaN, with a warning."""
         require((n is None) != (x_T is None), "Give either n, the number of samples of each member, or x_T.")
         require(len(self.diverged) < len(self), self.report)
-        x_T = check_type(x_T if n is None else self.start(n, seed, shared=shared), "x_T", Tensor)
+        x_T = check_real(x_T if n is None else self.start(n, seed, shared=shared), "x_T")
         x_T = x_T if x_T.is_floating_point() else x_T.to(torch.get_default_dtype())
         shape = tuple(x_T.shape[1:]) if self.shape is None else self.shape
         lead = check_shape(x_T, "x_T", shape).ndim - len(shape)
         require(1 <= lead <= 2, f"x_T must be (n, *shape) or (M, n, *shape); got {tuple(x_T.shape)}.")
         require(lead == 1 or len(x_T) == len(self), f"x_T has {len(x_T)} members; there are {len(self)}.")
         x_T = x_T if lead == 2 else x_T.expand(len(self), *x_T.shape)
-        names, members = [save] if isinstance(save, str) else list(save), range(len(self))
+        names = [save] if isinstance(save, str) else list(save)
+        members = [m for m in range(len(self)) if callback is not None or m not in self.diverged]
         # an adaptive method shares its steps within a block: one member each, or members would depend on each other
         adaptive, at_once = method == "dopri5", max(1, CHUNK // max(1, x_T[0].numel()))
         at_once = 1 if adaptive else at_once if callback is None else len(self)
@@ -203,9 +222,9 @@ class Scores(ABC):
         how: Options = {"steps": steps, "spacing": spacing, "allow_nan": True}
         how["callback"] = None if adaptive else callback
         seeds, blocks = [rng.key(seed, "ensemble/probes", m) for m in self.indices], []
-        with show_progress(len(self), progress) as report:
-            for which in (members[k : k + at_once] for k in members[::at_once]):
-                score, x = _Paired(self.select(which), shape), x_T[which.start : which.stop].contiguous()
+        with show_progress(len(members), progress) as report:
+            for which in (members[k : k + at_once] for k in range(0, len(members), at_once)):
+                score, x = _Paired(self.select(which), shape), x_T[which].contiguous()
                 signed = [signs(x[k], PROBES, seeds[m]) for k, m in enumerate(which)] if "logp" in names else []
                 how["progress"] = part(report, "sampling", len(which))
                 probes = torch.stack(signed, 1) if signed else PROBES
@@ -213,7 +232,8 @@ class Scores(ABC):
                 blocks.append(vars(found) if isinstance(found, Solution) else {"x": found})
                 if adaptive:  # it reports no steps
                     report("sampling", len(which))
-        out = {k: torch.cat([b[k] for b in blocks], axis) for k, axis in AXES.items() if blocks[0].get(k) is not None}
+        kinds = {k: axis for k, axis in AXES.items() if blocks[0].get(k) is not None}
+        out = {k: _placed([b[k] for b in blocks], axis, members, len(self)) for k, axis in kinds.items()}
         times = grid(self.process, steps, spacing)
         if callback is not None and adaptive:
             for k, t in enumerate(times.tolist()):
@@ -226,6 +246,23 @@ class Scores(ABC):
             text = f"{before}, {len(lost) - len(self.diverged)} while sampling: their samples are NaN."
             warnings.warn(f"{text} More steps may help the latter.", stacklevel=2)
         return Solution(times=times, **{k: a for k, a in out.items() if k in ("x", *names)}) if names else out["x"]
+
+
+def _finite(a: Tensor) -> bool:
+    """Return whether all values are finite; under ``torch.vmap``, which hides values, say that they are."""
+    try:
+        return bool(a.isfinite().all())
+    except RuntimeError:
+        return True
+
+
+def _placed(blocks: list[Tensor], axis: int, rows: Sequence[int], count: int) -> Tensor:
+    """Join ``blocks``, which belong to the members ``rows``, along ``axis``, with NaN for the other members."""
+    a = torch.cat(blocks, axis)
+    if len(rows) == count:
+        return a
+    whole = a.new_full((*a.shape[:axis], count, *a.shape[axis + 1 :]), torch.nan)
+    return whole.index_copy(axis, torch.tensor(rows, device=a.device), a)
 
 
 class Mean(Score):

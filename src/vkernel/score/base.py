@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from vkernel.core import rng
+from vkernel.core.checks import as_tensor, check_dense, check_real, check_whole
 from vkernel.core.covariance import fits, flat, over_event
 from vkernel.core.errors import InputError, require
 from vkernel.core.rng import Generator
@@ -25,12 +26,9 @@ Time = float | Tensor
 
 def as_time(t: Time, device: torch.device) -> Tensor:
     """Return ``t`` as a tensor on ``device``: tensors keep their dtype, numbers become float64."""
-    try:
-        t = t.to(device) if isinstance(t, Tensor) else torch.tensor(t, dtype=torch.float64, device=device)
-    except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"t must be a number or a tensor of times, not {t!r}.") from None
-    require(not t.is_complex(), "t must be real.")
-    return t
+    if isinstance(t, float):
+        return torch.tensor(t, dtype=torch.float64, device=device)
+    return check_real(t, "t").to(device) if isinstance(t, Tensor) else as_tensor(t, "t").to(device, torch.float64)
 
 
 def wide_time(t: Time, device: torch.device) -> Tensor:
@@ -90,7 +88,8 @@ class Score(ABC):
 
     def split(self, x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the batch shape and the event shape of ``x``; refuse another event shape than ``shape``."""
-        require(isinstance(x, Tensor), f"x must be a torch tensor, not {type(x).__name__}.")
+        if check_dense(x, "x").dtype != torch.bool:  # which becomes 0 and 1, like integers
+            check_real(x, "x")
         if self.shape is None:
             require(x.ndim >= 1, "x must have a batch dimension: the first call of this score decides its event shape.")
             self.shape = tuple(x.shape[1:])
@@ -102,7 +101,6 @@ class Score(ABC):
     def check(self, x: Tensor, t: Time) -> tuple[Tensor, Tensor]:
         """Return ``x`` as a floating-point tensor and ``t`` as a tensor that broadcasts to its batch."""
         batch, _ = self.split(x)
-        require(not x.is_complex(), "x must be real.")
         x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
         # a number stays on the CPU, where looking at its value costs nothing
         t = as_time(t, x.device if isinstance(t, Tensor) else torch.device("cpu"))
@@ -114,9 +112,9 @@ class Score(ABC):
 def signs(x: Tensor, probes: int | Tensor, generator: Generator) -> Tensor:
     """Return random sign vectors ``(count, *x.shape)``, unless ``probes`` already holds them."""
     if isinstance(probes, Tensor):
-        return probes.to(x)
-    require(probes >= 1, f"Hutchinson's estimate needs at least one probe; got {probes}.")
-    return rng.randn((probes, *x.shape), rng.as_generator(generator), x.device, x.dtype).sign()
+        return check_real(probes, "probes").to(x)
+    count = check_whole(probes, "The number of probes")
+    return rng.randn((count, *x.shape), rng.as_generator(generator), x.device, x.dtype).sign()
 
 
 def check_score(score: object, what: str = "A sampler") -> Score:
@@ -129,7 +127,7 @@ def check_score(score: object, what: str = "A sampler") -> Score:
 
 def check_like(out: object, x: Tensor, what: str = "score") -> Tensor:
     """Return what a score, or a denoiser, returned for ``x``; refuse what is not a tensor of its shape."""
-    if isinstance(out, Tensor) and out.shape == x.shape:
+    if isinstance(out, Tensor) and check_real(out, f"What the {what} returns").shape == x.shape:
         return out
     got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
     raise InputError(f"The {what} returned {got} for x of shape {tuple(x.shape)}; it must return a tensor like x.")

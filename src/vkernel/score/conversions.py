@@ -22,6 +22,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from vkernel.core.checks import check_real
 from vkernel.core.errors import require
 from vkernel.process import Anisotropic, Process
 from vkernel.process.base import real_dtype, wide_dtype
@@ -35,8 +36,10 @@ def convert(
     out: Tensor, predicts: str, wants: str, x: Tensor, t: Time, process: Process, sigma_data: float = 0.5
 ) -> Tensor:
     """Convert the prediction ``out`` at ``(x, t)`` into another of :data:`PREDICTIONS`; the result is like ``x``."""
+    check_real(x, "x")
     if predicts == wants:
         return out
+    check_real(out, "The prediction")
     if isinstance(process, Anisotropic):
         require((predicts, wants) == ("x0", "score"), ISOTROPIC)
         white = process.whiten

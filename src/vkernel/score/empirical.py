@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from vkernel.core import rng
+from vkernel.core.checks import check_real, check_whole
 from vkernel.core.covariance import Covariance, Transformed, flat, over_event
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate, stacked
@@ -122,6 +123,8 @@ class EmpiricalScore(Score):
     def jvp(self, x: Tensor, t: Time, v: Tensor) -> Tensor:
         r"""Return :math:`(C - S^{-1}) v`, like x."""
         x, t = self.check(x, t)
+        good, wanted = check_real(v, "v").shape == x.shape, tuple(x.shape)
+        require(good, f"v has shape {tuple(v.shape)}; it must be like x, {wanted}.")
         return self.process.whiten(self._jacobian(self.process.whiten(x), t, self.process.whiten(v)))
 
     vjp = jvp  # the Jacobian is symmetric
@@ -314,8 +317,9 @@ def noise_fraction(
     ``t`` may be a vector: then the estimate's fields are vectors."""
     score = data if isinstance(data, EmpiricalScore) else EmpiricalScore(data, process)
     require(score.process == process, "The score that was given belongs to another process.")
-    require(queries >= 2, f"A standard error needs at least 2 queries; got {queries}.")
+    check_whole(queries, "queries", least=2)
     times = process.check(wide_time(t, torch.device("cpu")))
+    require(times.numel() > 0, "t must hold at least one time.")
     source = rng.as_generator(generator)
     parts = [_noise_fraction(score, u, queries, source) for u in times.reshape(-1)]
     return stacked(parts, tuple(times.shape)) if times.ndim else parts[0]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
+from vkernel.core.checks import as_tensor
 from vkernel.core.covariance import Covariance, flat
 from vkernel.core.errors import require
 from vkernel.core.rng import Generator
@@ -34,7 +35,7 @@ class GaussianMixture:
         centers = Empirical(means, weights)
         k, self.shape, self.weights = len(centers), centers.shape, centers.weights
         self.means = centers.rows(0, k).double()
-        given = torch.as_tensor(variance, dtype=torch.float64, device=self.means.device)
+        given = as_tensor(variance, "variance").to(self.means.device, torch.float64)
         good = given.ndim == 0 or given.shape == self.weights.shape
         require(good, f"variance must be one number or one for each of {k} components; got {tuple(given.shape)}.")
         require(bool((given.isfinite() & (given >= 0)).all()), "variance must be finite and not negative.")
@@ -83,7 +84,7 @@ class MixtureScore(Score):
         """Return log w_k N(x; alpha mu_k, tau_k), flat x, alpha ``(*batch, 1)``, tau ``(*batch, k)``, mu and v."""
         (batch, shape), mixture = self.split(x), self.mixture
         dtype = wide_dtype(real_dtype(x.dtype))
-        rows, t = flat(x.to(dtype), shape), torch.as_tensor(t, dtype=dtype, device=x.device)
+        rows, t = flat(x.to(dtype), shape), self.check(x, t)[1].to(x.device, dtype)
         alpha, S = self.process.alpha(t), self.process.S(t)
         require(not isinstance(S, Covariance), "GaussianMixture needs an isotropic process; S(t) is a matrix here.")
         alpha, S = (a.to(x.device, dtype).expand(batch).unsqueeze(-1) for a in (alpha, S))

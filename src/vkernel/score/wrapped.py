@@ -37,7 +37,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from vkernel.core.checks import check_choice, check_positive, check_whole
+from vkernel.core.checks import check_choice, check_positive, check_real, check_whole
 from vkernel.core.covariance import over_event
 from vkernel.core.errors import InputError, require
 from vkernel.data import Empirical
@@ -150,8 +150,9 @@ class Wrapped(Score):
 
     def output(self, x: Tensor, t: Time) -> Tensor:
         """Return the raw output of the network, like x."""
+        x, t = self.check(x, t)
         batch, event = self.split(x)
-        rows, times = x.reshape(-1, *event), self.check(x, t)[1].to(x.device).double().expand(batch).reshape(-1)
+        rows, times = x.reshape(-1, *event), t.to(x.device).double().expand(batch).reshape(-1)
         step = self.batch or max(1, _NUMBERS // max(1, math.prod(event)))
         with torch.set_grad_enabled(torch.is_grad_enabled() and differentiated(x)):
             parts = zip(rows.split(step), times.split(step), strict=True)
@@ -226,7 +227,7 @@ class Wrapped(Score):
 def time_input(time: TimeInput, process: Process, t: Tensor) -> Tensor:
     """Return the second argument of a network with the convention ``time`` at the times t."""
     if callable(time):
-        return time(t)
+        return check_real(time(t), "What the function of time returns")
     kind, _, number = str(time).partition(":")
     good = kind in TIMES and (not number or kind in ("index", "fraction"))
     known = f"one of {', '.join(TIMES)}, with a number index:N or fraction:N, or a function"
@@ -261,6 +262,6 @@ def _tensor_of(out: object, name: str) -> Tensor:
     first = out[0] if isinstance(out, tuple) and out else None
     for found in (out, getattr(out, "sample", None), getattr(out, "mean", None), first):
         if isinstance(found, Tensor):
-            return found
+            return check_real(found, f"What {name} returns")
     kind = type(out).__name__
     raise InputError(f"{name} returned a {kind}; it must return a tensor, or hold one in .sample or .mean.")

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 import vkernel.process as processes
-from vkernel.core.checks import check_shape, check_type
+from vkernel.core.checks import check_real, check_shape
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate, jackknife, leave_one_out
 from vkernel.core.files import write
@@ -99,8 +99,18 @@ class Ensemble(Scores):
         self.model, self.state, self.process, self.shape = model, state, process, tuple(shape)
         self.info, self.dtype, self.device = info or {}, first.dtype, first.device
         self.groups = Groups.of(None, len(first))
-        finite = torch.stack([a.isfinite().flatten(1).all(1) for a in state.values()]).all(0)
-        self.diverged: list[int] = (~finite).nonzero().flatten().tolist()
+        self._seen: tuple[tuple[int, int], ...] = ()
+        self._diverged: list[int] = []
+
+    @property
+    def diverged(self) -> list[int]:  # type: ignore[override]
+        """The members whose weights are not finite; looked for again whenever a tensor of the state has changed."""
+        seen = tuple((id(a), 0 if a.is_inference() else a._version) for a in self.state.values())
+        if seen != self._seen:
+            finite = torch.stack([a.isfinite().flatten(1).all(1) for a in self.state.values()]).all(0)
+            self._seen, self._diverged = seen, (~finite).nonzero().flatten().tolist()
+            vars(self).pop("_mean_state", None)  # that of the weights before
+        return self._diverged
 
     def __len__(self) -> int:
         return len(self.groups.labels)
@@ -126,17 +136,19 @@ class Ensemble(Scores):
         return Ensemble(self.model, {k: a[which] for k, a in self.state.items()}, self.process, self.shape, info)
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
+        self._warn()
         return self.evaluate(self.state, x, t)
 
     def paired(self, x: Tensor, t: Time) -> Tensor:
-        good = isinstance(x, Tensor) and x.ndim > len(self.shape) and len(x) == len(self)
+        self._warn()
+        good = check_real(x, "x").ndim > len(self.shape) and len(x) == len(self)
         require(good, f"paired needs x ({len(self)}, *batch, *shape), one set of points per member.")
         return self.evaluate(self.state, x, t, paired=True)
 
     def evaluate(self, state: State, x: Tensor, t: Time, *, paired: bool = False, affine: bool = True) -> Tensor:
         """Return the scores of a state, ``(members of state, *batch, *shape)``; with ``paired`` x has this shape too.
         Without ``affine``, only the part of the score that is linear in the model's output is returned."""
-        x = check_shape(check_type(x, "x", Tensor), "x", self.shape)
+        x = check_shape(check_real(x, "x"), "x", self.shape)
         x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
         batch, rows = tuple(x.shape[: x.ndim - len(self.shape)]), len(x) if paired else 1
         own = isinstance(t, Tensor) and t.ndim >= len(batch)  # times of each member, or the same for all
@@ -151,6 +163,10 @@ class Ensemble(Scores):
         out = self.model.score(state, points, when, self.process, affine)
         return out.reshape(x.shape if paired else (len(out), *x.shape)).to(x.dtype)
 
+    def _warn(self) -> None:
+        if self.diverged:
+            warnings.warn(f"{self.report} Their scores are NaN.", stacklevel=3)
+
     @cached_property
     def _mean_state(self) -> State:
         return {k: a.mean(0, keepdim=True) for k, a in self.finite.state.items()}
@@ -159,11 +175,13 @@ class Ensemble(Scores):
         """Return s_avg, the mean score of the finite members, like x."""
         if not self.model.linear:
             return super().mean(x, t)
+        require(len(self.diverged) < len(self), self.report)
         return self.evaluate(self._mean_state, x, t)[0]  # the score of the mean weights
 
     def combine(self, weights: Tensor) -> Callable[[Tensor, Time], Tensor]:
         if not self.model.linear:
             return super().combine(weights)
+        self._check_weights(weights)
         return self.field({k: torch.tensordot(weights.to(a), a, dims=1) for k, a in self.state.items()})
 
     def field(self, state: State) -> Callable[[Tensor, Time], Tensor]:
@@ -171,7 +189,7 @@ class Ensemble(Scores):
         count = len(next(iter(state.values())))
 
         def field(x: Tensor, t: Time) -> Tensor:
-            good = isinstance(x, Tensor) and x.ndim >= 2 and len(x) == count
+            good = check_real(x, "x").ndim >= 2 and len(x) == count
             require(good, f"A field of {count} members takes x ({count}, *batch, *shape).")
             return self.evaluate(state, x, t, paired=True, affine=False)
 
@@ -197,6 +215,8 @@ class Member(Score):
         self.state = {k: a[index : index + 1] for k, a in ensemble.state.items()}
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
+        lost = self.index in self.ensemble.diverged
+        require(not lost, f"Member {self.index} diverged: its weights are not finite, and it has no score.")
         return self.ensemble.evaluate(self.state, x, t)[0]
 
     def __repr__(self) -> str:
@@ -281,7 +301,7 @@ def variance_split(
     design = {name: [m // math.prod(sizes[k + 1 :]) for m in range(count)] for k, name in enumerate(names)}
     training = Training(data, process, objective, draws, VARIES, seed, times, model.state_dtype, design)
     shape = training.data.shape
-    x = check_shape(check_type(x, "x", Tensor), "x", shape)
+    x = check_shape(check_real(x, "x"), "x", shape)
     process.check(wide_time(t, training.data.device))
     with show_progress(1.0, progress) as report:
         state = model.fit(training, range(count), partial(report, "nested design"))
