@@ -224,7 +224,7 @@ def test_what_cannot_be_compared_is_refused():
     calls: list[tuple[str, Callable[[], Copies]]] = [
         ("data must be", lambda: copies(x, normal(9, 2))),  # type: ignore[arg-type]
         ("test must be", lambda: copies(x, data, normal(9, 2))),  # type: ignore[arg-type]
-        ("Samples must be a tensor", lambda: copies([[0.0, 1.0]], data)),  # type: ignore[arg-type]
+        ("Samples must be a torch tensor", lambda: copies([[0.0, 1.0]], data)),  # type: ignore[arg-type]
         ("n ≥ 1", lambda: copies(x[:0], data)),
         ("Samples have shape", lambda: copies(normal(4, 3), data)),
         ("Test images have shape", lambda: copies(x, data, vk.Empirical(normal(9, 3)))),

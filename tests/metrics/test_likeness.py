@@ -231,7 +231,7 @@ def test_weighted_data_are_drawn_by_weight():
 def test_refusals_of_likeness():
     data, test, x = normal(40, 3), normal(20, 3, seed=1), normal(12, 3, seed=2)
     for arguments, words in (
-        ((x.numpy(), data), "Samples must be a tensor"),
+        ((x.numpy(), data), "Samples must be a torch tensor"),
         ((x[:, :2], data), "Samples have shape"),
         ((torch.tensor(1.0), data), "Samples have shape"),
         ((x, data[:10]), "16 training images or more; there are 10"),
@@ -330,7 +330,7 @@ def test_weights_of_the_data_count() -> None:
     ("samples", "data", "words"),
     [
         (torch.zeros(8, 1, 8, 8), torch.zeros(3), "data must be an Empirical"),
-        ([[1.0]], SOME, "Samples must be a tensor"),
+        ([[1.0]], SOME, "Samples must be a torch tensor"),
         (
             torch.zeros(8, 1, 4, 4),
             DIGITS.subset(torch.arange(300)),

@@ -296,7 +296,7 @@ def test_bad_training_is_refused(options, says):
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda e: e([0.0], 0.2), "Tensor"),
+        (lambda e: e([0.0], 0.2), "tensor"),
         (lambda e: e(torch.zeros(3, 2), 0.2), "event shape"),
         (lambda e: e(torch.zeros(()), 0.2), "event shape"),
         (lambda e: e(X, 0.01), "0.01"),

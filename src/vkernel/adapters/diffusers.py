@@ -24,12 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from vkernel.adapters import weights
+from vkernel.core.checks import is_whole
 from vkernel.core.errors import InputError, require
 from vkernel.core.files import expand, shown
 from vkernel.process import DDPM
 from vkernel.score.base import Score, Time, check_score, wide_time
 from vkernel.score.conversions import convert
 
+LARGEST = 1 << 16  # height or width of an image
 PREDICTION = {"epsilon": "noise", "sample": "x0", "v_prediction": "v"}
 _WEIGHTS = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
 _SAVED = "a diffusers model is a folder made by save_pretrained"
@@ -62,7 +64,7 @@ def read(
             part, notes = _components(_json(folder / "model_index.json"), str(folder), condition)
             inner, scheduler = folder / part, folder / "scheduler" if scheduler is None else scheduler
         kind = _json(inner / "config.json").get("_class_name")
-        require(kind in NETWORKS, f"{inner} holds a {kind}, which is not supported: {_ONLY}.")
+        require(str(kind) in NETWORKS, f"{inner} holds a {kind}, which is not supported: {_ONLY}.")
         held: Any = _construct(inner / "config.json", str(kind), "")
         _check_network(held, str(inner), label, condition)
         held = _filled(held, inner).to(device).requires_grad_(False)
@@ -78,8 +80,7 @@ def read(
         path = path / "scheduler_config.json" if path.is_dir() else path
         scheduler = _construct(path, "Scheduler", "which is no scheduler of diffusers")
     require(scheduler is not None, f"{name} comes without a scheduler; give the one it was trained with as scheduler=.")
-    size, channels = held.config.sample_size, held.config.in_channels
-    size = (size, size) if isinstance(size, int) else size
+    size, channels = _size(held.config.sample_size, name), held.config.in_channels
     plain = type(held).__name__ == "UNet2DModel" and held.config.out_channels == channels
     net = held.eval() if plain else _FirstHalf(held.eval(), channels)
     shape = None if size is None else (channels, *size)
@@ -98,19 +99,33 @@ def read_decoder(folder: Path, device: torch.device | str = "cpu") -> Callable[[
     return decode
 
 
+def _size(given: object, name: str) -> tuple[int, int] | None:
+    """Return height and width of a configuration's ``sample_size``: one number, a pair, or ``None``."""
+    pair = [given, given] if is_whole(given) else list(given) if isinstance(given, list | tuple) else []
+    good = given is None or (len(pair) == 2 and all(is_whole(k) and 0 < k <= LARGEST for k in pair))
+    require(good, f"sample_size of {name} must be a whole number or two, from 1 to {LARGEST}; it is {given!r:.60}.")
+    return None if given is None else (pair[0], pair[1])
+
+
 def process_of(scheduler: object) -> DDPM:
     """Return the process of a diffusers scheduler, without a last index that has no signal (zero terminal SNR)."""
     abar = getattr(scheduler, "alphas_cumprod", None)
     hint = "give a scheduler that has, such as DDPMScheduler, or wrap the network with vk.as_score and its process"
     require(isinstance(abar, Tensor), f"{type(scheduler).__name__} has no betas (alphas_cumprod); {hint}.")
     abar = abar.detach().double().cpu()  # type: ignore[union-attr]
-    return DDPM.from_alphas_cumprod(abar[abar > 0])
+    signal = int((abar > 0).sum())
+    good = bool((abar[:signal] > 0).all() and (abar[signal:] == 0).all() and abar.isfinite().all())
+    require(
+        good, f"The alphas_cumprod of {type(scheduler).__name__} do not fall from 1 to 0: its betas are no schedule."
+    )
+    return DDPM.from_alphas_cumprod(abar[:signal])
 
 
 def prediction_of(scheduler: object) -> str:
     """Return what the network of a scheduler predicts, by the names of this package."""
     kind = getattr(getattr(scheduler, "config", None), "prediction_type", "epsilon")
-    require(kind in PREDICTION, f"prediction_type must be one of {', '.join(PREDICTION)}; the scheduler has {kind!r}.")
+    known = isinstance(kind, str) and kind in PREDICTION
+    require(known, f"prediction_type must be one of {', '.join(PREDICTION)}; the scheduler has {kind!r}.")
     return PREDICTION[kind]
 
 

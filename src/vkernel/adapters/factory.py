@@ -42,6 +42,8 @@ def build(factory: str | Callable[[], nn.Module]) -> nn.Module:
         except (Exception, SystemExit) as error:
             raise InputError(f"The factory {factory!r} failed: {type(error).__name__}: {reason(error)}.") from error
     if isinstance(module, nn.Module):
+        for name, parameter in module.named_parameters():
+            require(not parameter.is_meta, f"The factory {factory!r} left {name} on the device 'meta', without values.")
         return module
     raise InputError(f"The factory {factory!r} returned a {type(module).__name__}, not a Module.")
 

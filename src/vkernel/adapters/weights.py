@@ -18,12 +18,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from vkernel.core.checks import check_dense, check_real
 from vkernel.core.errors import InputError, require
 from vkernel.core.files import expand
 from vkernel.process import DDPM, Process, parse
 
 Weights = dict[str, Tensor]
 Betas = str | Sequence[float] | Tensor | Process
+LONGEST = 1 << 20  # steps of a schedule
 _DEPTH = 8  # of nested dictionaries
 _PICKLED = (
     "plain tensors: it is damaged, or it holds Python objects, which could run code and are never loaded. "
@@ -67,6 +69,8 @@ def fill(module: nn.Module, weights: Weights, source: str, strip: str = "") -> n
     """Load the weights whose names begin with ``strip``; refuse other names or shapes than the module's, and NaN."""
     kept = {key.removeprefix(strip): value for key, value in weights.items() if key.startswith(strip)}
     require(kept, f"No key of {source} begins with {strip!r}; it holds {_listed(weights)}.")
+    for key, value in kept.items():
+        check_dense(value, f"{key} in {source}")
     own = {key: value for key, value in module.state_dict().items() if isinstance(value, Tensor)}
     sizes = {k: ["×".join(map(str, a[k].shape)) or "a number" for a in (kept, own)] for k in own if k in kept}
     faults = {
@@ -80,10 +84,20 @@ def fill(module: nn.Module, weights: Weights, source: str, strip: str = "") -> n
     prefix = next((p for p in prefixes if all(p + name in kept for name in own)), "") if faults["it lacks "] else ""
     hint = f"; strip={prefix!r} (--strip {prefix}) would fit" if prefix else ""
     require(not listed, f"{source} is not a state dict of {type(module).__name__}: {listed}{hint}.")
+    kept = {key: _stored(value, own[key], f"{key} in {source}") for key, value in kept.items()}
     bad = [k for k in own if kept[k].is_floating_point() and not kept[k].isfinite().all()]
     require(not bad, f"{source} holds NaN or infinite weights: {_listed(bad)}.")
     module.load_state_dict(kept)
     return module
+
+
+def _stored(value: Tensor, wanted: Tensor, name: str) -> Tensor:
+    """Return a weight that can take the place of ``wanted``; floats of 8 bits become float32."""
+    wrong = wanted.is_floating_point() and not value.is_floating_point()
+    require(
+        not wrong, f"{name} is stored as {str(value.dtype).removeprefix('torch.')}; the network needs floats there."
+    )
+    return value.float() if value.is_floating_point() and value.itemsize == 1 else value
 
 
 def _listed(names: Iterable[str], count: int = 4) -> str:
@@ -107,9 +121,9 @@ def read_process(betas: Betas, weights: Weights, source: str) -> tuple[Process, 
         except ValueError:
             raise InputError(f"betas are written linear:1e-4:.02:1000 (first, last, number), not {betas!r}.") from None
         return (DDPM.linear if kind == "linear" else DDPM.scaled_linear)(*given), ""
-    if kind == "cosine" and rest.isdecimal():  # Nichol and Dhariwal's discrete betas, at most .999
+    if kind == "cosine" and rest.isdecimal() and len(rest) < 20:  # Nichol and Dhariwal's discrete betas, at most .999
         count = int(rest)
-        require(count > 1, f"cosine:N needs at least 2 steps, not {count}.")
+        require(1 < count <= LONGEST, f"cosine:N needs 2 to {LONGEST:,} steps, not {count}.")
         abar = [math.cos((i / count + 0.008) / 1.008 * math.pi / 2) ** 2 for i in range(count + 1)]
         return DDPM([min(1 - b / a, 0.999) for a, b in itertools.pairwise(abar)]), ""
     return parse(betas), ""
@@ -117,6 +131,8 @@ def read_process(betas: Betas, weights: Weights, source: str) -> tuple[Process, 
 
 def from_buffer(values: Tensor, name: str) -> tuple[DDPM, str]:
     """Return the process of a stored schedule, and a sentence on how it was interpreted."""
+    small = check_real(values, f"The buffer {name!r}").numel() <= LONGEST
+    require(small, f"The buffer {name!r} is no schedule: it holds {values.numel():,} numbers.")
     table = values.double().reshape(-1)
     inside = bool(table.isfinite().all()) and len(table) > 1 and bool(((table >= 0) & (table <= 1)).all())
     require(inside, f"The buffer {name!r} is no schedule: at least two numbers in [0, 1] are needed.")

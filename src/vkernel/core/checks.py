@@ -139,7 +139,7 @@ def check_array(values: object, name: str) -> np.ndarray:
         kind = type(values).__name__
         raise InputError(f"{name} must be one array of numbers; this {kind} forms none.") from error
     single = array.dtype.kind == "O" and array.ndim == 0
-    kind = f"a {type(values).__name__}" if single else _KINDS.get(array.dtype.kind, array.dtype.name)
+    kind = type(values).__name__ if single else _KINDS.get(array.dtype.kind, array.dtype.name)
     require(array.dtype.kind in "iuf", f"{name} must be real numbers, not {kind}.")
     return array
 

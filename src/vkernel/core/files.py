@@ -44,11 +44,16 @@ def _escape(character: str) -> str:
 
 def expand(path: str | os.PathLike[str]) -> Path:
     """Return a path whose ``~`` is replaced, if it can be the name of a file."""
+    require(isinstance(path, str | os.PathLike), f"A file is named by text or a path, not by a {type(path).__name__}.")
     require("\0" not in str(path), f"{shown(path)} is no name of a file: it contains a zero byte.")
     try:
-        return Path(path).expanduser()
+        found = Path(path).expanduser()
+        found.exists()  # raises for a name that is too long
     except RuntimeError:
         raise InputError(f"The home folder in {shown(path)} is not known; give the whole path.") from None
+    except OSError as error:
+        raise InputError(f"{shown(path):.100} cannot be used as a name: {error.strerror}.") from None
+    return found
 
 
 def write(path: str | Path, content: str | bytes) -> Path:

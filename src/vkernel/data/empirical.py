@@ -13,7 +13,10 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
+from typing import Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +26,13 @@ from torch import Tensor
 from vkernel.core import rng
 from vkernel.core.checks import as_tensor, check_array, check_dense, check_real, from_array
 from vkernel.core.errors import InputError, require
+from vkernel.core.memory import check_memory
 
 Array = Tensor | npt.ArrayLike
 Indices = Sequence[int] | np.ndarray | Tensor
 Scale = tuple[float, float] | None
 _BLOCK = 2**21  # numbers in a block of rows: 16 MB in float64
+_HASHED = 2**18  # numbers that are hashed or compared at once, which takes several times their size
 
 
 class Empirical:
@@ -88,6 +93,7 @@ class Empirical:
 
     def to(self, device: torch.device | str) -> Empirical:
         """Return the same set on ``device``; a memory map stays on disk, and its blocks are sent there."""
+        require(torch.device(device).type != "meta", "The device 'meta' holds no values; a training set needs them.")
         store = self._store.to(device) if isinstance(self._store, Tensor) else self._store
         weights = self.weights.to(device)
         return self._with(_store=store, weights=weights, center=self.center.to(device), device=weights.device)
@@ -118,11 +124,11 @@ class Empirical:
         and then compared; should two different points share a hash, another hash is taken."""
         for salt in count():
             keys = rng.keys((self.d,), rng.stream(salt, "merge equal points"), self.device)
-            hashes = torch.cat([row_hashes(self.rows(*block), keys).cpu() for block in self._blocks()])
+            hashes = torch.cat([row_hashes(self.rows(*block), keys).cpu() for block in self._blocks(_HASHED)])
             _, first, inverse = np.unique(hashes.numpy(), return_index=True, return_inverse=True)
             partner = first[inverse.reshape(-1)]
             others = np.flatnonzero(partner != np.arange(self.n))
-            parts = np.array_split(others, len(others) * self.d // _BLOCK + 1)
+            parts = np.array_split(others, len(others) * self.d // _HASHED + 1)
             if all(torch.equal(self.take(i) + 0.0, self.take(partner[i]) + 0.0) for i in parts):
                 break
         order = np.argsort(first)
@@ -195,8 +201,28 @@ class Empirical:
         vars(other).update(changes)
         return other
 
-    def _blocks(self) -> Iterator[tuple[int, int]]:
-        step = max(1, _BLOCK // self.d)
+    def __copy__(self) -> Self:
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        return other
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return what a pickle holds: of a memory map the place in its file, which other processes map again."""
+        store = self._store
+        return vars(self) | ({"_store": Mapped.of(store) or np.array(store)} if isinstance(store, np.memmap) else {})
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        store = state["_store"]
+        if isinstance(store, Mapped):
+            store = store.open()
+        elif isinstance(store, np.ndarray):  # of a map that has no file
+            store, state["in_memory"] = from_array(store.reshape(len(store), -1)), True
+            index, state["_index"] = state["_index"], None
+            store = store if index is None else store[torch.from_numpy(index)]
+        vars(self).update(state, _store=store)
+
+    def _blocks(self, size: int = _BLOCK) -> Iterator[tuple[int, int]]:
+        step = max(1, size // self.d)
         return ((start, min(start + step, self.n)) for start in range(0, self.n, step))
 
     def _moments(self) -> tuple[Tensor, float]:
@@ -223,6 +249,44 @@ class Empirical:
         return mean, spread
 
 
+@dataclass(frozen=True)
+class Mapped:
+    """The place of a memory map in its file, for a pickle; the file must be the same when it is mapped again."""
+
+    path: str
+    kind: np.dtype
+    offset: int
+    shape: tuple[int, ...]
+    order: Literal["C", "F"]
+    size: int
+    changed: int  # when the file was changed last, in ns
+
+    @classmethod
+    def of(cls, store: np.memmap) -> Mapped | None:
+        """Return the place; ``None`` for a map without a file, with changes of its own, or of scattered numbers."""
+        flags, root = store.flags, store
+        if store.filename is None or store.mode == "c" or not (flags.c_contiguous or flags.f_contiguous):
+            return None
+        while isinstance(root.base, np.memmap):  # a part of the map has the offset of the whole
+            root = root.base
+        store.flush()
+        path, offset = Path(store.filename).absolute(), store.offset + store.ctypes.data - root.ctypes.data
+        about = path.stat() if path.exists() else None
+        if about is None:  # deleted, but still mapped
+            return None
+        order: Literal["C", "F"] = "C" if flags.c_contiguous else "F"
+        return cls(str(path), store.dtype, offset, store.shape, order, about.st_size, about.st_mtime_ns)
+
+    def open(self) -> np.memmap:
+        """Map the file again."""
+        path = Path(self.path)
+        require(path.is_file(), f"The training set was read from {path}, which is not there any more.")
+        about, same = path.stat(), "Load the training set again, or pickle .loaded(), which is held in memory"
+        unchanged = (about.st_size, about.st_mtime_ns) == (self.size, self.changed)
+        require(unchanged, f"{path} has changed since the training set was pickled. {same}.")
+        return np.memmap(path, self.kind, "r", self.offset, self.shape, self.order)
+
+
 def _check_weights(weights: Array | None, n: int) -> Tensor:
     """Return ``n`` weights in float64 with sum one, if they are finite, not negative and not all zero."""
     if weights is None:
@@ -247,8 +311,12 @@ def _storage(points: Array) -> tuple[Tensor | np.memmap, tuple[int, ...]]:
     require(len(points) > 0, "The training set is empty; it needs at least one point.")
     shape = tuple(points.shape[1:]) or (1,)
     require(math.prod(shape) > 0, f"Training points have no coordinates: shape {tuple(points.shape)}.")
+    check_memory(8 * len(points), f"The weights of {len(points):,} training points")
     if isinstance(points, np.memmap):
         return points, shape
+    # a tensor that repeats its storage (expanded) may have any size
+    size = points.nbytes if isinstance(points, Tensor) and points.nbytes > points.untyped_storage().nbytes() else 0
+    check_memory(size, f"A training set of shape {tuple(points.shape)}")
     tensor = points.detach() if isinstance(points, Tensor) else from_array(points)
     return tensor.reshape(len(points), math.prod(shape)), shape
 
@@ -263,7 +331,7 @@ def _check_scale(scale: Scale, stored: str) -> Scale:
         return None
     try:
         low, high = (float(end) for end in scale)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InputError(f"scale must be None or a pair (low, high) of numbers, not {scale!r}.") from None
     good = math.isfinite(low) and math.isfinite(high) and low < high
     require(good, f"scale must be a pair (low, high) with low < high, not ({low:g}, {high:g}).")

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from vkernel.core.errors import InputError, require
 from vkernel.core.files import expand, shown
+from vkernel.core.memory import check_memory
 from vkernel.data.empirical import Empirical, Scale
 
 Points = np.ndarray | Tensor
@@ -155,13 +156,29 @@ def _joined(names: Iterable[str]) -> str:
 
 def _read_npz(path: Path, key: str | None) -> Points:
     require(zipfile.is_zipfile(path), f"{path} cannot be read as a .npz archive: it is damaged, or another format.")
-    with np.load(path, allow_pickle=False) as archive:
-        if key is None and len(archive.files) > 1:
-            arrays = (archive[name] for name in archive.files)
-            first = next((array for array in arrays if array.ndim > 1), None)
-            if first is not None:
-                return first
-        return archive[_choose(path, archive.files, key)]
+    with zipfile.ZipFile(path) as archive:
+        heads = {name.removesuffix(".npy"): _npy_head(archive, name) for name in archive.namelist()}
+        shapes = {name: shape for name, shape in heads.items() if shape is not None}
+        first = [name for name in shapes if len(shapes[name]) > 1] if key is None and len(shapes) > 1 else []
+        name = first[0] if first else _choose(path, list(shapes), key)
+    with np.load(path, allow_pickle=False) as arrays:
+        return arrays[name]
+
+
+def _npy_head(archive: zipfile.ZipFile, name: str) -> tuple[int, ...] | None:
+    """Return the shape of an array in an archive, ``None`` for members that are no arrays; refuse one that does not fit
+    into memory, since a small archive may unpack to any size."""
+    with archive.open(name) as member:
+        if member.read(6) != np.lib.format.MAGIC_PREFIX:
+            return None
+        version = tuple(member.read(2))
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, kind = read(member)
+    size, held = math.prod(shape) * kind.itemsize, archive.getinfo(name).file_size
+    what = f"Array {name} of {archive.filename}"
+    require(kind.hasobject or held >= size, f"{what} is truncated: {size} bytes are announced, and {held} are there.")
+    check_memory(size, what)
+    return shape
 
 
 def _read_safetensors(path: Path, key: str | None) -> Points:
@@ -229,6 +246,7 @@ def _read_idx(path: Path, key: str | None) -> Points:
         shape = struct.unpack(f">{head[3]}I", sizes)
         kind, offset = np.dtype(_IDX_TYPES[head[2]]), 4 + len(sizes)
         expected = math.prod(shape) * kind.itemsize
+        check_memory(expected if zipped else 0, f"{path}, unpacked,")
         body = file.read(expected + 1) if zipped else b""
     found = len(body) if zipped else path.stat().st_size - offset
     require(found >= expected, f"{path} is truncated: its header announces {expected} bytes, and {found} are there.")
@@ -243,7 +261,15 @@ def _read_idx(path: Path, key: str | None) -> Points:
 def _read_table(path: Path, key: str | None) -> Points:
     """Read a .parquet file or the folder of a Hugging Face data set."""
     if path.is_file():
-        return _table_points(path, _library("pyarrow.parquet", "'vkernel[data]'", ".parquet").read_table(path), key)
+        parquet = _library("pyarrow.parquet", "'vkernel[data]'", ".parquet")
+        about = parquet.ParquetFile(path).metadata
+        groups = (about.row_group(i) for i in range(about.num_row_groups))
+        chunks = [group.column(j) for group in groups for j in range(group.num_columns)]
+        # constant columns are packed to nothing: their size is that of the values, 8 bytes each at most
+        check_memory(
+            sum(8 * chunk.num_values + chunk.total_uncompressed_size for chunk in chunks), f"{path}, unpacked,"
+        )
+        return _table_points(path, parquet.read_table(path), key)
     datasets = _library("datasets", "'vkernel[data]'", "a Hugging Face data set")
     held = datasets.load_from_disk(str(path))
     if isinstance(held, datasets.DatasetDict):
@@ -313,6 +339,7 @@ def _decode(file: Path | io.BytesIO, label: str) -> np.ndarray:
     with _reading(Path(label), "an image"), images.open(file, formats=_IMAGE_FORMATS) as image:
         mode = {"1": "L", "P": "RGB"}.get(image.mode, image.mode)
         require(mode in ("L", "RGB"), f"{label} has mode {mode}; grey (L) and colour (RGB) images can be read.")
+        check_memory(2 * math.prod(image.size) * len(mode), label)
         pixels = np.asarray(image.convert(mode))
     return pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
 
@@ -322,6 +349,7 @@ def _stack(images: Iterable[np.ndarray], labels: Sequence[object]) -> np.ndarray
     stacked = np.empty(0, np.uint8)
     for i, image in enumerate(images):
         if i == 0:
+            check_memory(len(labels) * image.nbytes, f"Reading {len(labels):,} images of {image.nbytes:,} bytes")
             stacked = np.empty((len(labels), *image.shape), np.uint8)
         if image.shape != stacked.shape[1:]:
             one, other = (f"{w}×{h} {'grey' if c == 1 else 'RGB'}" for c, h, w in (stacked.shape[1:], image.shape))
@@ -340,6 +368,7 @@ def _read_sheets(paths: Sequence[Path], layout: str | None) -> np.ndarray:
     for path in paths:
         require(path.is_file(), f"There is no file {path}.")
         sheets.append(_decode(path, str(path)))
+        check_memory(2 * len(paths) * sheets[0].nbytes, f"Reading {len(paths)} sheets")
         pixels = sheets[-1].shape[2]
         require(pixels == height * width, f"{path} is {pixels} pixels wide; {size}.")
     modes = {len(sheet) for sheet in sheets}

@@ -199,7 +199,7 @@ class Reference:
 
 def check_samples(samples: Tensor, data: Empirical, least: int = 1) -> Tensor:
     """Return samples ``(n, *shape)`` of the data's shape in float64 on the CPU."""
-    check_real(samples, "Samples (n, *shape)")
+    check_real(samples, "Samples")
     shape = tuple(samples.shape[1:]) or (1,)
     require(samples.ndim and shape == data.shape, f"Samples have shape {shape}, the data {data.shape}.")
     require(len(samples) >= least, f"Samples must be (n, *shape) with n ≥ {least}, not {tuple(samples.shape)}.")

@@ -132,7 +132,9 @@ class Extractor:
         images, n = images.to(torch.get_default_dtype()) if self.custom else images, len(images)
         try:
             with torch.no_grad():
-                out = as_tensor(self.function(images), "what it returns").detach()
+                out = self.function(images)
+                out = out.float() if isinstance(out, Tensor) and out.dtype == torch.bool else out
+                out = as_tensor(out, "what it returns").detach()
         except Exception as error:
             why = f"of shape {tuple(images.shape)}: {type(error).__name__}: {files.reason(error)}"
             raise InputError(f"The features {self.name!r} failed on images {why}.") from error
@@ -159,7 +161,7 @@ def extractor(spec: Features) -> Extractor:
             return Extractor(text, _BUILT_IN[text])
         if text.startswith("pca:"):
             count, _, rest = text.removeprefix("pca:").partition(" of ")
-            whole = count.strip().isdecimal() and int(count) > 0
+            whole = count.strip().isdecimal() and len(count) < 10 and int(count) > 0
             require(whole, f"Principal components are written pca:32 or pca:32 of standardised, not {spec!r}.")
             return extractor(rest or "pixels").reduced(int(count))
         known = f"{', '.join(_BUILT_IN)}, pca:K, your own function as package.file:function or path/to/file.py:function"

@@ -16,6 +16,7 @@ from torch import Tensor
 from vkernel.core.checks import as_tensor, check_real, check_whole
 from vkernel.core.covariance import Covariance, Diagonal, Matrix, Transformed
 from vkernel.core.errors import InputError, require
+from vkernel.core.memory import check_memory
 from vkernel.process.base import Process, Time, formula, numbers, real_dtype, wide_dtype
 
 
@@ -82,7 +83,7 @@ class DDPM(_Preserving):
     @classmethod
     def linear(cls, beta_start: float = 1e-4, beta_end: float = 0.02, steps: int = 1000, **limits: float) -> DDPM:
         """Return the process with betas evenly spaced between two values; ``limits`` are eps and T."""
-        check_whole(steps, "steps", 2)
+        check_memory(64 * check_whole(steps, "steps", 2), f"A schedule of {steps} steps")
         return cls(torch.linspace(beta_start, beta_end, steps, dtype=torch.float64), **limits)
 
     @classmethod

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 import vkernel.process as processes
-from vkernel.core.checks import check_real, check_shape
+from vkernel.core.checks import check_real, check_shape, is_whole
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate, jackknife, leave_one_out
 from vkernel.core.files import write
@@ -228,12 +228,13 @@ def load_ensemble(path: Path | str, device: torch.device | str = "cpu") -> Ensem
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    description, weights = Path(path) / "ensemble.json", Path(path) / "state.safetensors"
+    folder = expand(path)
+    description, weights = folder / "ensemble.json", folder / "state.safetensors"
     try:
         about, raw = json.loads(description.read_text(encoding="utf8")), weights.read_bytes()
     except OSError as error:
         raise InputError(f"There is no ensemble in {path}: {error.strerror or error}.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{description} is not JSON: {error}.") from None
     try:
         # 0.1 called the time embedding of a U-Net's block "told"
@@ -241,7 +242,10 @@ def load_ensemble(path: Path | str, device: torch.device | str = "cpu") -> Ensem
         model, process = models.from_spec(about["model"]), processes.from_spec(about["process"])
         if not isinstance(model, Model):
             raise TypeError(f"{model!r} is no model")
-        found = Ensemble(model, state, process, tuple(about["shape"]), about["info"])
+        shape = about["shape"]
+        if not (isinstance(shape, list) and shape and all(is_whole(k) and k > 0 for k in shape)):
+            raise TypeError(f"{shape!r:.60} is no shape of an event")
+        found = Ensemble(model, state, process, tuple(shape), about["info"])
     except SafetensorError as error:
         raise InputError(f"{weights} is damaged: {error}.") from None
     except InputError:

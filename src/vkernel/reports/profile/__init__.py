@@ -22,6 +22,7 @@ from vkernel.core.checks import check_whole
 from vkernel.core.errors import require
 from vkernel.core.estimate import Estimate
 from vkernel.core.files import write, write_json
+from vkernel.core.memory import check_memory
 from vkernel.core.progress import Progress, progress as show_progress
 from vkernel.data.empirical import Empirical
 from vkernel.process import VP, Anisotropic, Process
@@ -146,6 +147,9 @@ def profile(
     require(not isinstance(process, Anisotropic), "Profiles are for isotropic processes; whiten the data first.")
     check_whole(top, "top")
     given = data if isinstance(data, Empirical) else Empirical(data)
+    if queries is not None:
+        size = 64 * check_whole(queries, "queries", 2) * (given.d + 8)
+        check_memory(size, f"A profile with {queries:,} queries for each noise level", given.device)
     merged, inverse = given.merged()
     order, counts = inverse.cpu().argsort(stable=True), torch.bincount(inverse.cpu(), minlength=merged.n)
     groups = [group.tolist() for group in order.split(counts.tolist())]
@@ -153,7 +157,6 @@ def profile(
     score = EmpiricalScore(merged, process, memory)
     if queries is None:
         queries = 1 << int(math.log2(min(max(COST / (merged.n * merged.d), 256), 2048)))
-    require(queries >= 2, f"A standard error needs at least 2 queries; got {queries}.")
     with show_progress(measure.WORK, progress) as step:
         levels = measure.Levels(score, queries, seed, step)
         geometry = measure.Geometry.measure(merged, seed, step)
