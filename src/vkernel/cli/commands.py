@@ -67,7 +67,8 @@ def profile(
     from vkernel.reports.profile import table
 
     parsed = vk.process.parse(process)
-    require(memory is None or memory > 0, f"--memory must be positive; got {memory}.")
+    sensible = memory is None or 2**-10 <= memory <= 2**20
+    require(sensible, f"--memory must be a number of GiB, 0.001 or more; got {memory}.")
     own = load_data(data, scale, key, layout).to(on_device(device))
     limit = None if memory is None else int(memory * 2**30)
     found = vk.profile(own, parsed, queries=queries, top=top, seed=seed, memory=limit, progress=not quiet)

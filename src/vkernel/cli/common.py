@@ -62,7 +62,7 @@ def on_device(name: str) -> torch.device:
 
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.ones(1, device=device).item()  # the device "meta" holds no values
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         why = str(error).splitlines()[0].rstrip(".")
         raise InputError(f"The device {name!r} cannot be used here: {why}.") from None

@@ -13,7 +13,6 @@ from vkernel.core.errors import require
 
 CHECKED = 1 << 28  # bytes from which on a size is compared with the free memory: 256 MB
 UNKNOWN = 4 << 30  # assumed free where the system does not say
-_FAILED = ("can't allocate memory", "not enough memory", "bad_alloc", "out of memory", "Cannot allocate memory")
 
 
 def free_memory(device: torch.device | None = None) -> int:
@@ -37,12 +36,6 @@ def check_memory(size: int, what: str, device: torch.device | None = None) -> No
     if size > CHECKED:
         free = free_memory(device)
         require(size <= free, f"{what} needs {_gib(size)} GiB of memory; {_gib(free)} GiB are free.")
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception of Python, numpy or torch says that an allocation failed."""
-    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return known or (isinstance(error, RuntimeError) and any(text in str(error) for text in _FAILED))
 
 
 def _fields(path: str, name: str) -> list[int]:

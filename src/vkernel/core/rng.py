@@ -52,6 +52,12 @@ def randn(shape: tuple[int, ...], generator: torch.Generator, device: torch.devi
     return torch.randn(shape, generator=generator, device=generator.device, dtype=dtype).to(device)
 
 
+def rand(shape: tuple[int, ...], generator: torch.Generator, device: torch.device | str = "cpu") -> Tensor:
+    """Draw uniforms on [0, 1), float64, on the generator's device, then move them."""
+    check_memory(16 * math.prod(shape), f"A random draw of shape {tuple(shape)}", generator.device)
+    return torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64).to(device)
+
+
 def quasi_normals(n: int, d: int, seed: int) -> Tensor:
     """Return ``n`` points ``(n, d)``, float64, that fill the standard normal law evenly. In one dimension these are the
     mid-quantiles, ascending; in up to 8, Sobol points scrambled by ``seed`` and mapped by the normal quantile; beyond,

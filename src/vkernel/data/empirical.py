@@ -32,7 +32,6 @@ Array = Tensor | npt.ArrayLike
 Indices = Sequence[int] | np.ndarray | Tensor
 Scale = tuple[float, float] | None
 _BLOCK = 2**21  # numbers in a block of rows: 16 MB in float64
-_HASHED = 2**18  # numbers that are hashed or compared at once, which takes several times their size
 
 
 class Empirical:
@@ -93,7 +92,6 @@ class Empirical:
 
     def to(self, device: torch.device | str) -> Empirical:
         """Return the same set on ``device``; a memory map stays on disk, and its blocks are sent there."""
-        require(torch.device(device).type != "meta", "The device 'meta' holds no values; a training set needs them.")
         store = self._store.to(device) if isinstance(self._store, Tensor) else self._store
         weights = self.weights.to(device)
         return self._with(_store=store, weights=weights, center=self.center.to(device), device=weights.device)
@@ -124,11 +122,11 @@ class Empirical:
         and then compared; should two different points share a hash, another hash is taken."""
         for salt in count():
             keys = rng.keys((self.d,), rng.stream(salt, "merge equal points"), self.device)
-            hashes = torch.cat([row_hashes(self.rows(*block), keys).cpu() for block in self._blocks(_HASHED)])
+            hashes = torch.cat([row_hashes(self.rows(*block), keys).cpu() for block in self._blocks(8)])
             _, first, inverse = np.unique(hashes.numpy(), return_index=True, return_inverse=True)
             partner = first[inverse.reshape(-1)]
             others = np.flatnonzero(partner != np.arange(self.n))
-            parts = np.array_split(others, len(others) * self.d // _HASHED + 1)
+            parts = np.array_split(others, len(others) * self.d * 8 // _BLOCK + 1)
             if all(torch.equal(self.take(i) + 0.0, self.take(partner[i]) + 0.0) for i in parts):
                 break
         order = np.argsort(first)
@@ -221,8 +219,9 @@ class Empirical:
             store = store if index is None else store[torch.from_numpy(index)]
         vars(self).update(state, _store=store)
 
-    def _blocks(self, size: int = _BLOCK) -> Iterator[tuple[int, int]]:
-        step = max(1, size // self.d)
+    def _blocks(self, parts: int = 1) -> Iterator[tuple[int, int]]:
+        """Yield the ends of blocks of rows; smaller ones, by ``parts``, where many numbers are held for each."""
+        step = max(1, _BLOCK // (parts * self.d))
         return ((start, min(start + step, self.n)) for start in range(0, self.n, step))
 
     def _moments(self) -> tuple[Tensor, float]:

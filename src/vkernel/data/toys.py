@@ -67,7 +67,7 @@ def population(name: str, n: int, generator: Generator = None) -> Tensor:
     source = rng.as_generator(generator)
     if name == "normal":
         return rng.randn((n, 1), source, torch.device("cpu"), torch.float64)
-    u = torch.rand(n, 2, generator=source, dtype=torch.float64)
+    u = rng.rand((n, 2), source)
     if name in ("uniform", "square"):
         return 2 * u[:, : 2 if name == "square" else 1] - 1
     angle, side = math.pi * u[:, 0], (u[:, 1] < 0.5).double() * 2 - 1

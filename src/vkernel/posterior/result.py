@@ -116,8 +116,7 @@ class Posterior:
         """Draw ``k`` independent indices of the training point, ``(k, *batch)``, by inversion."""
         check_whole(k, "k")
         source = rng.as_generator(generator)
-        u = torch.rand((k, *self.batch), generator=source, device=source.device, dtype=torch.float64)
-        return self.indices_at(u)
+        return self.indices_at(rng.rand((k, *self.batch), source))
 
     def indices_at(self, u: Tensor) -> Tensor:
         """Return the index at which the posterior's cumulative weight passes u in (0, 1), for u ``(k, *batch)``."""

@@ -330,7 +330,7 @@ def _noise_fraction(score: EmpiricalScore, t: Tensor, queries: int, source: torc
     exact = _quadrature(score, t, alpha, math.sqrt(var)) if data.d == 1 and not score.process.shape else None
     if exact is not None:
         return Estimate.exact(exact)
-    u = torch.rand(queries, generator=source, device=source.device, dtype=torch.float64).to(data.device)
+    u = rng.rand((queries,), source, data.device)
     index = torch.searchsorted(data.weights.cumsum(0), u, right=True).clamp_max(data.n - 1)
     x = score.process.perturb(data[index], float(t), generator=source)
     return Estimate.of_mean(score.covariance(x, float(t)).trace().double(), scale=var / score.precision)

@@ -29,7 +29,7 @@ import vkernel.process as processes
 from vkernel.core.checks import check_real, check_shape, is_whole
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate, jackknife, leave_one_out
-from vkernel.core.files import write
+from vkernel.core.files import expand, write
 from vkernel.core.progress import Progress, progress as show_progress
 from vkernel.core.variance import Groups, variance_components
 from vkernel.data.empirical import Empirical

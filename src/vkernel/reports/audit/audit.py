@@ -33,6 +33,7 @@ from vkernel.core.checks import check_choice, check_whole, is_whole
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate
 from vkernel.core.files import write, write_json
+from vkernel.core.memory import check_memory
 from vkernel.core.progress import Progress, Reporter, part, progress as report_progress
 from vkernel.data import Empirical
 from vkernel.metrics import collapse_ratio
@@ -269,6 +270,7 @@ def audit(
     if data.n * data.d <= IN_MEMORY:  # the ideal score reads the data many times
         data = data.loaded()
     sizes, extract = sizes or (Sizes.quick() if quick else Sizes()), extractor(features)
+    check_memory(64 * sizes.samples * data.d, f"An audit of {sizes.samples:,} samples")
     nets = [replace(net, batch=batch or net.batch, dtype=dtype or net.dtype) for net in nets]
     facts = [nets, data, held, sizes, seed, extract.name, threshold, versions, str(data.device)]
     kept = Kept(resume, *(facts if resume is not None else ()))

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from vkernel.core import rng
 from vkernel.data.empirical import Empirical
 from vkernel.metrics.augment import Augment, lowest
 from vkernel.metrics.copies import CHANCE
@@ -320,7 +321,7 @@ def _of_comparison(audit: Audit, samples: dict[str, SampleAudit], data: Empirica
     ratios = {name: c.ratio for name, c in held.items() if c.ratio.isfinite().any()}
     ratios[first.reference_kind] = first.reference_ratio
     drifted, stated = any(s.standardised for s in samples.values()), (first.threshold, first.reference_kind)
-    some = torch.randperm(data.n, generator=torch.Generator().manual_seed(audit.seed))[:POINTS]
+    some = torch.randperm(data.n, generator=rng.stream(audit.seed, "points of a figure"))[:POINTS]
     moments = {SAMPLERS[kind]: _moments(s.images) for kind, s in samples.items()}
     found = [_figure("ratios", plots.neighbour_ratios, ratios, *stated, drifted=drifted)]
     found.append(_figure("copies", plots.copy_curve, first.thresholds, curves, *stated))
