@@ -174,7 +174,7 @@ def _npy_head(archive: zipfile.ZipFile, name: str) -> tuple[int, ...] | None:
         version = tuple(member.read(2))
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, kind = read(member)
-    size, held = math.prod(shape) * kind.itemsize, archive.getinfo(name).file_size
+        size, held = math.prod(shape) * kind.itemsize, archive.getinfo(name).file_size - member.tell()
     what = f"Array {name} of {archive.filename}"
     require(kind.hasobject or held >= size, f"{what} is truncated: {size} bytes are announced, and {held} are there.")
     check_memory(size, what)
