@@ -53,7 +53,7 @@ def test_an_archive_may_hold_other_things(tmp_path):
         vk.load(path, key="README.txt")
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x.npy", buffer.getvalue()[:-8])
-    with pytest.raises(InputError, match="x.npy .* is truncated: 96 bytes are announced, and 88"):
+    with pytest.raises(InputError, match=r"x.npy .* is truncated: 96 bytes are announced, and 88"):
         vk.load(path)
 
 
