@@ -32,22 +32,9 @@ from vkernel.core.errors import require
 from vkernel.core.files import expand
 
 DTYPES = ("float32", "bf16", "fp16")
-NETWORK = (
-    "module",
-    "predicts",
-    "time",
-    "betas",
-    "range",
-    "strip",
-    "group",
-    "quick",
-    "full_sampler",
-    "steps",
-    "batch",
-    "dtype",
-    "resume",
-)
-SAVED = ("samples_range", "samples_key")
+NETWORK = {"module", "predicts", "time", "betas", "range", "strip", "group", "quick", "full_sampler", "steps", "batch"}
+NETWORK |= {"dtype", "resume", "condition", "condition_name", "also"}
+SAVED = {"samples_range", "samples_key"}
 
 
 def audit(
