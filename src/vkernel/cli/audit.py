@@ -27,7 +27,6 @@ from vkernel.cli.common import (
     write,
 )
 from vkernel.cli.streams import fail
-from vkernel.core.checks import check_choice
 from vkernel.core.errors import require
 from vkernel.core.files import expand
 
@@ -87,6 +86,7 @@ def audit(
     from no model's own score."""
     import torch
 
+    from vkernel.core.checks import check_choice
     from vkernel.reports.audit import Sizes, decoder as as_decoder
     from vkernel.reports.audit.report import screen
     from vkernel.reports.audit.saved import check_apart

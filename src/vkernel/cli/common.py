@@ -11,16 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.measure import Measurement
 from rich.segment import Segment, Segments
+from rich.table import Table
 from typer import Argument, Context, Option
 from typer.core import TyperCommand
 
 import vkernel as vk
 from vkernel.cli.streams import put, say
 from vkernel.core.errors import InputError
-from vkernel.core.files import check_outputs, shown
+from vkernel.core.files import check_outputs, shown, stream_to
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +75,10 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Context) -> object:  # type: ignore[override]  # typer has its own class of contexts
         """Check the outputs and run the command."""
+        try:
+            Path.cwd()
+        except OSError as error:  # MKL would stop the process
+            raise InputError(f"The working folder cannot be used: {error.strerror}.") from None
         outputs = {f"--{name}": value for name, value in ctx.params.items() if name in OUTPUTS}
         given = [value for name, value in ctx.params.items() if name not in OUTPUTS]
         values = [one for value in given for one in (value if isinstance(value, list | tuple) else [value])]
@@ -92,11 +97,14 @@ def show(table: RenderableType) -> None:
     page = io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding, errors=sys.stdout.errors)
     terminal = sys.stdout.isatty() or None
     console = Console(file=page, force_terminal=terminal, markup=False, emoji=False, highlight=False)
+    for part in table.renderables if isinstance(table, Group) else [table]:
+        for column in part.columns if isinstance(part, Table) else ():
+            column.overflow = "fold"
     need = Measurement.get(console, console.options.update(width=10_000), table).minimum
     console.width = max(console.width, need)
     lines = console.render_lines(table, pad=False, new_lines=True)
     texts = [Segment(s.text if s.text == "\n" else shown(s.text), s.style) for line in lines for s in line]
-    console.print(Segments(texts), end="")
+    console.print(Segments(texts), end="", crop=False)
     page.seek(0)
     put(page.read())
 
@@ -113,7 +121,7 @@ def write(found: vk.Profile | Audit, table: RenderableType | None, json: Path | 
     if table is not None:
         show(table)
     for path in wrote:
-        if path.is_file():  # a pipe or a terminal holds the result alone
+        if path.is_file() and stream_to(path.stat()) is None:  # a pipe or a redirected stream holds the result alone
             say(f"wrote {path}")
     if failed:
         raise failed[0]

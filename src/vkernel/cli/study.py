@@ -10,6 +10,7 @@ import typer
 import vkernel as vk
 from vkernel.cli.common import Command, Quiet, argument, option, show
 from vkernel.cli.streams import say
+from vkernel.core.errors import require
 
 Store = Annotated[Path, argument("study.folder")]
 study = typer.Typer(help="Run declared sweeps over ensembles; a stopped run continues.", no_args_is_help=True)
@@ -56,13 +57,20 @@ def study_show(store: Store) -> None:
     show(vk.study.report.table(vk.study.load(store)))
 
 
+def _check_outside(out: Path, store: Path) -> None:
+    inside = store.resolve() in out.resolve().parents
+    require(not inside, f"{out} lies in the store {store}, which holds results alone; give a file outside.")
+
+
 @study.command("plot", cls=Command)
 def study_plot(store: Store, out: Annotated[Path, option("study.figure")] = Path("study.png")) -> None:
     """Draw the figure that the study describes."""
+    _check_outside(out, store)
     say(f"wrote {vk.plots.save(vk.study.report.figure(vk.study.load(store)), out)}")
 
 
 @study.command("export", cls=Command)
 def study_export(store: Store, out: Annotated[Path, option("study.export")]) -> None:
     """Write the results to a file for other programs."""
+    _check_outside(out, store)
     say(f"wrote {vk.study.report.export(store, out)}")

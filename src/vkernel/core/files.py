@@ -61,7 +61,7 @@ def write(path: str | Path, content: str | bytes) -> Path:
     path, raw = expand(path), content.encode(errors="backslashreplace") if isinstance(content, str) else content
     with _readable_errors(path):
         real, old = _place(path)
-        stream = None if old is None else _stream(old)
+        stream = None if old is None else stream_to(old)
         if stream is not None:
             for printed in filter(None, (sys.stdout, sys.stderr)):
                 printed.flush()
@@ -188,8 +188,8 @@ def _check_folder(real: Path, old: os.stat_result | None) -> None:
         require(old is not None, f"The folder {shown(folder)} is read-only; give another for {shown(real.name)}.")
 
 
-def _stream(old: os.stat_result) -> int | None:
-    """Return the number of the standard stream, output or error, that goes to this file."""
+def stream_to(old: os.stat_result) -> int | None:
+    """Return the number of the standard stream, output or error, that goes to a file of this status."""
     for number in (1, 2):
         with contextlib.suppress(OSError):  # a closed stream
             if os.path.samestat(os.fstat(number), old):
