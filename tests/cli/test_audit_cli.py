@@ -222,6 +222,26 @@ def test_one_class_of_a_conditional_network(bench: Bench, vkernel: Callable[...,
     assert held["networks"][0]["conventions"]["fits"]
 
 
+def test_all_classes_of_a_conditional_network(bench: Bench, vkernel: Callable[..., Left], tmp_path: Path) -> None:
+    """Every class against its own images; the total counts all samples, and indices are those of the whole set."""
+    labels = {"labels": bench("train-labels.npy"), "test_labels": bench("test-labels.npy")}
+    options = bench.options(module=f"{bench('net.py')}:conditional", json=tmp_path / "a.json", samples=48, **labels)
+    left = vkernel("audit", bench("conditional.pt"), *options)
+    assert left.code == 0, left.err
+    held, kinds = json.loads((tmp_path / "a.json").read_text()), np.load(bench("train-labels.npy"))
+    assert [(n["name"], n["label"]) for n in held["networks"]] == [(f"conditional.pt, class {c}", c) for c in (0, 1)]
+    for n in held["networks"]:
+        assert n["conventions"]["fits"]
+        index = np.array(n["samples"]["ode"]["copies"]["index"])
+        assert index.shape == (24, 2)
+        assert (kinds[index] == n["label"]).all()
+    assert "Each of 2 classes was audited with its own images. Of all samples of conditional.pt" in held["notes"][0]
+    for kind in ("ode", "ancestral"):
+        copied = [n["samples"][kind]["copies"]["fraction"]["value"] for n in held["networks"]]
+        assert held["memorised"]["value"] >= sum(copied) / 2 - 1e-12
+    assert "│1 " in left.out
+
+
 def test_the_embedding_of_a_prompt(bench: Bench, vkernel: Callable[..., Left], tmp_path: Path) -> None:
     """A network that takes an embedding by name gives the numbers of the same network with a label."""
     np.save(tmp_path / "text.npy", np.eye(2, dtype=np.float32)[[1]])
@@ -251,8 +271,8 @@ def test_labels_that_are_not_enough(bench: Bench, refused: Callable[..., str], t
         return refused("audit", bench("conditional.pt"), *bench.options(module=module, **more))
 
     assert "--label audits one class" in given(label=1)
-    assert "one class at a time: give --label, one of 0, 1" in given(labels=own)
-    assert "give --test-labels" in given(labels=own, label=1)
+    assert "Give --test-labels" in given(labels=own)
+    assert "Give --test-labels" in given(labels=own, label=1)
     assert "No training image is of class 7" in given(labels=own, label=7, test=None)
     assert "7 × 1 labels for 300 images" in given(labels=tmp_path / "few.npy", label=0, test=None)
     assert "conditional.pt failed" in given()  # it wants labels

@@ -6,7 +6,7 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,6 +29,9 @@ from vkernel.cli.common import (
 from vkernel.cli.streams import fail
 from vkernel.core.errors import require
 from vkernel.core.files import expand
+
+if TYPE_CHECKING:
+    import torch
 
 DTYPES = ("float32", "bf16", "fp16")
 NETWORK = {"module", "predicts", "time", "betas", "range", "strip", "group", "quick", "full_sampler", "steps", "batch"}
@@ -81,7 +84,8 @@ def audit(
     """Audit checkpoints: copies of training images, membership, blind directions, and agreement of several runs; or
     samples that another program saved (--from-samples), without a network.
 
-    Unconditional networks, class-conditional ones (one class at a time) and networks in latent space (--latents).
+    Unconditional networks, class-conditional ones (--labels: every class; --label: one) and networks in latent space
+    (--latents).
     Text-conditional networks take embeddings of prompts (--condition). Guided sampling is not supported: it samples
     from no model's own score."""
     import torch
@@ -107,9 +111,14 @@ def audit(
     if latents is not None:
         require(range == "-1,1", "Latents are floats and are used as they are; --range does not apply.")
         scale = "none"
-    own = _of_class(load_data(data or latents or "", scale, key, layout), labels, label, "training").to(where)
-    held = None if test is None else load_data(test, scale, key, layout)
-    held = None if held is None else _of_class(held, test_labels, label, "test").to(where)
+    own, classes = _of_class(load_data(data or latents or "", scale, key, layout), labels, label, "training")
+    held, theirs = None if test is None else load_data(test, scale, key, layout), None
+    if held is not None:
+        require(labels is None or test_labels is not None, "Give --test-labels, the classes of the test images.")
+        held, theirs = _of_class(held, test_labels if labels is not None else None, label, "test")
+        held = held.to(where)
+    own = own.to(where)
+    label = int(classes.min()) if label is None and classes is not None else label  # the first; vk.audit takes each
     decode = None if decoder is None else as_decoder(decoder, where)
     if decode is not None:
         decode(own[:1])  # it fails before the work, not after
@@ -128,6 +137,7 @@ def audit(
         saved = vk.audit_samples(from_samples, own, held, **compared, **given)
     if nets or saved is None:
         compared |= {"batch": batch, "resume": resume, "groups": groups, "sizes": sizes}
+        compared |= {"labels": classes, "test_labels": theirs}
         compared |= {"dtype": {"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype)}
         found = vk.audit(nets, own, test=held, **compared, progress=not quiet)
         found = found if saved is None else found.beside(saved)
@@ -163,20 +173,23 @@ def _read(path: Path, module: str | None, stated: dict[str, Any]) -> vk.Score:
     return vk.Checkpoint.from_weights(path, module or "", **stated)
 
 
-def _of_class(data: vk.Empirical, labels: Path | None, label: int | None, kind: str) -> vk.Empirical:
-    """Return the images of one class, if labels are given."""
+def _of_class(
+    data: vk.Empirical, labels: Path | None, label: int | None, kind: str
+) -> tuple[vk.Empirical, torch.Tensor | None]:
+    """Return the images of one class; or, if labels are given and no label, all images with the class of each."""
     if labels is None:
         flag = "--labels" if kind == "training" else "--test-labels"
         require(label is None, f"--label audits one class: give {flag}, the classes of all {kind} images.")
-        return data
+        return data, None
     import torch
 
     held = load_data(str(labels), "none")
     numbers = held.take(torch.arange(held.n)).flatten().double()
     require(held.n == data.n and held.d == 1, f"{labels} holds {held.n:,} × {held.d} labels for {data.n:,} images.")
+    if label is None:
+        return data, numbers
     classes = sorted({int(c) for c in numbers.tolist()})
     shown = ", ".join(map(str, classes[:12])) + (", …" if len(classes) > 12 else "")
-    require(label is not None, f"An audit is of one class at a time: give --label, one of {shown}.")
-    which = torch.nonzero(numbers.eq(label or 0)).flatten()
+    which = torch.nonzero(numbers.eq(label)).flatten()
     require(len(which) > 0, f"No {kind} image is of class {label}; there are {shown}.")
-    return data.subset(which)
+    return data.subset(which), None

@@ -13,8 +13,11 @@ counted too, since a copy of an image that has a near-duplicate is not found oth
 is **authentic** (Alaa et al. 2022) if it is farther from its nearest training image than that image is from the others.
 """
 
+from __future__ import annotations
+
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -84,6 +87,16 @@ class Copies:
     def worst(self, k: int) -> Tensor:
         """Return the ``k`` samples with the smallest ratios, or all if there are fewer."""
         return self.order()[:k]
+
+    def renumbered(self, rows: Tensor) -> Copies:
+        """Return the comparison with a part of a set, with indices in the whole set, ``rows`` of which are the part."""
+        return replace(self, index=torch.where(self.index < 0, -1, rows[self.index.clamp_min(0)]))
+
+
+def pooled(parts: Sequence[Copies]) -> Estimate:
+    """Estimate the share of copies among all samples of several comparisons."""
+    copied = sum(round(part.fraction.value * len(part.ratio)) for part in parts)
+    return Estimate.of_share(copied, sum(len(part.ratio) for part in parts))
 
 
 def copies(

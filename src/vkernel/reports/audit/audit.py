@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ from vkernel.core.progress import Progress, Reporter, part, progress as report_p
 from vkernel.data import Empirical
 from vkernel.metrics import collapse_ratio
 from vkernel.metrics.augment import Augment
+from vkernel.metrics.copies import pooled
 from vkernel.metrics.features import Extractor, Features, extractor
 from vkernel.process import DDPM, Anisotropic, Process
 from vkernel.reports.audit.agreement import Agreement, SameNoise, agreement
@@ -67,6 +68,7 @@ ALL = 1000  # steps in continuous time, where no number of steps is all
 CHUNK = 1 << 21  # random numbers made at once
 CHECK, LEVELS, MEMBERSHIP, BLIND, SAMPLES, COMPARE, AGREE, DATA = 3, 12, 5, 4, 12, 4, 16, 2  # shares of the work
 Result = TypeVar("Result")
+Labels = Tensor | Sequence[int] | None
 Model = Score | Scores | Callable[[Tensor, Tensor], Tensor] | str | Path
 
 
@@ -91,6 +93,13 @@ class Sizes:
     def quick(cls) -> Sizes:
         """Return sizes for a first look: fewer images, levels and samples, wider intervals."""
         return cls(24, 48, 1, 2, 192, 8, 8, 64, 50, 512, 24, 16)
+
+    def split(self, classes: int) -> Sizes:
+        """Return the sizes for each of several classes, no fewer than measurements need."""
+        least = {"check": 16, "images": 16, "members": 48, "blind": 4, "budget": 4, "samples": 16, "reference": 128}
+        least |= {"places": 10, "queries": 8}
+        shared = {name: min(vars(self)[name], max(n, -(-vars(self)[name] // classes))) for name, n in least.items()}
+        return replace(self, **shared)
 
 
 @dataclass(frozen=True)
@@ -162,6 +171,7 @@ class Audit:
     command: str = "vk.audit(…)"
     across: SameNoise | None = None  # samples of networks whose schedules, time inputs or ranges differ
     decoder: Decoder | None = None
+    classes: tuple[int, ...] = ()  # if each class was audited
 
     def __repr__(self) -> str:
         alarms = ", ".join(dict.fromkeys(v.question for v in self.verdicts if v.level == "alarm"))
@@ -183,6 +193,12 @@ class Audit:
         return self.networks + (() if self.saved is None else (self.saved,))
 
     @property
+    def titles(self) -> list[str]:
+        """The name of each subject, without the class."""
+        labels = [n.net.label if isinstance(n, NetworkAudit) and self.classes else None for n in self.subjects]
+        return [n.name.removesuffix(_in_class(label)) for n, label in zip(self.subjects, labels, strict=True)]
+
+    @property
     def members(self) -> list[NetworkAudit]:
         """The networks that were compared with one another."""
         names = "" if self.agreement is None else f", {self.agreement.dataset.attrs['names']}, "  # they may hold commas
@@ -191,8 +207,19 @@ class Audit:
     @property
     def memorised(self) -> Estimate | None:
         """The largest share of copies over networks and samplers; ``None`` if nothing was sampled."""
-        found = [s.comparison.fraction for n in self.subjects for s in n.samples.values()]
-        return max(found, key=lambda e: e.value, default=None)
+        return max(self.copied.values(), key=lambda e: e.value, default=None)
+
+    @property
+    def copied(self) -> dict[tuple[str, str], Estimate]:
+        """The share of copies by network and sampler, over all classes together."""
+        found: dict[tuple[str, str], list[SampleAudit]] = {}
+        for name, n in zip(self.titles, self.subjects, strict=True):
+            for kind, s in n.samples.items():
+                found.setdefault((name, kind), []).append(s)
+        return {
+            key: samples[0].comparison.fraction if len(samples) == 1 else pooled([s.comparison for s in samples])
+            for key, samples in found.items()
+        }
 
     def beside(self, other: Audit) -> Audit:
         """Return this audit of networks with the saved samples of another."""
@@ -229,6 +256,8 @@ def audit(
     threshold: float = 1 / 3,
     augment: str | None = None,
     groups: Sequence[str | int] | None = None,
+    labels: Labels = None,
+    test_labels: Labels = None,
     quick: bool = False,
     sizes: Sizes | None = None,
     profile: Profile | None = None,
@@ -248,6 +277,8 @@ def audit(
         threshold: the largest ratio of the nearest to the second nearest distance of a copy.
         augment: the augmentations of training, ``"flip,shift:2"``: samples are compared with all versions of an image.
         groups: the group of each network, equal for networks that share an initialisation, say.
+        labels, test_labels: the classes of the images. Class-conditional networks ``net(x, time, labels)`` are then
+            audited in every class, with its own images; the sizes are shared among the classes.
         quick, sizes: whether to take the sizes of a first look, or each of them.
         profile: the result of ``vk.profile`` for the data, for better advice.
         batch: the largest number of images in one call of a network; by default it follows from the free memory.
@@ -271,35 +302,52 @@ def audit(
         data = data.loaded()
     sizes, extract = sizes or (Sizes.quick() if quick else Sizes()), extractor(features)
     check_memory(64 * sizes.samples * data.d, f"An audit of {sizes.samples:,} samples")
+    together, beyond, notes, classes = None, None, list[str](), dict[int, _Class]()
+    if labels is not None:
+        classes, left_out = _by_class(data, labels, held, test_labels)
+        notes += left_out
+        groups = None if groups is None else [group for group in groups for _ in classes]
+        nets = [replace(net, label=c, name=net.name + _in_class(c)) for net in nets for c in classes]
+        sizes = sizes.split(len(classes))
     nets = [replace(net, batch=batch or net.batch, dtype=dtype or net.dtype) for net in nets]
     facts = [nets, data, held, sizes, seed, extract.name, threshold, versions, str(data.device)]
+    facts += [[one.rows for one in classes.values()]]
     kept = Kept(resume, *(facts if resume is not None else ()))
-    plan = kept.get("plan", lambda: measure(nets[0], data, nets[0].batch, seed))
+    first = next(iter(classes.values()), _Class(None, data, held))
+    plan = kept.get("plan", lambda: measure(nets[0], first.data, nets[0].batch, seed))
     nets = [replace(net, batch=net.batch or plan.batch) for net in nets]
     if progress and math.isfinite(plan.evaluation):
-        _announce(plan, nets[0], sizes, len(nets), held is not None, progress)
+        _announce(plan, nets[0], sizes, Sizes.quick().split(len(classes) or 1), len(nets), held is not None, progress)
     each = CHECK + LEVELS + MEMBERSHIP * (held is not None) + BLIND + 2 * (SAMPLES + COMPARE)
-    together, beyond, notes = None, None, list[str]()
     total = len(nets) * each + AGREE * (len(nets) > 1) + DATA
     with using_threads(plan.threads), report_progress(total, progress) as step:
-        shared = (data, held, extract, threshold, versions, sizes, seed, kept, step)
-        problems = [_NetworkGroup(some, *shared) for some in _alike(nets)]
+        shared = (extract, threshold, versions, sizes, seed, kept, step)
+        sets = {net.name: classes.get(net.label or 0, first) for net in nets}
+        problems = [_NetworkGroup(some, sets[some[0].name], *shared) for some in _alike(nets)]
         found = {name: result for problem in problems for name, result in problem.networks().items()}
         results = [found[net.name] for net in nets]
-        labels = None if groups is None else {n.name: group for n, group in zip(results, groups, strict=True)}
+        named = None if groups is None else {n.name: group for n, group in zip(results, groups, strict=True)}
         try:
-            together, beyond, more = _together(problems, results, found, labels, extract)
+            alike = [p for p in problems if not classes or p.nets[0].label == nets[0].label]  # in the first class
+            among = [found[net.name] for net in nets if any(net in p.nets for p in alike)]
+            together, beyond, more = _together(alike, among, found, named, extract)
             notes += more
         except InputError as error:  # the results of each network stand
             notes.append(f"How far the networks agree could not be measured: {error}")
         statistics = None if profile is None else DataStatistics.of_profile(profile)
         good = next((p for p in problems if any(found[net.name].conventions.fits for net in p.nets)), None)
         if statistics is None and good is not None:
-            about = functools.partial(DataStatistics.of, good.data, good.nets[0].process, sizes.queries, seed)
+            about = functools.partial(
+                DataStatistics.of, good.nets[0].scaled(data), good.nets[0].process, sizes.queries, seed
+            )
             statistics = kept.get(f"statistics {good.nets[0].name}", about)
         step("training set", DATA)
     stated = (extract.name, threshold, sizes, seed, time.monotonic() - began)
-    return Audit(tuple(results), together, statistics, data, held, *stated, tuple(notes), versions, across=beyond)
+    whole = Audit(tuple(results), together, statistics, data, held, *stated, tuple(notes), versions, across=beyond)
+    if not classes:
+        return whole
+    whole = replace(whole, classes=tuple(classes))
+    return replace(whole, notes=(text("classes", audit=whole), *notes))
 
 
 def _networks(models: Model | Sequence[Model], process: Process | None, data: Empirical) -> list[Wrapped]:
@@ -339,13 +387,56 @@ def _alike(nets: list[Wrapped]) -> list[list[Wrapped]]:
     return groups
 
 
+class _Class(NamedTuple):
+    """The images of one class, and their rows in the whole training set (``None``: all of it)."""
+
+    rows: Tensor | None
+    data: Empirical
+    test: Empirical | None
+
+
+def _in_class(label: int | None) -> str:
+    return "" if label is None else f", class {label}"
+
+
+def _by_class(
+    data: Empirical, labels: Labels, test: Empirical | None, test_labels: Labels
+) -> tuple[dict[int, _Class], list[str]]:
+    """Return the images of each class, and a sentence on classes that are too small."""
+    own = _labels(labels, data, "training")
+    require(test is None or test_labels is not None, "Give test_labels, the classes of the test images, as well.")
+    other = None if test is None else _labels(test_labels, test, "test")
+    found, small = {}, []
+    for label in own.unique().tolist():
+        rows = (own == label).nonzero().flatten()
+        theirs = None if other is None else (other == label).nonzero().flatten()
+        if int((data.weights.cpu()[rows] > 0).sum()) < FEWEST or (theirs is not None and len(theirs) < 2):
+            small.append(str(label))
+        else:
+            held = None if test is None or theirs is None else test.subset(theirs)
+            found[label] = _Class(rows, data.subset(rows), held)
+    many = f"An audit needs {FEWEST} training images or more (and 2 test images) of a class"
+    require(found, f"{many}; no class has so many.")
+    return found, [f"{many}; left out: class {', '.join(small)}."] if small else []
+
+
+def _labels(labels: Labels, data: Empirical, kind: str) -> Tensor:
+    try:
+        found = torch.as_tensor(labels).cpu().flatten()
+        whole = found.long()
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"Labels must be whole numbers, one for each image; got {type(labels).__name__}.") from None
+    require(len(found) == data.n, f"There are {len(found):,} labels for {data.n:,} {kind} images.")
+    require(bool((whole == found).all()) and int(whole.min()) >= 0, "Labels must be whole numbers, 0 or more.")
+    return whole
+
+
 @dataclass(eq=False)
 class _NetworkGroup:
     """Networks that are evaluated on the same noisy images, with the data in their units and the ideal score."""
 
     nets: list[Wrapped]
-    data: Empirical
-    test: Empirical | None
+    own: _Class
     extract: Extractor
     threshold: float
     augment: Augment
@@ -356,7 +447,8 @@ class _NetworkGroup:
 
     def __post_init__(self) -> None:
         first = self.nets[0]
-        self.data, self.test = first.scaled(self.data), None if self.test is None else first.scaled(self.test)
+        held = self.own.test
+        self.data, self.test = first.scaled(self.own.data), None if held is None else first.scaled(held)
         self.exact = EmpiricalScore(self.data, first.process)
         stated = (self.extract, self.threshold, self.sizes.reference, self.seed, self.augment)
         self.compared = Comparison(self.data, self.test, *stated)
@@ -433,7 +525,11 @@ class _NetworkGroup:
             compare = functools.partial(self.kept.get, f"comparison {kind} {net.name}", without)
         found = replace(compare(), images=x)
         self.step(f"{net.name}: comparison with data", COMPARE)
-        return found
+        if self.own.rows is None:
+            return found
+        plain = found.standardised
+        plain = None if plain is None else plain.renumbered(self.own.rows)
+        return replace(found, copies=found.copies.renumbered(self.own.rows), standardised=plain)
 
     def sampled(self, found: dict[str, NetworkAudit]) -> list[NetworkAudit]:
         return [found[net.name] for net in self.nets if found[net.name].samples]
@@ -482,10 +578,10 @@ def _share(report: Callable[[str, float], None], k: int, count: int, label: str,
     report(label, (k + share) / count)
 
 
-def _announce(plan: Plan, net: Wrapped, sizes: Sizes, nets: int, test: bool, progress: Progress) -> None:
-    """Report the cost of an audit before it begins."""
-    steps = [len(sampling_times(net, "ode", size.steps)) for size in (sizes, Sizes.quick())]
-    costs = [plan.seconds(size, count, nets, test) for size, count in zip((sizes, Sizes.quick()), steps, strict=True)]
+def _announce(plan: Plan, net: Wrapped, sizes: Sizes, quick: Sizes, nets: int, test: bool, progress: Progress) -> None:
+    """Report the cost of an audit before it begins, and that of a quick one."""
+    steps = [len(sampling_times(net, "ode", size.steps)) for size in (sizes, quick)]
+    costs = [plan.seconds(size, count, nets, test) for size, count in zip((sizes, quick), steps, strict=True)]
     evaluations = plan.evaluations(sizes, steps[0], nets, test)
     words = text(
         "cost", plan=plan, nets=nets, evaluations=evaluations, seconds=costs[0], quick=costs[1], device=device_of(net)

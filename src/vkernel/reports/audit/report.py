@@ -51,6 +51,7 @@ SHOWN, PAIRED = 12, 12  # samples of each sampler and member; samples beside the
 POINTS = 2000  # training images whose moments are drawn
 QUESTIONS: dict[str, str] = TEXTS["questions"]
 SAMPLERS: dict[str, str] = TEXTS["samplers"]
+BY_CLASS = ("conventions", "training", "copies", "membership", "likeness")  # the questions of a table of classes
 GRADES: dict[str, dict[str, str]] = TEXTS["grades"]  # of each level of a verdict: sign, word, meaning
 _COLOURS = {"good": "green", "alarm": "bold red", "note": "yellow", "unknown": "magenta", "number": ""}
 
@@ -240,15 +241,22 @@ def screen(audit: Audit) -> Group:
     from rich.text import Text
 
     several, verdicts = len(audit.subjects) > 1, audit.verdicts
-    # a name is no markup
-    table = Table("question", *(Column(Text(n.name), overflow="fold") for n in audit.subjects), pad_edge=False)
     by = {(v.network, v.question): v for v in verdicts}
-    for question, words in QUESTIONS.items():
-        cells = [by.get((n.name, question)) for n in audit.subjects]
-        if any(cells):
-            table.add_row(TEXTS["topics"][question] if len(cells) > 2 else words, *map(_cell, cells))
     lines: list[Any] = [Text(text("compared", audit=audit))]
-    lines += [Text.assemble((f"{name}: ", "bold"), words) for name, words in gist(audit).items()]
+    if audit.classes:  # a row for each, and few columns
+        topics = [question for question in BY_CLASS if any((n.name, question) in by for n in audit.subjects)]
+        table = Table("class", *(TEXTS["topics"][question] for question in topics), pad_edge=False)
+        for n in audit.subjects:
+            own = n.name if len(set(audit.titles)) > 1 else n.name.rpartition(" ")[2]
+            table.add_row(Text(own), *(_cell(by.get((n.name, question))) for question in topics))
+    else:
+        # a name is no markup
+        table = Table("question", *(Column(Text(n.name), overflow="fold") for n in audit.subjects), pad_edge=False)
+        for question, words in QUESTIONS.items():
+            cells = [by.get((n.name, question)) for n in audit.subjects]
+            if any(cells):
+                table.add_row(TEXTS["topics"][question] if len(cells) > 2 else words, *map(_cell, cells))
+        lines += [Text.assemble((f"{name}: ", "bold"), words) for name, words in gist(audit).items()]
     lines += [table, *map(Text, audit.notes)]
     shown: set[str] = set()  # of several networks with the same alarm the first is explained, and nothing twice
     for v in sorted(verdicts, key=lambda v: v.network != ""):  # those about all networks first
