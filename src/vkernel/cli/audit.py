@@ -118,7 +118,9 @@ def audit(
         held, theirs = _of_class(held, test_labels if labels is not None else None, label, "test")
         held = held.to(where)
     own = own.to(where)
-    label = int(classes.min()) if label is None and classes is not None else label  # the first; vk.audit takes each
+    label = (
+        int(classes.nan_to_num().min()) if label is None and classes is not None else label
+    )  # the first; vk.audit takes each
     decode = None if decoder is None else as_decoder(decoder, where)
     if decode is not None:
         decode(own[:1])  # it fails before the work, not after

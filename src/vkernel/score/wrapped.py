@@ -153,7 +153,7 @@ class Wrapped(Score):
         x, t = self.check(x, t)
         batch, event = self.split(x)
         rows, times = x.reshape(-1, *event), t.to(x.device).double().expand(batch).reshape(-1)
-        step = self.batch or max(1, _NUMBERS // max(1, math.prod(event)))
+        step = max(1, min(self.batch or _NUMBERS // max(1, math.prod(event)), len(rows)))
         with torch.set_grad_enabled(torch.is_grad_enabled() and differentiated(x)):
             parts = zip(rows.split(step), times.split(step), strict=True)
             return torch.cat([self._run(*part, k * step) for k, part in enumerate(parts)]).reshape(x.shape)

@@ -506,7 +506,9 @@ class _NetworkGroup:
     def _samples(self, net: Wrapped, kind: str) -> SampleAudit:
         """Draw samples in batches, each of which is kept, and compare them with the data."""
         sizes, parts = self.sizes, []
-        x_T = start(net, sizes.samples, self.seed, self.data.shape).split(net.batch or sizes.samples)
+        x_T = start(net, sizes.samples, self.seed, self.data.shape).split(
+            min(net.batch or sizes.samples, sizes.samples)
+        )
         done = part(self.step, f"{net.name}: samples ({kind})", SAMPLES)
         for k, noise in enumerate(x_T):
             first = k * len(x_T[0])
