@@ -58,7 +58,10 @@ class Kept:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, SafetensorError):
             pass  # absent, damaged, or of another version of this package
         result = compute()
-        content = _packed(result)
+        try:
+            content = _packed(result)
+        except TypeError:  # a result that has no form in a file is computed each time
+            return result
         write(path, hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
         return result
 
