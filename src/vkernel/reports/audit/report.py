@@ -284,7 +284,13 @@ def page(audit: Audit) -> str:
     """Return the HTML report."""
     names = [n.name for n in audit.subjects]
     title = f"Audit of {' and '.join(names) if len(names) < 3 else f'{len(names)} networks'}"
-    values = {"gist": gist(audit), "questions": QUESTIONS, "grades": GRADES, "together": _together(audit)}
+    values = {
+        "gist": gist(audit),
+        "questions": QUESTIONS,
+        "topics": TEXTS["topics"],
+        "grades": GRADES,
+        "together": _together(audit),
+    }
     figures, pictures = {}, {}
     for n in audit.networks:
         data = n.net.scaled(audit.data)
