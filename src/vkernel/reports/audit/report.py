@@ -282,7 +282,7 @@ def _cell(v: Verdict | None) -> Any:
 
 def page(audit: Audit) -> str:
     """Return the HTML report."""
-    names = [n.name for n in audit.subjects]
+    names = list(dict.fromkeys(audit.titles))
     title = f"Audit of {' and '.join(names) if len(names) < 3 else f'{len(names)} networks'}"
     values = {
         "gist": gist(audit),
