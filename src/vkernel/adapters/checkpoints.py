@@ -63,6 +63,7 @@ class Checkpoint(Wrapped):
         ends = None if range is None else interval(range)
         stated = (predicts, time, ends, None if shape is None else tuple(shape), name or shown(Path(path).name))
         more: dict[str, Any] = {"label": label, "notes": (note,) if note else (), "sigma_data": sigma_data}
+        more |= {"schedules": weights.schedules(held)}
         return cls(module, process, *stated, **more, condition=condition, condition_name=condition_name)
 
     @classmethod

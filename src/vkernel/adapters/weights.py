@@ -27,6 +27,7 @@ Weights = dict[str, Tensor]
 Betas = str | Sequence[float] | Tensor | Process
 LONGEST = 1 << 20  # steps of a schedule
 _DEPTH = 8  # of nested dictionaries
+_SHORTEST, _MOST = 10, 24  # numbers in a vector that may be a schedule; schedules
 _PICKLED = (
     "plain tensors: it is damaged, or it holds Python objects, which could run code and are never loaded. "
     "Save the state dict alone, torch.save(net.state_dict(), path), or use safetensors"
@@ -148,3 +149,33 @@ def from_buffer(values: Tensor, name: str) -> tuple[DDPM, str]:
         return DDPM(betas), f"{name} {read}."
     # an index 0 without noise keeps its place and is excluded from the range of t
     return DDPM(torch.cat([betas.new_full((1,), 1e-12), betas[1:]]), eps=1.0), f"{name} {read}."
+
+
+def schedules(weights: Weights) -> tuple[tuple[str, DDPM], ...]:
+    r"""Return the schedules that a file may hold, by name: monotone vectors, in every reading that makes a schedule.
+
+    A vector b may be :math:`\bar\alpha` itself, :math:`1 - \bar\alpha`, their roots, the betas or 1 - beta,
+    :math:`\sigma/\alpha`, its inverse, or the logarithm of :math:`\alpha^2/\sigma^2`. Those that fall from above ½ to
+    below it are schedules; of equal ones the first is kept."""
+    found: dict[str, Tensor] = {}
+    for key, held in sorted(
+        weights.items(), key=lambda item: "sqrt" in item[0]
+    ):  # tables themselves before their roots
+        if held.ndim != 1 or len(held) < _SHORTEST or not held.is_floating_point() or not bool(held.isfinite().all()):
+            continue
+        b = held.double()
+        steps = b.diff()
+        if not bool((steps >= 0).all() | (steps <= 0).all()) or steps.sum() == 0:
+            continue
+        readings = {"": b, " as 1 - abar": 1 - b, " as the root of abar": b * b, " as the root of 1 - abar": 1 - b * b}
+        readings |= {" as betas": (1 - b).cumprod(0), " as 1 - beta": b.cumprod(0)}
+        readings |= {" as sigma/alpha": 1 / (1 + b * b), " as alpha/sigma": b * b / (1 + b * b)}
+        readings |= {" as the log of alpha²/sigma²": b.sigmoid()}
+        for name, abar in readings.items():
+            abar = abar if abar[0] > abar[-1] else abar.flip(0)
+            abar = abar[(abar > 0) & (abar <= 1)].clamp_max(1 - 1e-12)  # a first index without noise keeps its place
+            falls = len(abar) >= _SHORTEST and bool((abar.diff() < 0).all()) and bool(abar[0] > 0.5 > abar[-1])
+            known = any(len(a) == len(abar) and torch.allclose(a, abar, 1e-3, 1e-6) for a in found.values())
+            if falls and not known:
+                found[f"key:{key}{name}"] = abar
+    return tuple((name, DDPM.from_alphas_cumprod(abar)) for name, abar in list(found.items())[:_MOST])

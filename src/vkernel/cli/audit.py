@@ -33,6 +33,8 @@ from vkernel.core.files import expand
 if TYPE_CHECKING:
     import torch
 
+    from vkernel.reports.audit import Audit
+
 DTYPES = ("float32", "bf16", "fp16")
 NETWORK = {"module", "predicts", "time", "betas", "range", "strip", "group", "quick", "full_sampler", "steps", "batch"}
 NETWORK |= {"dtype", "resume", "condition", "condition_name", "also"}
@@ -44,11 +46,13 @@ def audit(
     weights: Annotated[list[Path] | None, argument("audit.weights")] = None,
     data: Annotated[str | None, option("audit.data")] = None,
     test: Annotated[str | None, option("audit.test")] = None,
+    also: Annotated[list[str] | None, option("audit.also")] = None,
     module: Annotated[str | None, option("audit.module")] = None,
     predicts: Annotated[str, option("audit.predicts")] = "noise",
     time: Annotated[str, option("audit.time")] = "index",
     betas: Annotated[str, option("audit.betas")] = "linear:1e-4:.02:1000",
     range: Annotated[str, option("audit.range")] = "-1,1",
+    data_range: Annotated[str | None, option("audit.data_range")] = None,
     strip: Annotated[str, option("audit.strip")] = "",
     labels: Annotated[Path | None, option("audit.labels")] = None,
     label: Annotated[int | None, option("audit.label")] = None,
@@ -118,6 +122,8 @@ def audit(
         held, theirs = _of_class(held, test_labels if labels is not None else None, label, "test")
         held = held.to(where)
     own = own.to(where)
+    if data_range is not None:
+        own, held = _mapped(own, data_range, range), None if held is None else _mapped(held, data_range, range)
     label = (
         int(classes.nan_to_num().min()) if label is None and classes is not None else label
     )  # the first; vk.audit takes each
@@ -140,6 +146,7 @@ def audit(
     if nets or saved is None:
         compared |= {"batch": batch, "resume": resume, "groups": groups, "sizes": sizes}
         compared |= {"labels": classes, "test_labels": theirs}
+        compared |= {"also": {name: load_data(name, scale, key, layout).to(where) for name in also or ()}}
         compared |= {"dtype": {"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype)}
         found = vk.audit(nets, own, test=held, **compared, progress=not quiet)
         found = found if saved is None else found.beside(saved)
@@ -148,10 +155,22 @@ def audit(
     command = shlex.join(["vkernel", *sys.argv[1:]]).encode(errors="replace").decode()
     found = replace(found, command=command, decoder=decode)
     write(found, None if quiet else screen(found), json, html)
-    most = found.memorised
-    if limit is not None and most is not None and most.value > limit:
-        share = f"{100 * most.value:.3g} % of the samples are copies, more than {100 * limit:.3g} %"
-        raise typer.Exit(fail(f"{share}.", 1))
+    if limit is not None:
+        raise typer.Exit(_memorised(found, limit))
+
+
+def _memorised(found: Audit, limit: float) -> int:
+    """Report whether the share of copies exceeds the limit: 0 no, 1 yes for a network, 2 if it cannot be told of one.
+
+    The measured share is compared, not an end of its interval: the same samples always give the same answer."""
+    most, open_ = found.memorised, found.unanswered
+    if most is not None and most.value > limit:
+        return fail(f"{100 * most.value:.3g} % of the samples are copies, more than {100 * limit:.3g} %.", 1)
+    if open_ or most is None:
+        name = next(iter(open_), "the network")
+        why = open_.get(name, "it was not sampled.")
+        return fail(f"Whether {name} copies its training images cannot be told: {why}", 2)
+    return 0
 
 
 def _check_subjects(context: typer.Context, weights: list[Path] | None, from_samples: str | None) -> None:
@@ -195,3 +214,15 @@ def _of_class(
     which = torch.nonzero(numbers.eq(label)).flatten()
     require(len(which) > 0, f"No {kind} image is of class {label}; there are {shown}.")
     return data.subset(which), None
+
+
+def _mapped(data: vk.Empirical, given: str, range: str) -> vk.Empirical:
+    """Return data that are stored as floats in the range ``given``, in that of the network."""
+    from vkernel.score.wrapped import interval
+
+    (low, high), (first, last) = interval(given), interval(range)
+    stored = f"these are {data.stored}, which is mapped from its whole range to --range by itself"
+    require("float" in data.stored, f"--data-range is for data that are stored as floats; {stored}.")
+    factor = (last - first) / (high - low)
+    points = data[:] * factor + (first - low * factor)
+    return vk.Empirical(points, data.weights, name=data.name)

@@ -102,7 +102,8 @@ def as_score(
 class Wrapped(Score):
     """A network with its conventions as a score; made by :func:`as_score`.
     ``x`` is in the network's pixel units (:meth:`scaled` maps data there). The network runs in its own precision and on
-    its own device. ``notes`` are sentences about what was assumed when the network was read."""
+    its own device. ``notes`` are sentences about what was assumed when the network was read, ``schedules`` those
+    that were found beside its weights, by name."""
 
     net: Network
     process: Process
@@ -118,6 +119,7 @@ class Wrapped(Score):
     dtype: torch.dtype | None = None
     condition: Tensor | None = None
     condition_name: str = CONDITION
+    schedules: tuple[tuple[str, Process], ...] = ()
 
     def __post_init__(self) -> None:
         require(callable(self.net), f"The network must be callable, net(x, t); got {type(self.net).__name__}.")

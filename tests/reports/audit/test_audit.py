@@ -137,17 +137,18 @@ def test_false_alarms_of_two_halves_are_as_stated() -> None:
 def test_three_stages_of_training(stages: dict[str, Audit]) -> None:
     untrained, early, late = (verdicts_of(stages[name]) for name in ("untrained", "early", "late"))
     assert list(untrained) == ["conventions", "training"]
-    assert (untrained["conventions"].level, untrained["training"].answer) == ("unknown", "untrained")
+    answer = "it does not denoise these data"
+    assert (untrained["conventions"].level, untrained["training"].answer) == ("unknown", answer)
     assert untrained["training"].level == "alarm"
-    assert early["training"].level == "alarm"
-    assert early["training"].answer.startswith("under-trained, skill")
+    assert early["training"].level in ("alarm", "unknown")
+    assert "under-trained" in early["training"].answer
     assert late["training"].level == "good"
     assert late["training"].answer.startswith("yes, skill")
-    for name in ("untrained", "early"):
-        assert any(a.change.startswith("Train longer") for a in stages[name].advice)
+    for found in stages.values():  # that more training helps is never measured
+        assert not any(a.change.startswith("Train longer") and a.sure == "measured" for a in found.advice)
     assert not any(a.change.startswith("Train longer") for a in stages["late"].advice)
     assert stages["untrained"].memorised is None
-    assert "It does not beat a trivial predictor." in stages["untrained"].summary()
+    assert "these cannot be told apart" in stages["untrained"].summary()
     for name in ("early", "late"):
         assert not alarms(stages[name]) & {"copies", "membership", "blindness", "conventions"}
 

@@ -18,7 +18,7 @@ import inspect
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -43,14 +43,16 @@ from vkernel.metrics.features import Extractor, Features, extractor
 from vkernel.process import DDPM, Anisotropic, Process
 from vkernel.reports.audit.agreement import Agreement, SameNoise, agreement
 from vkernel.reports.audit.blind import Blind, blind
-from vkernel.reports.audit.conventions import Conventions, Skill, as_network, check, skill
+from vkernel.reports.audit.conventions import Conventions, check
 from vkernel.reports.audit.decoder import Decoder, Decoding, decoder as as_decoder
+from vkernel.reports.audit.denoising import as_network
 from vkernel.reports.audit.kept import Kept
 from vkernel.reports.audit.levels import Membership, audit_times, check_inputs, levels, membership, same_process
 from vkernel.reports.audit.plan import Plan, device_of, measure, using_threads
 from vkernel.reports.audit.report import Advice, Verdict, advice, as_dict, page, sentences, text, verdicts
 from vkernel.reports.audit.runs import across, comparable, shared_starts
 from vkernel.reports.audit.samples import Comparison, Data, SampleAudit, SavedAudit, as_data
+from vkernel.reports.audit.skill import Skill, skill
 from vkernel.sample import Scores, ancestral, pf_ode
 from vkernel.score import EmpiricalScore, Score, Wrapped, as_score
 from vkernel.score.base import check_score
@@ -114,10 +116,27 @@ class NetworkAudit:
     blind: Blind | None = None
     samples: dict[str, SampleAudit] = field(default_factory=dict, repr=False)
     failure: str = ""
+    others: dict[str, Skill] = field(default_factory=dict, repr=False)  # skill on other data sets
 
     @property
     def name(self) -> str:
         return self.net.name
+
+    @property
+    def rival(self) -> str | None:
+        """Another data set that the network was trained on rather than this one."""
+        good = {name: s for name, s in self.others.items() if self.skill is not None and s.fits_better(self.skill)}
+        return min(good, key=lambda name: good[name].far.value, default=None)
+
+    @property
+    def can_be_read(self) -> bool:
+        """Whether it denoises as stated, so that its other results are not those of a misreading."""
+        return self.conventions.fits and self.rival is None and not self.failure
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether its data, its schedule and its training cannot be told apart."""
+        return not self.conventions.fits or self.skill is None or self.skill.doubtful
 
 
 @dataclass(frozen=True)
@@ -206,7 +225,8 @@ class Audit:
 
     @property
     def memorised(self) -> Estimate | None:
-        """The largest share of copies over networks and samplers; ``None`` if nothing was sampled."""
+        """The largest share of copies over networks and samplers; ``None`` if nothing was sampled. Whether it means
+        something is a verdict: :attr:`unanswered`."""
         return max(self.copied.values(), key=lambda e: e.value, default=None)
 
     @property
@@ -227,6 +247,15 @@ class Audit:
         if saved is not None and saved.name in taken:
             saved = replace(saved, name=f"{saved.name} (saved)")
         return replace(self, saved=saved, notes=(*self.notes, *other.notes))
+
+    @property
+    def unanswered(self) -> dict[str, str]:
+        """The networks (and saved samples) of which it cannot be told whether they copy, and why."""
+        names = [n.name for n in self.subjects]
+        found = {v.network: v for v in self.verdicts if v.question == "copies"}
+        why = {v.network: v.words for v in reversed(self.verdicts) if v.level in ("alarm", "unknown")}
+        open_ = {name: why.get(name, "it was not sampled") for name in names if name not in found}
+        return open_ | {name: v.words for name, v in found.items() if v.level == "unknown"}
 
     def summary(self) -> str:
         """Return the results in sentences."""
@@ -255,6 +284,7 @@ def audit(
     features: Features = "pixels",
     threshold: float = 1 / 3,
     augment: str | None = None,
+    also: Mapping[str, Data] | None = None,
     groups: Sequence[str | int] | None = None,
     labels: Labels = None,
     test_labels: Labels = None,
@@ -276,6 +306,7 @@ def audit(
         features: those in which samples are compared with data (:func:`vkernel.metrics.features.extractor`).
         threshold: the largest ratio of the nearest to the second nearest distance of a copy.
         augment: the augmentations of training, ``"flip,shift:2"``: samples are compared with all versions of an image.
+        also: other data sets by name, on which the networks may have been trained if not on ``data``.
         groups: the group of each network, equal for networks that share an initialisation, say.
         labels, test_labels: the classes of the images. Class-conditional networks ``net(x, time, labels)`` are then
             audited in every class, with its own images; the sizes are shared among the classes.
@@ -286,9 +317,10 @@ def audit(
         resume: a folder that keeps the results of finished stages; the same audit continues from there."""
     began = time.monotonic()
     data, held = as_data(data, "training"), None if test is None else as_data(test, "test")
+    others = {name: as_data(points, name) for name, points in (also or {}).items()}
     nets = _networks(models, process, data)
     for net in nets:
-        for kind, points in {"training": data, "test": held or data}.items():
+        for kind, points in {"training": data, "test": held or data, **others}.items():
             fits = net.shape in (None, points.shape)
             given = f"The {kind} data have shape {points.shape}, but {net.name} takes {net.shape}."
             require(fits, " ".join([given, *net.notes]))
@@ -321,7 +353,7 @@ def audit(
     each = CHECK + LEVELS + MEMBERSHIP * (held is not None) + BLIND + 2 * (SAMPLES + COMPARE)
     total = len(nets) * each + AGREE * (len(nets) > 1) + DATA
     with using_threads(plan.threads), report_progress(total, progress) as step:
-        shared = (extract, threshold, versions, sizes, seed, kept, step)
+        shared = (others, extract, threshold, versions, sizes, seed, kept, step)
         sets = {net.name: classes.get(net.label or 0, first) for net in nets}
         problems = [_NetworkGroup(some, sets[some[0].name], *shared) for some in _alike(nets)]
         found = {name: result for problem in problems for name, result in problem.networks().items()}
@@ -437,6 +469,7 @@ class _NetworkGroup:
 
     nets: list[Wrapped]
     own: _Class
+    also: dict[str, Empirical]
     extract: Extractor
     threshold: float
     augment: Augment
@@ -462,14 +495,28 @@ class _NetworkGroup:
         found = {}
         for net in self.nets:
             read = self._kept(net, check, images=self.sizes.check, exact=self.exact)
-            found[net.name] = NetworkAudit(net, read)
+            found[net.name] = NetworkAudit(net, read, **self._skills(net, read))
             self.step(f"{net.name}: conventions", CHECK)
-        for name, curve in self._levels([net for net in self.nets if found[net.name].conventions.fits]).items():
+        for name, curve in self._levels([net for net in self.nets if found[net.name].can_be_read]).items():
             try:
                 found[name] = self._network(found[name], curve)
             except InputError as error:
                 found[name] = replace(found[name], failure=str(error))
         return found
+
+    def _skills(self, net: Wrapped, read: Conventions) -> dict[str, Any]:
+        """Measure the skill on the training set and, where that is doubtful, on other data."""
+        sizes: dict[str, Any] = {"images": self.sizes.check, "seed": self.seed}
+        others: dict[str, Skill] = {}
+        if not (read.fits or self.also):
+            return {}
+        try:
+            own = self._kept(net, skill, images=self.sizes.check)
+            if own.doubtful or not read.fits:
+                others = {name: skill(net, other, **sizes) for name, other in self.also.items()}
+        except InputError as error:
+            return {"failure": str(error)}
+        return {"skill": own, "others": others}
 
     def _levels(self, nets: list[Wrapped]) -> dict[str, xarray.Dataset | InputError]:
         """Return the errors by noise level of each network by name, or why they could not be measured."""
@@ -488,7 +535,6 @@ class _NetworkGroup:
         if isinstance(curve, InputError):
             raise curve
         net, sizes, member = begun.net, self.sizes, None
-        skilled = self._kept(net, skill, images=sizes.check)
         if self.test is not None:
             member = self._kept(net, membership, self.test, times=self.times, images=sizes.members, draws=1)
             self.step(f"{net.name}: membership", MEMBERSHIP)
@@ -496,7 +542,7 @@ class _NetworkGroup:
         seen = self._kept(replace(net.conditioned(count=1), dtype=None), blind, images=sizes.blind, budget=sizes.budget)
         self.step(f"{net.name}: blind directions", BLIND)
         samples = {kind: self._samples(net, kind) for kind in KINDS}
-        return replace(begun, skill=skilled, levels=curve, membership=member, blind=seen, samples=samples)
+        return replace(begun, levels=curve, membership=member, blind=seen, samples=samples)
 
     def _kept(self, net: Wrapped, stage: Callable[..., Result], *more: Any, **options: Any) -> Result:
         """Return the result of a stage for one network, which may have been kept."""

@@ -35,7 +35,7 @@ from vkernel.core.checks import check_type
 from vkernel.core.errors import require
 from vkernel.core.estimate import Estimate
 from vkernel.data.empirical import Empirical
-from vkernel.reports.audit.conventions import LinearDenoiser, NoisyBatch, as_network
+from vkernel.reports.audit.denoising import LinearDenoiser, NoisyBatch, as_network
 from vkernel.reports.audit.levels import Times, dataset, variables
 from vkernel.score import Score, Wrapped
 

@@ -34,8 +34,9 @@ from vkernel.metrics.repeats import Repeats
 from vkernel.reports import html
 from vkernel.reports.audit.agreement import SameNoise
 from vkernel.reports.audit.blind import Blind
-from vkernel.reports.audit.conventions import Convention, Conventions, Skill
+from vkernel.reports.audit.conventions import Convention, Conventions
 from vkernel.reports.audit.levels import TEXTS, Membership
+from vkernel.reports.audit.skill import OFFSET, Skill
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from vkernel.reports.audit.samples import SampleAudit, SavedAudit
 
 LOST = 0.5  # of the samples diverged: the rest allows no verdict
+REMOTE = 1.5  # times as far from the training set as real images; networks with the right data reach 1.4
 LARGE = 0.5  # of the common error: a variance between runs that is worth reducing
 SOME = 0.05  # of the samples: noise among them is mentioned
 SHOWN, PAIRED = 12, 12  # samples of each sampler and member; samples beside their nearest training images
@@ -84,9 +86,9 @@ def describe(result: object, name: str = "network") -> str:
 
 def text(block: str, **values: object) -> str:
     """Return the sentences of one block of ``templates/audit.txt``."""
-    return html.sentences(
-        "audit.txt", block, describe=describe, comb=math.comb, inf=math.inf, CHANCE=CHANCE, LEAST=LEAST, **values
-    )
+    known: dict[str, object] = {"describe": describe, "comb": math.comb, "inf": math.inf, "CHANCE": CHANCE}
+    known |= {"LEAST": LEAST, "LOST": LOST, "REMOTE": REMOTE, "OFFSET": OFFSET}
+    return html.sentences("audit.txt", block, **known, **values)
 
 
 def verdicts(audit: Audit) -> list[Verdict]:
@@ -110,16 +112,18 @@ def _of_network(n: NetworkAudit) -> Iterator[Verdict]:
         return _verdict(n.name, question, level, n=n, **facts)
 
     read = n.conventions
-    yield verdict("conventions", "unknown" if read.untrained else "good" if read.fits else "alarm")
+    wrong, good = read.wrong or n.rival is not None, read.fits and not n.doubtful
+    yield verdict("conventions", "alarm" if wrong else "good" if good else "unknown")
     if n.skill is None or n.blind is None or n.levels is None:
-        if read.untrained or n.failure:
+        if not wrong:
             yield verdict("training", "alarm" if read.untrained else "unknown")
         return
-    yield verdict("training", "alarm" if n.skill.under else "good")
+    yield verdict("training", "unknown" if n.doubtful else "alarm" if n.skill.under else "good")
     if n.membership is not None:
-        yield verdict("membership", "alarm" if n.membership.chance < CHANCE else "good")
+        reveals = n.membership.chance < CHANCE
+        yield verdict("membership", "alarm" if reveals else "unknown" if n.doubtful else "good")
     yield verdict("blindness", "alarm" if n.blind.alarm else "good")
-    yield from _of_samples(n.name, n.samples)
+    yield from _of_samples(n.name, n.samples, n.doubtful)
     yield verdict("deviation", "number")
 
 
@@ -144,7 +148,7 @@ def _of_samples(name: str, samples: dict[str, SampleAudit], doubtful: bool = Fal
         yield verdict("images", kind, "alarm" if not usable else "note" if noisy else "good", textures=textures)
     held = samples[kind].comparison
     suspect = "note" if held.closer_chance < CHANCE else "good"
-    known = bool(usable) and not doubtful
+    known = bool(usable) and not doubtful and samples[kind].remoteness <= REMOTE
     yield verdict("copies", kind, "alarm" if held.alarm else suspect if known else "unknown", doubtful=doubtful)
     drifts = {k: s.drift for k, s in (usable or samples).items()}
     kind = max(drifts, key=lambda k: (drifts[k].alarm, drifts[k].share.value))

@@ -42,6 +42,13 @@ class SampleAudit:
         return not (lost or (self.texture is not None and self.texture.noisy))
 
     @property
+    def remoteness(self) -> float:
+        """The median distance of samples from their nearest training images, in units of that of real images."""
+        found = self.comparison
+        real = float(found.reference_distance[:, 0].median())
+        return float(found.distance[:, 0].median()) / real if real > 0 else 0.0
+
+    @property
     def comparison(self) -> Copies:
         """The comparison that decides: without brightness and contrast where these have drifted."""
         return self.standardised or self.copies
