@@ -124,3 +124,12 @@ def test_unets_from_a_graph_learn_what_the_plain_loop_learns():
     moved = torch.cat([(known[name] - start[name]).flatten() for name in start])
     apart = torch.cat([(known[name] - found[name]).flatten() for name in start])
     assert apart.norm() < 0.02 * moved.norm(), float(apart.norm() / moved.norm())
+
+
+def test_agreement_of_four_runs() -> None:
+    from vkernel.reports.audit.agreement import agreement
+
+    data, process = vk.Empirical(torch.randn(40, 1, 4, 4)).to("cuda"), vk.VP()
+    scores = [vk.as_score(lambda x, t, a=a: -a * x, process, shape=(1, 4, 4)) for a in (0.7, 0.8, 0.9, 1.1)]
+    found = agreement(vk.Checkpoints(scores), data, images=16).dataset
+    assert found["variance_members"].notnull().all()

@@ -221,7 +221,7 @@ def _without_one(found: dict[str, list[Level]]) -> dict[str, Any]:
     ranks = [[[spearman(v, at["target"], FEWEST).value for v in at["without"].T] for at in row] for row in rows]
     words = "standard error over members of the variance (jackknife)", "rank without one member, or one group"
     error, rank = ({"long_name": about, "units": "1"} for about in words)
-    errors = ("place", "t"), estimate.jackknife_se(means, -1).numpy(), error
+    errors = ("place", "t"), estimate.jackknife_se(means, -1).cpu().numpy(), error
     return {"variance_members": errors, "rank_without": (("place", "t", "unit"), ranks, rank)}
 
 
