@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,12 +55,17 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("audit w.pt --data m.npy --labels y.npy --json y.npy", "it is y.npy"),
         ("audit w.pt --latents m.npy --json m.npy", "it is m.npy"),
         ("audit w.pt --data m.npy --module code/net.py:make --json code/net.py", "it is code/net.py"),
+        ("audit w.pt --data m.npy --module code/net.py:make(a='x:y') --json code/net.py", "it is code/net.py"),
+        ("audit w.pt --data m.npy --module code.net:make --json code/net.py", "it is code/net.py"),
+        ("audit --from-samples ~nobody-here/x --data m.npy", "home folder in ~nobody-here/x is not known"),
         ("audit w.pt --data m.npy --features code/net.py:make --json code/net.py", "it is code/net.py"),
         ("audit images --data m.npy --json images/unet/config.json", "it lies in images"),
         ("study export images --out images", "is a folder"),
         ("study export images --out images/unet/config.json", "it lies in images"),
         ("study plot images --out images/1.png", "it lies in images"),
         ("reproduce --out m.npy", "is a file, not a folder"),
+        ("reproduce --out images", "files that vkernel reproduce did not write"),
+        ("reproduce --out /", "files that vkernel reproduce did not write"),
         ("reproduce --out /vkernel-test-nowhere", "none is made in /"),
     ],
 )
@@ -177,6 +183,7 @@ def test_texts_of_users_are_no_markup_and_no_escapes(
             "80 bytes",
         ),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."), "memory to allocate 20.00 GiB;"),
+        (RuntimeError("Storage size calculation overflowed with sizes=[9999999999, 9999999999]"), "Not enough memory;"),
         (UnicodeEncodeError("utf-8", "caf\udce9", 3, 4, "surrogates not allowed"), "name caf\\xe9 cannot be used"),
         (PermissionError(13, "Permission denied", "\x1bx"), "Permission denied: \\x1bx."),
     ],
@@ -189,6 +196,11 @@ def test_errors_of_the_machine_are_sentences(
 
     monkeypatch.setattr(commands, "app", failing)
     assert words in refused()
+
+
+def test_a_warning_is_one_line(vkernel: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "app", lambda **_: warnings.warn("one\n\x1btwo", stacklevel=1))
+    assert vkernel() == Left(0, "", "vkernel: one \\x1btwo\n")
 
 
 def test_a_bug_is_no_sentence_but_what_an_interrupt_causes_is(vkernel: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import tempfile
 import threading
 from pathlib import Path
 
@@ -182,3 +183,12 @@ def test_texts_for_people() -> None:
     assert shown("a\x1b[31m\n\x7f\u202e") == "a\\x1b[31m\\x0a\\x7f\\u202e"
     assert shown(os.fsdecode(b"m\xe9")) == "m\\xe9"
     assert write("x", os.fsdecode(b"m\xe9")).read_text()  # no name prevents a page
+
+
+def test_a_file_without_a_name_is_written_to(here: Path) -> None:
+    with tempfile.TemporaryFile(dir=here) as file:
+        path = f"/proc/self/fd/{file.fileno()}"
+        check_outputs({"--json": path}, [here])
+        write(path, "result")
+        assert file.read() == b"result"
+    nothing_else(here, "home")

@@ -422,3 +422,10 @@ def test_the_first_members_alone() -> None:
             assert np.allclose(got[name][:kept], whole[name][:kept], rtol=1e-9)
             assert np.isnan(got[name][kept:]).all()
     refused(with_(sampler={"first": 3, "law": "exact"}), "sampler.first", "law members")
+
+
+def test_blocks_that_do_not_fit_into_memory(tmp_path: Path) -> None:
+    many = {"members": 10**8, "block": 10**8}
+    refused(with_(measure={"bins": 10**4}, **many), "block: a block of 100,000,000 members needs")
+    found = study.run(SMALL | {"block": 10**8}, tmp_path / "store", progress=False)  # stored as one block of 5
+    assert found["density"].encoding["chunks"][0] == 5

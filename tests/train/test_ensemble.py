@@ -330,3 +330,8 @@ def test_bad_training_is_refused(options, says):
 def test_bad_questions_are_refused(line, call, says):
     with pytest.raises(InputError, match=says):
         call(line)
+
+
+def test_more_members_than_memory_are_refused_at_once():
+    with pytest.raises(InputError, match="1,000,000,000,000 members needs"):
+        vk.train_ensemble(*MODELS["grid"], PROCESS, members=10**12, draws=8)

@@ -26,6 +26,7 @@ from torch import nn
 
 from vkernel.adapters.weights import reason
 from vkernel.core.errors import InputError, require
+from vkernel.core.files import expand
 
 _ROOT = (".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt")  # of a repository
 _OURS: dict[str, str] = {}  # modules that factories imported, and the folder of each
@@ -106,8 +107,8 @@ def _check_arguments(make: Callable[..., object], text: str) -> None:
 def _file(text: str) -> Path | None:
     """Return the file that a factory's text names, by its path or as a module of the working folder."""
     if ".py:" in text:
-        return Path(text.partition(".py:")[0] + ".py").expanduser().absolute()
-    path = Path(text.partition(":")[0].replace(".", "/") + ".py").absolute()
+        return expand(text.partition(".py:")[0] + ".py").absolute()
+    path = expand(text.partition(":")[0].replace(".", "/") + ".py").absolute()
     return path if path.is_file() else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -28,11 +29,13 @@ from vkernel.cli.common import (
     option,
     write,
 )
-from vkernel.cli.streams import fail, say
+from vkernel.cli.streams import fail, say, warn
 from vkernel.cli.study import study
 from vkernel.core.errors import InputError, require
 
-FULL = re.compile("can't allocate|annot allocate|out of memory|not enough memory|bad_alloc", re.IGNORECASE)
+FULL = re.compile(
+    "can.?.?t allocate|out of memory|not enough memory|bad_alloc|size calculation overflow", re.IGNORECASE
+)
 TRIED = re.compile(r"allocate (\d[\d.]* *\w+)")
 LESS = "give less data, or smaller sizes, --memory or --batch among them where a command has them"
 
@@ -108,9 +111,11 @@ app.add_typer(study, name="study")
 
 
 def run() -> int:
-    """Run a command and return its exit code; an error of the user is one sentence and 2."""
+    """Run a command and return its exit code; an error of the user is one sentence and 2, a warning one line."""
     try:
-        code = app(standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = warn
+            code = app(standalone_mode=False)
     except typer.Exit as leave:
         return leave.exit_code
     except typer.Abort:

@@ -83,13 +83,19 @@ class Command(TyperCommand):
         given = [value for name, value in ctx.params.items() if name not in OUTPUTS]
         values = [one for value in given for one in (value if isinstance(value, list | tuple) else [value])]
         texts = [str(value) for value in values if isinstance(value, str | Path)]
-        parts = [
-            part for text in texts for part in (text, *re.split("[,@]", text), text.rpartition(":")[0])
-        ]  # file.py:name@file
-        check_outputs(outputs, filter(None, parts))
+        check_outputs(
+            outputs, {file for text in texts for part in (text, *re.split("[,@]", text)) for file in _files(part)}
+        )
         if outputs.get("--html") is not None:
             import vkernel.plots  # noqa: F401  (what prevents its import should not come after the computation)
         return super().invoke(ctx)
+
+
+def _files(text: str) -> set[str]:
+    """Return the names of files that a text may hold: itself, the file of file.py:name, that of package.module:name."""
+    first, colon, _ = text.partition(":")
+    module = first.replace(".", "/") + ".py" if colon else ""
+    return {text, first, module, text.rpartition(":")[0]} - {""}
 
 
 def show(table: RenderableType) -> None:

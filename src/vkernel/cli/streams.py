@@ -68,6 +68,11 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python prints the rest when it ends
 
 
+def warn(message: Warning | str, *where: object, **more: object) -> None:
+    """Print a warning like a sentence of :func:`fail`, in the place of ``warnings.showwarning``."""
+    fail(str(message))
+
+
 def fail(sentence: str, code: int = 2) -> int:
     """Print a sentence to standard error, in one line without control characters, and return the exit code."""
     with contextlib.suppress(OSError):

@@ -67,7 +67,7 @@ def write(path: str | Path, content: str | bytes) -> Path:
                 printed.flush()
             with os.fdopen(os.dup(stream), "wb") as file:
                 file.write(raw)
-        elif old is not None and not stat.S_ISREG(old.st_mode):
+        elif _in_place(real, old):
             with path.open("wb") as file:
                 file.write(raw)
         else:
@@ -100,8 +100,8 @@ def check_outputs(outputs: Mapping[str, str | Path | None], inputs: Iterable[str
         path, named = expand(given), f"{option} {shown(given)}"
         with _readable_errors(path):
             real, old = _place(path)
-            if old is not None and not stat.S_ISREG(old.st_mode):
-                if stat.S_ISCHR(old.st_mode):
+            if _in_place(real, old):
+                if old is not None and stat.S_ISCHR(old.st_mode):
                     os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY))
                 continue  # several results can follow each other in a pipe
             for other, first in found.items():
@@ -161,6 +161,12 @@ def _place(path: Path) -> tuple[Path, os.stat_result | None]:
     require(good, f"{shown(path)} is a socket or a disk, no file; give another name.")
     require(_writable(path), f"{shown(path)} is read-only and stays as it is; give another file, or change its mode.")
     return path.resolve() if kind == stat.S_IFREG else path, old
+
+
+def _in_place(real: Path, old: os.stat_result | None) -> bool:
+    """Return whether a path is written to as it is: a pipe, a device, or a file that is open but has no name any more,
+    as ``/dev/stdout`` may be."""
+    return old is not None and not (stat.S_ISREG(old.st_mode) and real.exists())
 
 
 def _writable(path: Path) -> bool:

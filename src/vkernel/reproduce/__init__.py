@@ -77,13 +77,16 @@ def run(
     importable (``if __name__ == "__main__":``).
     """
     workers = check_whole(workers, "workers", 1)
-    start, out = time.perf_counter(), exhibit.open_folder(Path(out).expanduser())
-    more = studies(out, seed, quick=quick) if everything else []
-    parts = [*exhibits(), *more]
+    start, out = time.perf_counter(), exhibit.open_folder(Path(out))
     command = shlex.join(("vkernel", "reproduce", "--out", str(out), "--seed", str(seed), *["--all"] * everything))
     versions = f"torch {torch.__version__}, numpy {numpy.__version__}, Python {platform.python_version()}"
     about = {"command": command + " (quick)" * quick, "seed": seed, "versions": f"vkernel {__version__}, {versions}"}
     about["machine"] = f"{platform.system()} {platform.machine()}, {workers} processes, no GPU used"
+    parts = exhibits()
+    if not (out / "scorecard.json").exists():
+        scorecard.save(out, [], parts, about)  # by which a run that was stopped is known as ours
+    more = studies(out, seed, quick=quick) if everything else []
+    parts += more
     made: dict[int, Exhibit] = {}
     reasons: dict[int, dict[str, str]] = {}
     counts: dict[str, int] = {}

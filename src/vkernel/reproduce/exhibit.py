@@ -318,9 +318,10 @@ one_thread = functools.partial(torch_threads, 1)  # in many steps on small array
 
 
 def open_folder(out: Path) -> Path:
-    """Make the folder if needed; refuse one where nothing can be written, and another program's page."""
+    """Make the folder if needed; refuse one where nothing can be written, and one that holds other files than ours:
+    figures have plain names, such as weights.npz, and would overwrite some. Hidden files do not matter."""
     out = make_folder(out)
-    foreign = (out / "index.html").exists() and not (out / "scorecard.json").exists()
-    require(not foreign, f"{out} holds an index.html that vkernel reproduce did not write. Give another --out.")
+    foreign = any(not p.name.startswith(".") for p in out.iterdir()) and not (out / "scorecard.json").exists()
+    require(not foreign, f"{out} holds files that vkernel reproduce did not write. Give another --out.")
     check_outputs({"--out": out / "index.html"}, ())
     return out

@@ -185,7 +185,7 @@ def _open(path: Path, hidden: set[str] | None = None) -> xarray.Dataset:
 def _blocks(path: Path, found: xarray.Dataset) -> Blocks:
     """Return the blocks of a store that was opened."""
     own = {name: found[name].ndim - found[DONE].ndim for name in map(str, found["quantity"].values)}
-    study = sha256((found.attrs["vkernel_study"] + found.attrs["data_sha256"]).encode())
+    study = sha256((found.attrs["vkernel_study"] + str(found.attrs.get("data_sha256"))).encode())
     return Blocks(path, study, found[DONE].shape, own)
 
 
@@ -220,7 +220,10 @@ def _made(spec: Spec) -> dict[str, bytes]:
             zeros = {"config": {"write_empty_chunks": True}}  # their files are listed too
             create(name, words, unit, (name,), shape=values.shape, dtype=values.dtype, **zeros)[...] = values
         for name, q in quantities.items():
-            size = {"shape": (*spec.shape, spec.members, *q.shape), "chunks": (*cells, spec.block, *q.shape)}
+            size = {
+                "shape": (*spec.shape, spec.members, *q.shape),
+                "chunks": (*cells, min(spec.block, spec.members), *q.shape),
+            }
             own = (*dims, "member", *q.coordinates)
             create(name, q.about, q.unit, own, dtype="float64", fill_value=float("nan"), **size)
         plainly: dict[str, Any] = {"compressors": None, "fill_value": 0}  # checksums.Blocks reads these files itself

@@ -23,6 +23,7 @@ from vkernel import kernels
 from vkernel.core import rng
 from vkernel.core.covariance import Factored
 from vkernel.core.errors import InputError, require
+from vkernel.core.memory import check_memory
 from vkernel.data import Empirical, load, population, toy
 from vkernel.metrics import nearest
 from vkernel.process import Process, from_spec as make_process
@@ -93,7 +94,12 @@ def prepare(spec: Spec) -> None:
                 experiment.process.check(t)
         except InputError as error:
             raise InputError(f"Where {condition}: {error}" if spec.grid else str(error)) from None
-    numbers = [name for name, quantity in layout(spec).items() if not quantity.shape]
+    kept = layout(spec)
+    each = 8 * sum(math.prod(quantity.shape) for quantity in kept.values())
+    each += 8 * max(c.sampler.samples for c in spec.conditions()) * datasets(spec)[0].d
+    many = min(spec.block, spec.members)
+    check_memory(many * each, f"block: a block of {many:,} members")
+    numbers = [name for name, quantity in kept.items() if not quantity.shape]
     for table, part in (("figure", spec.figure), ("finding", spec.finding)):
         if part is not None and part.value not in numbers:
             raise InputError(f"{table}.value: the study keeps {', '.join(numbers)} of each member, not {part.value!r}.")

@@ -30,6 +30,7 @@ from vkernel.core.checks import check_real, check_shape, is_whole
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate, jackknife, leave_one_out
 from vkernel.core.files import expand, write
+from vkernel.core.memory import check_memory
 from vkernel.core.progress import Progress, progress as show_progress
 from vkernel.core.variance import Groups, variance_components
 from vkernel.data.empirical import Empirical
@@ -41,6 +42,7 @@ from vkernel.train.models.base import Model, State
 from vkernel.train.objectives import VARIES, Objective, Quantile, Training
 from vkernel.version import __version__
 
+INDEX = 40  # bytes of a member's index
 Info = dict[str, object]  # how an ensemble was trained: members, draws, objective, vary, seed, times and data
 
 
@@ -67,6 +69,9 @@ def train_ensemble(
     or a quantile function u -> t."""
     require(isinstance(model, Model), f"train_ensemble needs a model such as vk.models.Linear(…), not {model!r}.")
     training = Training(data, process, objective, draws, vary, seed, times, dtype or model.state_dtype)
+    if isinstance(members, int):
+        least = members * (INDEX + training.data.d * training.dtype.itemsize)  # a weight for each coordinate at least
+        check_memory(least, f"An ensemble of {members:,} members", training.data.device)
     try:
         indices = tuple(range(members)) if isinstance(members, int) else tuple(operator.index(m) for m in members)
     except TypeError:

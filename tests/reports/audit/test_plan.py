@@ -58,7 +58,7 @@ def audited(net: Counted, **options: object) -> Audit:
 
 
 def facts(found: Audit) -> dict[str, object]:
-    return {k: v for k, v in found.to_dict().items() if k != "seconds"} | {
+    return {k: v for k, v in found.to_dict().items() if k not in ("seconds", "date")} | {
         kind: s.images.tolist() for kind, s in found.networks[0].samples.items()
     }
 

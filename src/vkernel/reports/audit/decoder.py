@@ -12,6 +12,7 @@ from torch import Tensor
 from vkernel.adapters import diffusers, factory
 from vkernel.adapters.weights import reason
 from vkernel.core.errors import InputError, require
+from vkernel.core.files import expand
 
 BELOW = -0.05  # a smaller value: images lie in [-1, 1], not in [0, 1]
 BATCH = 4  # latents in one call
@@ -52,10 +53,10 @@ def decoder(spec: Decoding, device: torch.device | str = "cpu") -> Decoder:
     if not isinstance(spec, str | Path):
         require(callable(spec), f"A decoder is a function of latents, or its name; got {type(spec).__name__}.")
         return Decoder(type(spec).__name__, spec)
-    if ":" in str(spec) and not Path(spec).expanduser().exists():
+    if ":" in str(spec) and not expand(spec).exists():
         function = factory.named(str(spec), "function")
         return Decoder(str(spec), lambda z: function(z))  # type: ignore[arg-type, return-value]
-    folder = Path(spec).expanduser()
+    folder = expand(spec)
     known = "the folder of a diffusers AutoencoderKL, package.file:function or path/to/file.py:function"
     require(folder.is_dir(), f"There is no decoder {spec}; a decoder is {known}.")
     decode = diffusers.read_decoder(folder / "vae" if (folder / "vae").is_dir() else folder, device)

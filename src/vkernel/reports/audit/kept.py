@@ -12,6 +12,7 @@ import importlib
 import inspect
 import json
 import re
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -22,8 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from vkernel.core.errors import require
-from vkernel.core.files import write
+from vkernel.core.errors import InputError, require
+from vkernel.core.files import check_outputs, expand, write
 from vkernel.data import Empirical
 from vkernel.process import Process
 from vkernel.score import Wrapped
@@ -38,9 +39,10 @@ class Kept:
     """A folder of results (``None``: nothing is kept); ``facts`` determine them, besides those of each result."""
 
     def __init__(self, folder: str | Path | None, *facts: object) -> None:
-        self.folder = None if folder is None else Path(folder).expanduser()
+        self.folder = None if folder is None else expand(folder)
         good = self.folder is None or self.folder.is_dir() or not self.folder.exists()
         require(good, f"{folder} is a file; results are kept in a folder.")
+        check_outputs({} if self.folder is None else {"resume": self.folder / "kept"}, ())
         self.digest = "" if folder is None else digest(__version__, *facts)
 
     def get(self, stage: str, compute: Callable[[], Result], *facts: object, process: Process | None = None) -> Result:
@@ -62,7 +64,10 @@ class Kept:
             content = _packed(result)
         except TypeError:  # a result that has no form in a file is computed each time
             return result
-        write(path, hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+        try:
+            write(path, hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+        except InputError as error:  # a full disk does not cost the result
+            warnings.warn(f"{error} The audit goes on without it.", stacklevel=2)
         return result
 
 

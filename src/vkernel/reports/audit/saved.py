@@ -21,6 +21,7 @@ from torch import Tensor
 from vkernel.core import rng
 from vkernel.core.checks import is_whole
 from vkernel.core.errors import InputError, require
+from vkernel.core.files import expand
 from vkernel.core.progress import Progress, progress as report_progress
 from vkernel.data import Empirical
 from vkernel.data.loaders import read
@@ -97,7 +98,7 @@ def read_samples(samples: Tensor | str | Path, key: str | None, count: int | Non
     """Return samples as they are stored, ``(k, *shape)``, from memory, a folder of images or a file, and the number
     there. No more than ``count``, or 2^28 numbers, are read, chosen at random."""
     if isinstance(samples, str | Path):
-        path = Path(samples).expanduser()
+        path = expand(samples)
         if key is None and path.suffix.lower() == ".npz" and zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 names = archive.namelist()
@@ -123,7 +124,7 @@ def read_samples(samples: Tensor | str | Path, key: str | None, count: int | Non
 
 def check_apart(samples: str | Path, data: str | Path) -> None:
     """Refuse samples that lie among the training images: they would be compared with themselves."""
-    a, b = Path(samples).expanduser().resolve(), Path(data).expanduser().resolve()
+    a, b = expand(samples).resolve(), expand(data).resolve()
     apart = a != b and not ((b.is_dir() and b in a.parents) or (a.is_dir() and a in b.parents))
     require(apart, f"{samples} and {data} hold the same images: samples would be compared with themselves.")
 
