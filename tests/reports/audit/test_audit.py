@@ -161,7 +161,7 @@ def test_a_network_that_normalises_its_image_is_blind() -> None:
     verdict = verdicts_of(found)
     assert verdict["blindness"].level == "alarm"
     assert verdict["blindness"].answer == "yes, brightness and contrast"
-    assert "blind to brightness" in verdict["blindness"].words
+    assert "ignores brightness" in verdict["blindness"].words
     assert verdict["copies"].level != "alarm"
     advice = found.advice[0]
     assert advice.change.startswith("Let the network see brightness and contrast")

@@ -15,7 +15,7 @@ from torch import Tensor
 import vkernel as vk
 from vkernel.core import rng
 from vkernel.core.errors import InputError
-from vkernel.reports.audit.audit import draw, sampling_times, start
+from vkernel.reports.audit.draw import draw, sampling_times, start
 
 DDPM = vk.DDPM.linear(1e-3, 0.2, 40)
 PROCESSES = [DDPM, vk.VP(), vk.EDM(), vk.FlowMatching(), vk.Cosine(), vk.VE(), vk.EDM(eps=0.0, T=5.0)]

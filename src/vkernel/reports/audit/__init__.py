@@ -8,12 +8,14 @@ which :mod:`vkernel.metrics` compares with the data), :func:`agreement`, :func:`
 several runs. :func:`describe` puts any of the results into sentences."""
 
 from vkernel.reports.audit.agreement import Agreement, SameNoise, agreement, same_noise
-from vkernel.reports.audit.audit import Audit, DataStatistics, NetworkAudit, Sizes, audit, draw, start
+from vkernel.reports.audit.audit import audit
 from vkernel.reports.audit.blind import Blind, blind
 from vkernel.reports.audit.conventions import Convention, Conventions, check
 from vkernel.reports.audit.decoder import Decoder, decoder
+from vkernel.reports.audit.draw import draw, start
 from vkernel.reports.audit.levels import Membership, levels, membership
 from vkernel.reports.audit.report import Advice, Verdict, describe
+from vkernel.reports.audit.result import Audit, DataStatistics, NetworkAudit, Sizes
 from vkernel.reports.audit.runs import weight_cosine
 from vkernel.reports.audit.samples import SampleAudit, SavedAudit
 from vkernel.reports.audit.saved import audit_samples

@@ -26,20 +26,19 @@ import torch
 from torch import Tensor, nn
 
 from vkernel.core import rng
+from vkernel.core.memory import free_memory
 from vkernel.metrics import nearest
-from vkernel.posterior.engine import free_memory
+from vkernel.reports.audit.result import BISECTIONS, Sizes
 from vkernel.score import EmpiricalScore, Wrapped
 
 if TYPE_CHECKING:
     from vkernel.data import Empirical
-    from vkernel.reports.audit.audit import Sizes
 
 SHARE = 8  # of the free memory is for the outputs of layers
 NUMBERS, IMAGES, ELSEWHERE = 1 << 16, 64, 256  # in a batch on a CPU; on other devices
 TIE = 0.9  # of the time that fewer threads take is a gain
 TRIED = 8  # evaluations of each image for other conventions
 DERIVATIVE = 3  # evaluations for a Jacobian
-BISECTIONS = 8
 SLOW = 1.0  # seconds; a slower call is timed once
 QUERIES = 32  # of the ideal score, and compared images, that are timed
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Group
 
-    from vkernel.reports.audit.audit import Audit, NetworkAudit
+    from vkernel.reports.audit.result import Audit, NetworkAudit
     from vkernel.reports.audit.samples import SampleAudit, SavedAudit
 
 LOST = 0.5  # of the samples diverged: the rest allows no verdict

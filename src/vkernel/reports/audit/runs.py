@@ -32,7 +32,7 @@ from vkernel.reports.audit.levels import same_process
 from vkernel.reports.audit.report import text
 
 if TYPE_CHECKING:
-    from vkernel.reports.audit.audit import NetworkAudit
+    from vkernel.reports.audit.result import NetworkAudit
 
 SHARED, DOUBT = 0.05, 4.0  # the least cosine of a shared initialisation, and in units of its spread by chance
 SMALL = 64  # weights; smaller tensors are left out

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from vkernel.core.errors import InputError
+from vkernel.core.errors import InputError, require
 from vkernel.data import Empirical, load
 from vkernel.metrics import Drift, Likeness, Texture, drift, likeness, texture
 from vkernel.metrics.augment import Augment
@@ -20,6 +20,8 @@ from vkernel.metrics.repeats import Repeats
 from vkernel.reports.audit.report import LOST
 
 Data = Empirical | Tensor | str | Path
+FEWEST = 16  # training images, and saved samples
+IN_MEMORY = 1 << 28  # numbers of a memory map that is read at once
 
 
 @dataclass(frozen=True)
@@ -103,3 +105,13 @@ def as_data(data: Data, kind: str) -> Empirical:
         return data if isinstance(data, Empirical) else Empirical(data)
     except InputError as error:
         raise InputError(f"The {kind} data cannot be used: {error}") from error
+
+
+def check_count(data: Empirical) -> None:
+    """Refuse a training set of too few images."""
+    require((data.weights > 0).sum() >= FEWEST, f"An audit needs {FEWEST} training images or more; got {data.n}.")
+
+
+def in_memory(data: Empirical) -> Empirical:
+    """Return data that are read many times: a small memory map is loaded."""
+    return data.loaded() if data.n * data.d <= IN_MEMORY else data

@@ -28,11 +28,10 @@ from vkernel.data.loaders import read
 from vkernel.metrics.augment import Augment
 from vkernel.metrics.features import Features, extractor
 from vkernel.metrics.repeats import repeats
-from vkernel.reports.audit.audit import IN_MEMORY, Audit, Sizes
-from vkernel.reports.audit.samples import Comparison, Data, SavedAudit, as_data
+from vkernel.reports.audit.result import Audit, Sizes
+from vkernel.reports.audit.samples import FEWEST, Comparison, Data, SavedAudit, as_data, check_count, in_memory
 from vkernel.score.wrapped import interval
 
-FEWEST = 16  # samples, and training images
 MOST = 1 << 28  # numbers of the samples that are compared
 REFERENCE = 1024  # real images that are compared with the training set
 RANGES = ((0.0, 1.0), (-0.5, 0.5), (-1.0, 1.0), (0.0, 255.0))
@@ -75,10 +74,10 @@ def audit_samples(
     if isinstance(samples, str | Path) and isinstance(data, str | Path):
         check_apart(samples, data)
     own, held = as_data(data, "training"), None if test is None else as_data(test, "test")
-    require((own.weights > 0).sum() >= FEWEST, f"An audit needs {FEWEST} training images or more; got {own.n}.")
+    check_count(own)
     require(held is None or held.shape == own.shape, f"Test images do not have the shape of the data, {own.shape}.")
     require(count is None or (is_whole(count) and count >= FEWEST), f"count must be {FEWEST} or more; got {count!r}.")
-    own, extract = own.loaded() if own.n * own.d <= IN_MEMORY else own, extractor(features)
+    own, extract = in_memory(own), extractor(features)
     versions, (stored, n) = Augment.parse(augment, own.shape), read_samples(samples, key, count, seed)
     x, notes = fitted(stored, own.shape)
     if len(x) < n:
