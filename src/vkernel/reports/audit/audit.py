@@ -91,7 +91,8 @@ def audit(
     data, held = as_data(data, "training"), None if test is None else as_data(test, "test")
     others = {name: as_data(points, name) for name, points in (also or {}).items()}
     nets = _networks(models, process, data)
-    _check(nets, {"training": data, "test": held or data, **others}, held, groups, threshold)
+    sets = {"training": data, "test": data if held is None else held, **others}
+    _check(nets, sets, held, groups, threshold)
     versions, data = Augment.parse(augment, data.shape), in_memory(data)
     sizes, extract = sizes or (Sizes.quick() if quick else Sizes()), extractor(features)
     check_memory(64 * sizes.samples * data.d, f"An audit of {sizes.samples:,} samples")
@@ -113,8 +114,7 @@ def audit(
     total = work(len(nets), held is not None) + DATA
     with using_threads(plan.threads), report_progress(total, progress) as step:
         shared = (others, extract, threshold, versions, sizes, seed, kept, step)
-        sets = {net.name: classes.get(net.label or 0, first) for net in nets}
-        problems = [NetworkGroup(some, sets[some[0].name], *shared) for some in alike(nets)]
+        problems = [NetworkGroup(some, classes.get(some[0].label or 0, first), *shared) for some in alike(nets)]
         found = {name: result for problem in problems for name, result in problem.networks().items()}
         named = None if groups is None else {net.name: group for net, group in zip(nets, groups, strict=True)}
         same = [net for net in nets if not classes or net.label == nets[0].label]  # runs are compared in one class
