@@ -49,13 +49,16 @@ nitpick_ignore_regex = [
     ),
     (
         r"py:class",
-        r"Array|Callback|Save|Data|Indices|Members|Mesh|Scale|Times|Values|Weight|Theory|Progress|Reporter|DeviceMesh|MatplotlibFigure|annotated_types\..+",
+        r"Array|Callback|Save|Data|Indices|Labels|Members|Mesh|Scale|Times|Values|Weight|Theory|Progress|Reporter|DeviceMesh|MatplotlibFigure|annotated_types\..+",
     ),
     (r"py:class", r"vkernel\.study\.spec\.\w+|spec\.\w+|Spec|Condition|Group|dict\[str"),
     # Annotations are strings (PEP 563); inside unions autodoc may leave these as they are written.
     (r"py:class", r"Tensor|Generator|Path|Any|Callable|Iterable|Iterator|Sequence|Mapping|Score|Figure|Axes|optional"),
     # Names of the top level and of a module's internals, which docstrings mention and other sections describe.
-    (r"py:(class|func|data)", r"vkernel\.(compare|as_score|variance_split|posterior\.gpu\.fp16\.accumulation)"),
+    (
+        r"py:(class|func|data)",
+        r"vkernel\.(audit|compare|load|as_score|variance_split|posterior\.gpu\.fp16\.accumulation)",
+    ),
     (r"py:func", r"vkernel\.metrics\.features\.extractor"),
     (
         r"py:(class|func|data)",

@@ -109,15 +109,15 @@ class Store:
         self.done[at] = True
 
 
-class Complete(LocalStore):
+class _Complete(LocalStore):
     """A folder that Zarr reads, without the files in ``hidden``: those of blocks that are not complete."""
 
     def __init__(self, root: Path | str, hidden: set[str], *, read_only: bool = True) -> None:
         super().__init__(root, read_only=read_only)
         self.hidden = hidden
 
-    def with_read_only(self, read_only: bool = False) -> Complete:
-        return Complete(self.root, self.hidden, read_only=read_only)
+    def with_read_only(self, read_only: bool = False) -> _Complete:
+        return _Complete(self.root, self.hidden, read_only=read_only)
 
     async def get(self, key: str, *args: Any, **options: Any) -> Any:
         return None if key in self.hidden else await super().get(key, *args, **options)
@@ -168,7 +168,7 @@ def _open(path: Path, hidden: set[str] | None = None) -> xarray.Dataset:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = xarray.open_zarr(Complete(path, set() if hidden is None else hidden), chunks=None)
+            found = xarray.open_zarr(_Complete(path, set() if hidden is None else hidden), chunks=None)
     except Exception as error:
         raise InputError(f"{path} is not a store of a study: {_first_line(error)}.") from None
     require("vkernel_study" in found.attrs, f"{path} is a Zarr group, but not the store of a study.")

@@ -19,9 +19,10 @@ from vkernel.reports.audit.result import Audit, DataStatistics, NetworkAudit, Si
 from vkernel.reports.audit.runs import weight_cosine
 from vkernel.reports.audit.samples import SampleAudit, SavedAudit
 from vkernel.reports.audit.saved import audit_samples
+from vkernel.reports.audit.schedule import Schedule
 from vkernel.reports.audit.skill import Skill, skill
 
 __all__ = ["Advice", "Agreement", "Audit", "Blind", "Convention", "Conventions", "DataStatistics", "Decoder"]
-__all__ += ["Membership", "NetworkAudit", "SameNoise", "SampleAudit", "SavedAudit", "Sizes", "Skill", "Verdict"]
-__all__ += ["agreement", "audit", "audit_samples", "blind", "check", "decoder", "describe", "draw", "levels"]
-__all__ += ["membership", "same_noise", "skill", "start", "weight_cosine"]
+__all__ += ["Membership", "NetworkAudit", "SameNoise", "SampleAudit", "SavedAudit", "Schedule", "Sizes", "Skill"]
+__all__ += ["Verdict", "agreement", "audit", "audit_samples", "blind", "check", "decoder", "describe", "draw"]
+__all__ += ["levels", "membership", "same_noise", "skill", "start", "weight_cosine"]
