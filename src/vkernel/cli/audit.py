@@ -218,11 +218,8 @@ def _of_class(
 
 def _mapped(data: vk.Empirical, given: str, range: str) -> vk.Empirical:
     """Return data that are stored as floats in the range ``given``, in that of the network."""
-    from vkernel.score.wrapped import interval
+    from vkernel.score.wrapped import interval, remapped
 
-    (low, high), (first, last) = interval(given), interval(range)
     stored = f"these are {data.stored}, which is mapped from its whole range to --range by itself"
     require("float" in data.stored, f"--data-range is for data that are stored as floats; {stored}.")
-    factor = (last - first) / (high - low)
-    points = data[:] * factor + (first - low * factor)
-    return vk.Empirical(points, data.weights, name=data.name)
+    return vk.Empirical(remapped(data[:], interval(given), interval(range)), data.weights, name=data.name)

@@ -55,6 +55,7 @@ TIMES: dict[str, Callable[[Process, Tensor, float], Tensor]] = {
     "reversed": lambda p, t, N: 1 - t,
 }
 CONDITION = "encoder_hidden_states"  # the name in diffusers
+RANGES = ((-1.0, 1.0), (0.0, 1.0), (-0.5, 0.5), (0.0, 255.0))  # of pixels, in common use
 _NUMBERS = 2**18  # numbers of x in one call of the network, unless ``batch`` is given
 Network = Callable[..., object]  # net(x, time), net(x, time, labels), or with a condition by name
 TimeInput = str | Callable[[Tensor], Tensor]
@@ -257,6 +258,14 @@ def interval(ends: Sequence[float] | str) -> tuple[float, float]:
         raise InputError(f"range must be two numbers low,high such as -1,1, not {ends!r}.") from None
     require(math.isfinite(low) and math.isfinite(high) and low < high, f"range must have low < high, not {ends!r}.")
     return low, high
+
+
+def remapped(x: Tensor, source: tuple[float, float] | None, target: tuple[float, float] | None) -> Tensor:
+    """Return pixels of the range ``source`` in the range ``target``, unchanged if one of them is unknown."""
+    if source is None or target is None or source == target:
+        return x
+    # the order of Empirical.values, so that equal bytes become equal floats
+    return x.sub(source[0]).div_(source[1] - source[0]).mul_(target[1] - target[0]).add_(target[0])
 
 
 def _tensor_of(out: object, name: str) -> Tensor:

@@ -43,12 +43,11 @@ from vkernel.reports.audit.denoising import LinearDenoiser, NoisyBatch, as_netwo
 from vkernel.reports.audit.levels import dataset
 from vkernel.reports.audit.schedule import Schedule, candidates, schedule, under
 from vkernel.score import EmpiricalScore, Score, Wrapped
-from vkernel.score.wrapped import TimeInput
+from vkernel.score.wrapped import RANGES, TimeInput
 
 if TYPE_CHECKING:
     import xarray
 
-RANGES = ((-1.0, 1.0), (0.0, 1.0), (-0.5, 0.5), (0.0, 255.0))
 BEATS, NEAR = 0.95, 1.1  # of the trivial loss; of the ideal error
 MARGIN, SURE = 0.9, 3.0  # of the stated contrast, and standard errors: another convention is better
 TURNED, SURER = 0.97, 4.0  # the same for other images and schedules, which have the complexity of those given
@@ -156,7 +155,7 @@ def check(
     floats, data = "int" not in data.stored, net.scaled(data)
     assert net.range is not None
     stated = Convention(net.predicts, net.time, net.range)
-    errors, trivial = batch.errors(net)[net.predicts], batch.trivial_errors()
+    errors, trivial = batch.errors(net, [net.predicts])[net.predicts], batch.trivial_errors()
     finite = bool(errors.isfinite().all())
     require(finite, f"{net.name} returned NaN or infinite values on noisy images; no convention makes a score of that.")
     score = exact or EmpiricalScore(data, net.process)
@@ -239,7 +238,7 @@ def _of_images(net: Wrapped, stated: Convention, batch: NoisyBatch, span: tuple[
     """Other images under the stated convention; ``span`` is the range of data that are stored as floats."""
     tried: Trials = {}
     for name, moved in _images(net, stated, batch, span):
-        errors = moved.errors(net)[net.predicts]
+        errors = moved.errors(net, [net.predicts])[net.predicts]
         tried[replace(stated, images=name)] = Trial.of(errors, moved.trivial_errors())
     return tried
 
@@ -276,7 +275,7 @@ def _of_schedules(net: Wrapped, stated: Convention, batch: NoisyBatch, least: fl
     for name, process in candidates(net):
         try:
             other, moved = under(net, process, batch)
-            errors = moved.errors(other)[net.predicts]
+            errors = moved.errors(other, [net.predicts])[net.predicts]
         except InputError:  # the network has no such index
             continue
         tried[replace(stated, betas=name)] = Trial.of(errors, moved.trivial_errors())

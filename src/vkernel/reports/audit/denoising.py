@@ -12,7 +12,7 @@ all that a mean and a covariance can predict."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -138,15 +138,16 @@ class NoisyBatch:
         """Return errors ``(levels, images)`` of the noise that was predicted at each level."""
         return torch.stack([mean_square(p - z) for p, z in zip(predicted, self.noise, strict=True)])
 
-    def errors(self, net: Wrapped) -> dict[str, Tensor]:
-        """Return errors ``(levels, images)`` by prediction: one pass of the network, its output read as each."""
-        outputs = dict.fromkeys(READINGS, self._outputs(net, "noise"))
-        if net.predicts == "edm":
-            outputs["edm"] = self._outputs(net, "edm")
-        found = {}
-        for kind, out in outputs.items():
+    def errors(self, net: Wrapped, kinds: Sequence[str] = ()) -> dict[str, Tensor]:
+        """Return errors ``(levels, images)`` by prediction, those in ``kinds`` or all: one pass of the network, its
+        output read as each."""
+        kinds = kinds or (*READINGS, *(("edm",) if net.predicts == "edm" else ()))
+        inputs = {kind: "edm" if kind == "edm" else "noise" for kind in kinds}  # edm networks are given scaled images
+        outputs = {own: self._outputs(net, own) for own in dict.fromkeys(inputs.values())}
+        queries, found = list(self.queries()), {}
+        for kind in kinds:
             sign = -1 if kind == "flow" and net.time == "reversed" else 1
-            pairs = zip(out, self.queries(), strict=True)
+            pairs = zip(outputs[inputs[kind]], queries, strict=True)
             noise = (convert(sign * o, kind, "noise", x, t, self.process, net.sigma_data) for o, (x, t, *_) in pairs)
             found[kind] = self.errors_of(noise)
         return found

@@ -30,6 +30,7 @@ from vkernel.metrics.features import Extractor, extractor
 from vkernel.reports.audit.agreement import SameNoise, same_noise
 from vkernel.reports.audit.levels import same_process
 from vkernel.reports.audit.report import text
+from vkernel.score.wrapped import remapped
 
 if TYPE_CHECKING:
     from vkernel.reports.audit.result import NetworkAudit
@@ -121,13 +122,6 @@ def across(
     x, alike, why = comparable(networks, extract)
     if x is None:
         return None, text("across", same=None, why=why, **facts)
-    moved = [_mapped(member, own.scale, data[0].scale) for member, own in zip(x, data, strict=True)]
+    moved = [remapped(member, own.scale, data[0].scale) for member, own in zip(x, data, strict=True)]
     found = same_noise(torch.stack(moved), data[0], alike)
     return found, text("across", same=found, why="", **facts)
-
-
-def _mapped(x: Tensor, own: tuple[float, float] | None, other: tuple[float, float] | None) -> Tensor:
-    """Return samples in another pixel range."""
-    if own is None or other is None or own == other:
-        return x
-    return other[0] + (x - own[0]) * (other[1] - other[0]) / (own[1] - own[0])

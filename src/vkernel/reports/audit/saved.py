@@ -30,11 +30,10 @@ from vkernel.metrics.features import Features, extractor
 from vkernel.metrics.repeats import repeats
 from vkernel.reports.audit.result import Audit, Sizes
 from vkernel.reports.audit.samples import FEWEST, Comparison, Data, SavedAudit, as_data, check_count, in_memory
-from vkernel.score.wrapped import interval
+from vkernel.score.wrapped import RANGES, interval, remapped
 
 MOST = 1 << 28  # numbers of the samples that are compared
 REFERENCE = 1024  # real images that are compared with the training set
-RANGES = ((0.0, 1.0), (-0.5, 0.5), (-1.0, 1.0), (0.0, 255.0))
 FILLED = 0.05  # of its width: data fill a range if they come as close to both of its ends
 BETTER, LEAST = 2.5, 0.02  # how much better another range fits; the least misfit, of the data's range, that matters
 USED = 0.2  # of its width: a range of which samples use less is not theirs
@@ -158,7 +157,7 @@ def in_units(x: Tensor, data: Empirical, stated: Range | None = None) -> tuple[T
         return floats, []
     source, width = stated or ((0.0, 255.0) if x.dtype == torch.uint8 else target), target[1] - target[0]
     likely = [r for r in (target, *RANGES) if theirs[-1] - theirs[0] >= USED * (r[1] - r[0])]
-    misfit = {r: float((_mapped(theirs, r, target) - own).abs().mean()) / width for r in (source, *likely)}
+    misfit = {r: float((remapped(theirs, r, target) - own).abs().mean()) / width for r in (source, *likely)}
     best, notes = min(misfit, key=lambda r: misfit[r]), []
     if misfit[source] > LEAST and BETTER * misfit[best] < misfit[source] and misfit[best] < USED:
         what = f"Samples from {theirs[0]:.3g} to {theirs[-1]:.3g} are read in {_ends(source)}, and the data lie in "
@@ -168,7 +167,7 @@ def in_units(x: Tensor, data: Empirical, stated: Range | None = None) -> tuple[T
         notes.append(f"{what}.")
     if source != target and not (x.dtype == torch.uint8 and data.stored == "uint8"):
         notes.append(f"Samples were mapped from {_ends(source)} to {_ends(target)}, the range of the data.")
-    return _mapped(floats, source, target), notes
+    return remapped(floats, source, target), notes
 
 
 def pixel_range(data: Empirical) -> Range | None:
@@ -189,13 +188,6 @@ def _quantiles(images: Tensor) -> Tensor:
     values = values[values.isfinite()][:: math.ceil(values.numel() / PIXELS)].sort().values
     require(len(values) > 0, "No sample is finite.")
     return values[torch.linspace(0, len(values) - 1, QUANTILES).round().long()]
-
-
-def _mapped(x: Tensor, source: Range, target: Range) -> Tensor:
-    if source == target:
-        return x
-    # the order of Empirical.values, so that equal bytes become equal floats
-    return x.sub(source[0]).div_(source[1] - source[0]).mul_(target[1] - target[0]).add_(target[0])
 
 
 def _ends(r: Range) -> str:

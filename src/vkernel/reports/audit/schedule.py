@@ -38,7 +38,7 @@ CONTINUOUS = {"vp": VP(), "vpsong": VPSong(), "cosine": Cosine(), "flow": FlowMa
 
 @dataclass(frozen=True)
 class Schedule:
-    """The result of :func:`schedule`; lists run along the noise levels, ascending."""
+    """The result of ``schedule``; lists run along the noise levels, ascending."""
 
     t: list[float]  # stated
     ratio: list[float]  # sigma/alpha of the noisy images
