@@ -209,7 +209,7 @@ def denoiser() -> tuple[vk.Score, torch.Tensor]:
     return noise, points
 
 
-@pytest.mark.parametrize("betas", ["cosine:1000", "scaled_linear:.00085:.012:1000"])
+@pytest.mark.parametrize("betas", ["cosine:1000", "scaled_linear:.00085:.012:1000", "linear:1e-4:.08:250"])
 def test_another_schedule_is_named(denoiser: tuple[vk.Score, torch.Tensor], betas: str) -> None:
     net, points = denoiser
     assert check(wrap(net, vk.DDPM.linear()), vk.Empirical(points), levels=4, images=32).fits

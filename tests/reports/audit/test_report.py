@@ -148,9 +148,30 @@ def test_the_sampler_that_gives_images_is_quoted(memoriser: Audit) -> None:
     assert (half["images"].level, half["images"].answer) == ("note", "partly: 100 % noise (probability flow)")
     assert half["copies"].level == "alarm"
     assert "Sampler: ancestral" in half["copies"].words
+    remote = dataclasses.replace(other.comparison, distance=10 + other.comparison.distance)
+    _, changes = judged(ode=spoilt, ancestral=dataclasses.replace(other, copies=remote, standardised=None))
+    assert "Sample with" not in changes  # no noise, but no images of this kind either
     none, _ = judged(ode=spoilt)
     assert (none["images"].level, none["images"].answer) == ("alarm", "no, noise")
     assert (none["copies"].level, none["copies"].answer) == ("unknown", "cannot be told")
+
+
+def test_drift_is_evidence_of_another_range(memoriser: Audit) -> None:
+    """Where errors do not tell two ranges apart, brightness and contrast of the samples do."""
+    (net,) = memoriser.networks
+    other = dataclasses.replace(net.conventions.stated, range=(0.0, 1.0))
+    read = dataclasses.replace(net.conventions, alike=(other,))
+    data = vk.Empirical(digits()[:50])
+
+    def verdict(shift: float) -> Verdict:
+        held = {k: dataclasses.replace(s, drift=drift(data[:40] + shift, data)) for k, s in net.samples.items()}
+        found = dataclasses.replace(net, conventions=read, samples=held)
+        return dataclasses.replace(memoriser, networks=(found,)).verdicts[0]
+
+    assert verdict(0).level == "good"
+    far = verdict(2)
+    assert (far.level, far.answer) == ("unknown", "cannot be told, its range may be another")
+    assert far.words.endswith("trained with another range: 0,1.")
 
 
 @pytest.mark.usefixtures("coarse")

@@ -200,7 +200,7 @@ def test_the_command(
         (("--from-samples", folder), "compared with themselves"),
         ((), "--from-samples"),
         (("--samples-key", "a", folder / "new.npy"), "--samples-key describes saved samples"),
-        (("--from-samples", folder / "two.pt"), "several arrays"),
+        (("--from-samples", folder / "two.pt"), "several arrays; pick one with --samples-key"),
     ):
         assert run(*options) == 2
         assert words in capsys.readouterr().err

@@ -113,7 +113,13 @@ def _of_network(n: NetworkAudit) -> Iterator[Verdict]:
 
     read = n.conventions
     wrong, good = read.wrong or n.rival is not None, read.fits and not n.doubtful
-    yield verdict("conventions", "alarm" if wrong else "good" if good else "unknown")
+    # samples have the range of training: where errors leave it open, drift of all samples is evidence of another range,
+    # unless the network drifts because it is blind
+    drifts = [s.drift.alarm for s in n.samples.values()]
+    other = bool(read.ranges and drifts and all(drifts)) and not (n.blind is not None and n.blind.alarm)
+    yield verdict(
+        "conventions", "alarm" if wrong else "good" if good and not other else "unknown", other=good and other
+    )
     if n.skill is None or n.blind is None or n.levels is None:
         if not wrong:
             yield verdict("training", "alarm" if read.untrained else "unknown")
@@ -195,7 +201,7 @@ def advice(audit: Audit) -> list[Advice]:
         add(question, names[question])
     for n in audit.networks:
         noise = {SAMPLERS[k] for k, s in n.samples.items() if not s.are_images}
-        images = {SAMPLERS[k] for k in n.samples} - noise
+        images = {SAMPLERS[k] for k, s in n.samples.items() if s.are_images and s.remoteness <= REMOTE}
         add(
             "sampler",
             (n.name,) if noise and images else (),

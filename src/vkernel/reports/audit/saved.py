@@ -101,7 +101,11 @@ def read_samples(samples: Tensor | str | Path, key: str | None, count: int | Non
             with zipfile.ZipFile(path) as archive:
                 names = archive.namelist()
             key = next((k for k in KEYS if len(names) > 1 and f"{k}.npy" in names), None)
-        held = read(path, key=key)
+        try:
+            held = read(path, key=key)
+        except InputError as error:
+            option = "pick one with --samples-key, key= in Python:"
+            raise InputError(str(error).replace("pick one with key:", option)) from error
     else:
         require(isinstance(samples, Tensor), f"Samples must be a tensor, a file or a folder, not {samples!r}.")
         held = samples.detach().cpu()
