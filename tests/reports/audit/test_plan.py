@@ -68,13 +68,13 @@ def test_an_audit_that_was_killed_continues(tmp_path: Path) -> None:
     plain = facts(audited(net))
     calls = len(net.batches)
     assert max(net.batches) == 20
-    for limit in (calls // 4, calls // 2):
+    for limit in (3 * calls // 4, calls // 5):  # the check of conventions is the longest stage of so small an audit
         net.limit = limit
         with pytest.raises(KeyboardInterrupt):
             audited(net, resume=tmp_path / "kept")
     net.limit = 10**9
     assert facts(audited(net, resume=tmp_path / "kept")) == plain
-    assert len(net.batches) < 0.7 * calls
+    assert len(net.batches) < 0.3 * calls
     files = sorted((tmp_path / "kept").iterdir())
     assert sum("samples_ode" in f.name for f in files) == 3  # 48 samples, 20 at a time
     for path in files[::3]:  # a flipped bit, an empty file
