@@ -9,8 +9,8 @@ network is timed with 1, 2, 4, … threads, and the fewest that come within a te
 audit only. Nothing is changed where ``OMP_NUM_THREADS`` or ``torch.set_num_threads`` have set a number.
 
 **Cost.** With E evaluations of the network (images, over all stages), Q of the ideal score and K images that are
-compared with the training set, an audit takes :math:`aE + bQ + cK`; a, b and c are timed. A Jacobian costs about three
-evaluations. Under-trained and misread networks end sooner."""
+compared with the training set, an audit takes :math:`aE + bQ + cK`; a, b and c are timed. A derivative costs about
+seven evaluations. Under-trained and misread networks end sooner."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 SHARE = 8  # of the free memory is for the outputs of layers
 NUMBERS, IMAGES, ELSEWHERE = 1 << 16, 64, 256  # in a batch on a CPU; on other devices
 TIE = 0.9  # of the time that fewer threads take is a gain
-TRIED = 8  # evaluations of each image for other conventions
-DERIVATIVE = 3  # evaluations for a Jacobian
+TRIED, TRIED_ON = 23, 8  # other conventions, each on a quarter of the images, at least so many
+DERIVATIVE, DERIVED = 7, 2  # what a derivative costs, in evaluations; images that it gives to the network
 SLOW = 1.0  # seconds; a slower call is timed once
 QUERIES = 32  # of the ideal score, and compared images, that are timed
 
@@ -56,9 +56,9 @@ class Plan:
     def evaluations(self, sizes: Sizes, steps: int, nets: int = 1, test: bool = True) -> int:
         """Return how many images all stages give to the networks."""
         levels = -(-8 // sizes.every)
-        check = 7 * sizes.check + 7 * TRIED * max(4, sizes.check // 4) + 6 * sizes.check
+        check = 7 * sizes.check + 7 * TRIED * max(TRIED_ON, sizes.check // 4) + 6 * sizes.check
         errors = levels * sizes.draws * sizes.images * (1 + test) + 2 * test * levels * sizes.members
-        blind = 4 * ((4 + 6 * DERIVATIVE) * sizes.blind + 2 * DERIVATIVE * sizes.budget)
+        blind = 4 * 4 * sizes.blind + DERIVED * _derivatives(sizes)
         together = 4 * levels * sizes.places * (nets > 1)
         return nets * (check + errors + blind + 2 * sizes.samples * steps + together)
 
@@ -68,8 +68,13 @@ class Plan:
         queries = nets * 7 * sizes.check + levels * sizes.draws * sizes.images * (1 + test)
         queries += sizes.queries * BISECTIONS + 3 * levels * sizes.places * (nets > 1)
         compared = (1 + test) * sizes.reference + 4 * nets * sizes.samples
-        work = self.evaluations(sizes, steps, nets, test) * self.evaluation
-        return work + queries * self.query + compared * self.compared
+        work = self.evaluations(sizes, steps, nets, test) + (DERIVATIVE - DERIVED) * nets * _derivatives(sizes)
+        return work * self.evaluation + queries * self.query + compared * self.compared
+
+
+def _derivatives(sizes: Sizes) -> int:
+    """Return how many derivatives the test of blind directions takes."""
+    return 4 * (6 * sizes.blind + 2 * sizes.budget)
 
 
 def measure(net: Wrapped, data: Empirical, batch: int | None = None, seed: int = 0) -> Plan:
