@@ -88,10 +88,10 @@ def audit(
     """Audit checkpoints: copies of training images, membership, blind directions, and agreement of several runs; or
     samples that another program saved (--from-samples), without a network.
 
-    Unconditional networks, class-conditional ones (--labels: every class; --label: one) and networks in latent space
-    (--latents).
-    Text-conditional networks take embeddings of prompts (--condition). Guided sampling is not supported: it samples
-    from no model's own score."""
+    Networks may be unconditional, class-conditional (--labels: every class;
+    --label: one), in latent space (--latents), or text-conditional
+    (--condition: embeddings of prompts). Guided sampling is not supported:
+    audit its samples with --from-samples."""  # short lines: they are not filled again
     import torch
 
     from vkernel.core.checks import check_choice
@@ -130,7 +130,7 @@ def audit(
     decode = None if decoder is None else as_decoder(decoder, where)
     if decode is not None:
         decode(own[:1])  # it fails before the work, not after
-    stated: dict[str, Any] = {"device": where, "shape": own.shape, "predicts": predicts, "time": time, "betas": betas}
+    stated: dict[str, Any] = {"device": where, "predicts": predicts, "time": time, "betas": betas}
     stated |= {"range": range, "strip": strip, "label": label, "condition_name": condition_name}
     stated |= {"condition": None if condition is None else load_data(str(condition), "none")[:]}
     nets = [_read(path, module, stated) for path in weights or ()]

@@ -27,6 +27,7 @@ from vkernel.data import Empirical
 from vkernel.metrics.augment import Augment
 from vkernel.metrics.features import Features, extractor
 from vkernel.process import Process
+from vkernel.reports.audit.axes import arranged, for_network
 from vkernel.reports.audit.classes import Class, Labels, by_class, in_class
 from vkernel.reports.audit.denoising import as_network
 from vkernel.reports.audit.draw import sampling_times
@@ -91,6 +92,9 @@ def audit(
     data, held = as_data(data, "training"), None if test is None else as_data(test, "test")
     others = {name: as_data(points, name) for name, points in (also or {}).items()}
     nets = _networks(models, process, data)
+    shape, stored = for_network(nets[0], data.shape), data.shape
+    data, held = arranged(data, shape), None if held is None else arranged(held, shape)
+    others = {name: arranged(points, shape) for name, points in others.items()}
     sets = {"training": data, "test": data if held is None else held, **others}
     _check(nets, sets, held, groups, threshold)
     versions, data = Augment.parse(augment, data.shape), in_memory(data)
@@ -102,7 +106,9 @@ def audit(
         groups = None if groups is None else [group for group in groups for _ in classes]
         nets = [replace(net, label=c, name=net.name + in_class(c)) for net in nets for c in classes]
         sizes = sizes.split(len(classes))
-    nets = [replace(net, batch=batch or net.batch, dtype=dtype or net.dtype) for net in nets]
+    if shape != stored:
+        notes.append(text("arranged", name=nets[0].name, given=stored, shape=shape))
+    nets = [replace(net, shape=shape, batch=batch or net.batch, dtype=dtype or net.dtype) for net in nets]
     facts = [nets, data, held, sizes, seed, extract.name, threshold, versions, str(data.device)]
     facts += [[one.rows for one in classes.values()]]
     kept = Kept(resume, *(facts if resume is not None else ()))
@@ -192,7 +198,7 @@ def _networks(models: Model | Sequence[Model], process: Process | None, data: Em
 
 
 def _announce(plan: Plan, net: Wrapped, sizes: Sizes, quick: Sizes, nets: int, test: bool, progress: Progress) -> None:
-    """Report the cost of an audit before it begins, and that of a quick one."""
+    """Report the cost of an audit before it begins, and that of a quick one if it takes less than half as long."""
     steps = [len(sampling_times(net, "ode", size.steps)) for size in (sizes, quick)]
     costs = [plan.seconds(size, count, nets, test) for size, count in zip((sizes, quick), steps, strict=True)]
     evaluations = plan.evaluations(sizes, steps[0], nets, test)

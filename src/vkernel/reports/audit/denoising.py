@@ -159,8 +159,10 @@ class NoisyBatch:
         except InputError:
             raise
         except Exception as error:
-            failed = f"{net.name} failed on images of shape {tuple(self.x0.shape)} with time {net.time!r}"
+            failed = f"{net.name} failed on images of shape {tuple(self.x0.shape[1:])} with time {net.time!r}"
             hint = "Other data, or another time (index, fraction, sigma), may fit it."
+            if isinstance(error, TypeError) and "argument" in str(error):
+                hint = "Give what it takes beside images and times: classes (--labels) or embeddings (--condition)."
             raise InputError(f"{failed}: {type(error).__name__}: {reason(error)}. {hint}") from error
 
     def trivial_errors(self) -> Tensor:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 LOST = 0.5  # of the samples diverged: the rest allows no verdict
 REMOTE = 1.5  # times as far from the training set as real images; networks with the right data reach 1.4
+FEWEST_STEPS = 20  # of a sampler: with fewer its samples are coarse, and copies are missed
 LARGE = 0.5  # of the common error: a variance between runs that is worth reducing
 SOME = 0.05  # of the samples: noise among them is mentioned
 SHOWN, PAIRED = 12, 12  # samples of each sampler and member; samples beside their nearest training images
@@ -208,6 +209,7 @@ def advice(audit: Audit) -> list[Advice]:
             noise=min(noise, default=""),
             images=min(images, default=""),
         )
+    add("steps", tuple(n.name for n in audit.networks if _few_steps(n.samples)))
     if facts is not None and facts.repeated:
         held = [s.comparison for n in audit.networks if n.name in copying for s in n.samples.values()]
         sources = {i for c in held for i in c.index[c.ratio < c.threshold][:, 0].tolist()}
@@ -226,13 +228,19 @@ def advice(audit: Audit) -> list[Advice]:
     return sorted(out, key=lambda a: ("measured", "theory", "doubtful").index(a.sure))
 
 
+def _few_steps(samples: dict[str, SampleAudit]) -> int:
+    """Return the steps of the sampler if they are too few to judge samples, else 0; saved samples have none."""
+    return next((s.steps for s in samples.values() if 0 < s.steps < FEWEST_STEPS), 0)
+
+
 def gist(audit: Audit) -> dict[str, str]:
     """Return the findings on each network, or on saved samples, in few words, by name."""
     found, given = audit.verdicts, {"questions": QUESTIONS, "topics": TEXTS["topics"]}
 
     def of(name: str, samples: dict[str, SampleAudit]) -> str:
         by = {v.question: v for v in found if v.network == name}
-        return text("gist", by=by, copies=samples[quoted(samples)].comparison if samples else None, **given)
+        copies = samples[quoted(samples)].comparison if samples else None
+        return text("gist", by=by, copies=copies, few=_few_steps(samples), **given)
 
     return {n.name: of(n.name, n.samples) for n in audit.subjects}
 
