@@ -92,7 +92,7 @@ def audit(
     data, held = as_data(data, "training"), None if test is None else as_data(test, "test")
     others = {name: as_data(points, name) for name, points in (also or {}).items()}
     nets = _networks(models, process, data)
-    shape, stored = for_network(nets[0], data.shape), data.shape
+    shape, stored, name = for_network(nets[0], data.shape), data.shape, nets[0].name
     data, held = arranged(data, shape), None if held is None else arranged(held, shape)
     others = {name: arranged(points, shape) for name, points in others.items()}
     sets = {"training": data, "test": data if held is None else held, **others}
@@ -107,7 +107,7 @@ def audit(
         nets = [replace(net, label=c, name=net.name + in_class(c)) for net in nets for c in classes]
         sizes = sizes.split(len(classes))
     if shape != stored:
-        notes.append(text("arranged", name=nets[0].name, given=stored, shape=shape))
+        notes.append(text("arranged", name=name, given=stored, shape=shape))
     nets = [replace(net, shape=shape, batch=batch or net.batch, dtype=dtype or net.dtype) for net in nets]
     facts = [nets, data, held, sizes, seed, extract.name, threshold, versions, str(data.device)]
     facts += [[one.rows for one in classes.values()]]

@@ -286,7 +286,8 @@ def screen(audit: Audit) -> Group:
             v.question,
             words,
         } & shown:
-            lines.append(Text.assemble((f"{TEXTS['topics'][v.question]}: ", colour), words))
+            topic = TEXTS["topics"][v.question] + (f" ({v.network})" if several else "")
+            lines.append(Text.assemble((f"{topic}: ", colour), words))
             shown |= {v.question, words}
     return Group(*lines, *(Text.assemble((f"advice ({a.sure}): ", "bold"), a.change) for a in audit.advice[:3]))
 
