@@ -168,14 +168,17 @@ class Augmented:
 
     @property
     def n(self) -> int:
+        """The number of distinct images."""
         return self.images.n
 
     @property
     def d(self) -> int:
+        """The number of features."""
         return len(self.center)
 
     @property
     def device(self) -> torch.device:
+        """The device of the images."""
         return self.images.device
 
     def take(self, indices: Tensor) -> Tensor:

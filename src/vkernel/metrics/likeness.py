@@ -5,9 +5,9 @@ distance, each beside its **floor**, that of as many real images: test images or
 were left out. Pixels are reduced to K principal components, and the norm of the rest, the **remainder**, is compared
 too. K depends on the training set alone, so that audits of one data set can be compared whatever their number of
 samples: 32, or as many of 16, 8, … 1 as there are training images for, four each. Fréchet's distance is left out where
-there are K samples or fewer. 999 random exchanges of samples
-and real images give the chance of distances as large as these, from the largest of these statistics: the kernel
-distance, that of the remainders, and Fréchet's distance to second order, which has the kernel
+there are K samples or fewer. 999 random exchanges of samples and real images give the chance of distances as large as
+these, from the largest of these statistics: the kernel distance, that of the remainders, and Fréchet's distance to
+second order, which has the kernel
 
 .. math:: \kappa(w, w') = w \cdot w' + \frac14 \Big(\sum_j \frac{w_j w'_j}{\sqrt{\lambda_j}}\Big)^2
 
@@ -110,15 +110,8 @@ def likeness(
         none = Estimate[float].unknown()
         few = (extract.name, 0, len(good), False, real)
         return Likeness(none, none, none, none, None, *few, math.nan, diverged, diverged > 0)
-    g, wanted = rng.stream(seed, "images for likeness"), max(len(good), PAIRS)
-    order = data.choose(data.n, g, distinct=True)
-    if held is None:
-        count = min(wanted, len(order) // 2)
-        held, order = data.subset(order[:count]), order[count:]
-    else:
-        held = held.to(data.device).subset(held.choose(wanted, g, distinct=True))
-    versions = Augment.parse(augment, data.shape)
-    held, train = (versions.drawn(images, g) for images in (held, data.subset(order[:MOMENTS])))
+    g, versions = rng.stream(seed, "images for likeness"), Augment.parse(augment, data.shape)
+    held, train = (versions.drawn(images, g) for images in _chosen(data, held, max(len(good), PAIRS), g))
     n = min(len(good), held.n)
     shuffled = good[torch.randperm(len(good), generator=g).to(good.device)]
     size = next(size for size in SIZES if EACH * size <= int((data.weights > 0).sum()))
@@ -139,6 +132,15 @@ def likeness(
     chance = _chance((a, b, c), rest, rng.stream(seed, "exchanges for likeness"))
     alarm, about = chance < CHANCE or diverged > CHANCE * len(x), (extract.name, k, n, reduced, real)
     return Likeness(far, floor, mmd, mmd_floor, remainder, *about, chance, diverged, alarm, why)
+
+
+def _chosen(data: Empirical, test: Empirical | None, wanted: int, g: torch.Generator) -> tuple[Empirical, Empirical]:
+    """Return at most ``wanted`` real images, of the test set or left out of the training set, and training images."""
+    order = data.choose(data.n, g, distinct=True)
+    if test is not None:
+        return test.to(data.device).subset(test.choose(wanted, g, distinct=True)), data.subset(order[:MOMENTS])
+    count = min(wanted, len(order) // 2)
+    return data.subset(order[:count]), data.subset(order[count:][:MOMENTS])
 
 
 def _ratio(x: Tensor, y: Tensor) -> Estimate | None:
@@ -224,6 +226,7 @@ class Drift:
 
     @property
     def alarm(self) -> bool:
+        """Whether a moment is shifted far, or too often outside the data's range."""
         return bool(self.far or self.outside)
 
 

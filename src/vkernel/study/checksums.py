@@ -27,6 +27,7 @@ FLAG, SIZE = b"\x01", 8  # contents of a chunk of done; bytes of a checksum
 
 
 def sha256(content: bytes) -> str:
+    """Return the SHA-256 in hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
 
 

@@ -126,6 +126,7 @@ class NoisyBatch:
 
     @property
     def r(self) -> Tensor:
+        """The noise levels, sigma/(alpha s)."""
         return self.process.sigma(self.times) / (self.process.alpha(self.times) * self.spread)
 
     def queries(self) -> Iterator[tuple[Tensor, Tensor, float, float]]:

@@ -83,6 +83,7 @@ class NetworkAudit:
 
     @property
     def name(self) -> str:
+        """The name of the network."""
         return self.net.name
 
     @property
