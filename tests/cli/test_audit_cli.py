@@ -78,7 +78,7 @@ def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few pictures of few dots: nobody looks at these pages."""
     monkeypatch.setattr("vkernel.reports.html.DOTS", 20)
     for number in ("SHOWN", "PAIRED"):
-        monkeypatch.setattr(f"vkernel.reports.audit.report.{number}", 3)
+        monkeypatch.setattr(f"vkernel.reports.audit.page.{number}", 3)
 
 
 def marks() -> vk.GaussianMixture:

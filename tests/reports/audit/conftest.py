@@ -9,7 +9,7 @@ from audited import SMALL, Denoiser, checkpoint, digits, marks, train
 
 import vkernel as vk
 from vkernel.reports.audit import Audit
-from vkernel.reports.audit.report import page
+from vkernel.reports.audit.page import page
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +26,7 @@ def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw few and coarse pictures, for pages that are not looked at."""
     monkeypatch.setattr("vkernel.reports.html.DOTS", 20)
     for number in ("SHOWN", "PAIRED"):
-        monkeypatch.setattr(f"vkernel.reports.audit.report.{number}", 3)
+        monkeypatch.setattr(f"vkernel.reports.audit.page.{number}", 3)
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ import vkernel as vk
 from vkernel.core.errors import InputError
 from vkernel.metrics import copies
 from vkernel.reports.audit import Audit, membership
-from vkernel.reports.audit.report import page
+from vkernel.reports.audit.page import page
 
 
 def test_a_network_that_memorised_is_caught(memoriser: Audit) -> None:

@@ -19,7 +19,8 @@ import vkernel as vk
 from vkernel.core.errors import InputError
 from vkernel.metrics import copies, drift, likeness, texture
 from vkernel.reports.audit import Audit, SampleAudit, describe
-from vkernel.reports.audit.report import GRADES, QUESTIONS, Verdict, page, relit, screen
+from vkernel.reports.audit.page import page, relit
+from vkernel.reports.audit.report import GRADES, QUESTIONS, Verdict, screen
 
 
 def split_digits(seed: int, *sizes: int) -> list[Tensor]:

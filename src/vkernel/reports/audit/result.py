@@ -24,7 +24,8 @@ from vkernel.reports.audit.classes import in_class
 from vkernel.reports.audit.conventions import Conventions
 from vkernel.reports.audit.decoder import Decoder, Decoding, decoder as as_decoder
 from vkernel.reports.audit.levels import Membership
-from vkernel.reports.audit.report import Advice, Verdict, advice, as_dict, page, sentences, verdicts
+from vkernel.reports.audit.page import page
+from vkernel.reports.audit.report import Advice, Verdict, advice, as_dict, sentences, verdicts
 from vkernel.reports.audit.samples import SampleAudit, SavedAudit
 from vkernel.reports.audit.skill import Skill
 from vkernel.score import EmpiricalScore, Wrapped
