@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 SHARE = 8  # of the free memory is for the outputs of layers
 NUMBERS, IMAGES, ELSEWHERE = 1 << 16, 64, 256  # in a batch on a CPU; on other devices
 TIE = 0.9  # of the time that fewer threads take is a gain
-TRIED, TRIED_ON = 23, 8  # other conventions, each on a quarter of the images, at least so many
+TRIED, TRIED_ON = 11, 8  # other conventions, each on a quarter of the images, at least so many
+TURNED, TURNED_ON = 12, 32  # other orientations and ranges, each on so many images
 DERIVATIVE, DERIVED = 7, 2  # what a derivative costs, in evaluations; images that it gives to the network
 SLOW = 1.0  # seconds; a slower call is timed once
 QUERIES = 32  # of the ideal score, and compared images, that are timed
@@ -56,7 +57,8 @@ class Plan:
     def evaluations(self, sizes: Sizes, steps: int, nets: int = 1, test: bool = True) -> int:
         """Return how many images all stages give to the networks."""
         levels = -(-8 // sizes.every)
-        check = 7 * sizes.check + 7 * TRIED * max(TRIED_ON, sizes.check // 4) + 6 * sizes.check
+        tried = TRIED * max(TRIED_ON, sizes.check // 4) + TURNED * min(TURNED_ON, sizes.check)
+        check = 7 * sizes.check + 7 * tried + 6 * sizes.check
         errors = levels * sizes.draws * sizes.images * (1 + test) + 2 * test * levels * sizes.members
         blind = 4 * 4 * sizes.blind + DERIVED * _derivatives(sizes)
         together = 4 * levels * sizes.places * (nets > 1)
