@@ -306,7 +306,7 @@ def test_the_share_that_fails(bench: Bench, vkernel: Callable[..., Left], refuse
         "        return -sigma * self.score(x, t.double())\n"
     )
     torch.save({"unused": torch.zeros(1)}, bench("exact.pt"))
-    options = bench.options(module=f"{bench('exact.py')}:Exact", data=few)
+    options = [*bench.options(module=f"{bench('exact.py')}:Exact", data=few), "--samples", 16]
     left = vkernel("audit", bench("exact.pt"), *options)
     assert left.code == 0, left.err
     assert "copies" in left.out
