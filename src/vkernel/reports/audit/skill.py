@@ -15,8 +15,9 @@ over :math:`\overline{|l|^2}`.
 
 A network is **doubtful** if its skill is not above 0, if the interval of q lies above 1 at a level with r ≥ 1, or if
 the interval of its offset lies above .015. Wrong data, a wrong schedule and too little training all have this effect
-and cannot be told apart by it. Else it is **under-trained** if the interval of q lies above 1 at some lower level, or
-if that of its skill lies below .1."""
+and cannot be told apart by it. Else it is **under-trained** if the interval of q lies above 1 at a lower level with r ≥
+.25, or if that of its skill lies below .1. At still lower noise networks that predict x0 lose detail, however long they
+were trained."""
 
 from __future__ import annotations
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     import xarray
 
 BEATEN, LEAST = 1.0, 0.1  # the ratio at one level, and the skill, beyond which a network is under-trained
+DETAIL = 0.25  # r of the lowest level that counts
 FROM, OFFSET = 1.0, 0.015  # the least r of high noise; of the linear denoiser's error
 FITTED = 2048  # images that determine the linear denoiser
 
@@ -95,7 +97,7 @@ def skill(model: Score, data: Empirical, *, levels: int = 6, images: int = 64, s
     offset = _offset(predicted[-1] - batch.noise[-1], theirs[-1])
     beaten = ratio.low > BEATEN
     doubtful = bool(beaten[batch.r >= FROM].any()) or found.low <= 0 or offset.low > OFFSET
-    under = not doubtful and (bool(beaten.any()) or found.high < LEAST)
+    under = not doubtful and (bool((beaten & (batch.r >= DETAIL)).any()) or found.high < LEAST)
     error, base = (Estimate[Tensor].of_mean(e, 1) for e in (own, theirs))
     return Skill(batch.times.tolist(), batch.r.tolist(), error, base, ratio, found, offset, doubtful, under)
 
