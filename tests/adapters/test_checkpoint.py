@@ -179,6 +179,7 @@ def test_hostile_weight_files(tmp_path: Path) -> None:
     for held, words in (
         (U().state_dict(), r"lacks 0\.weight.*besides time_embed\.weight.* and \d+ more"),
         ({k: v * float("nan") for k, v in small().state_dict().items()}, "NaN"),
+        ({k: v.double() * 1e300 for k, v in small().state_dict().items()}, "NaN or infinite"),  # as float32
         ([1, 2], "holds a list"),
         ({"a": 1}, "holds no tensors"),
     ):

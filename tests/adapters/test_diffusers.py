@@ -104,6 +104,7 @@ def test_hostile_folders(diffusers: object, tmp_path: Path) -> None:
     refuse(unet, "No UNet2DModel can be made", block_out_channels=[8])
     refuse(scheduler, "no scheduler of diffusers", _class_name="os.system")
     refuse(scheduler, "prediction_type must be one of", prediction_type="truth")
+    refuse(scheduler, "its betas are no schedule", trained_betas=0.5)
     refuse(scheduler, "has no betas", _class_name="ScoreSdeVeScheduler")
     weights = tmp_path / "unet" / "diffusion_pytorch_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from vkernel.core.errors import InputError
-from vkernel.core.files import check_outputs, make_folder, shown, write, write_json
+from vkernel.core.errors import InputError, shown
+from vkernel.core.files import check_outputs, make_folder, write, write_json
 
 
 @pytest.fixture(autouse=True)
@@ -182,6 +182,7 @@ def test_texts_for_people() -> None:
     assert shown("σ ± [red]é\u00a0") == "σ ± [red]é\u00a0"
     assert shown("a\x1b[31m\n\x7f\u202e") == "a\\x1b[31m\\x0a\\x7f\\u202e"
     assert shown(os.fsdecode(b"m\xe9")) == "m\\xe9"
+    assert str(InputError("No a\x1b[31m  b,\n    c.")) == "No a\\x1b[31m  b, c."
     assert write("x", os.fsdecode(b"m\xe9")).read_text()  # no name prevents a page
 
 

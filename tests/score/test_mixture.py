@@ -87,6 +87,9 @@ def test_population_results_have_the_type_of_x(mixture):
 def test_population_refusals(mixture):
     with pytest.raises(InputError, match=r"must end in the event shape \(1, 2\)"):
         mixture.logp(torch.zeros(3, 2, 2), 0.5, FigureOne())
+    for t in (float("nan"), float("inf"), -0.1):
+        with pytest.raises(InputError, match="t must be finite and not negative"):
+            mixture.score(FigureOne())(torch.zeros(3, 1, 2), t)
     with pytest.raises(InputError, match="one for each of 2 components"):
         GaussianMixture([0.0, 1.0], variance=[1.0, 1.0, 1.0])
     with pytest.raises(InputError, match="not negative"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from ensembles import broken, places
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import vkernel as vk
 from vkernel.core.errors import InputError
@@ -93,6 +93,20 @@ def test_json_of_another_kind_is_refused(folder):
         (folder / "ensemble.json").write_text(json.dumps(other))
         with pytest.raises(InputError):
             vk.load_ensemble(folder)
+
+
+def test_weights_that_do_not_fit_their_model_are_refused(folder):
+    about = json.loads((folder / "ensemble.json").read_text())
+    del about["sha256"]  # as 0.1 wrote it
+    (folder / "ensemble.json").write_text(json.dumps(about))
+    state = load_file(folder / "state.safetensors")
+    for other in (
+        {f"other {k}": a for k, a in state.items()},
+        {k: a[:, :1].contiguous() for k, a in state.items()},
+        {k: a.int() for k, a in state.items()},
+    ):
+        save_file(other, folder / "state.safetensors")
+        refused(folder, "does not describe an ensemble")
 
 
 class Evil:

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from vkernel.adapters import diffusers, factory as factories, weights
 from vkernel.core.checks import check_real
-from vkernel.core.errors import require
-from vkernel.core.files import shown
+from vkernel.core.errors import require, shown
 from vkernel.sample import Groups, Scores
 from vkernel.score.base import Score, Time, check_like, differentiated
 from vkernel.score.wrapped import CONDITION, TimeInput, Wrapped, interval

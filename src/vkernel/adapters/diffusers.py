@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from vkernel.adapters import weights
 from vkernel.core.checks import is_whole
-from vkernel.core.errors import InputError, require
-from vkernel.core.files import expand, shown
+from vkernel.core.errors import InputError, require, shown
+from vkernel.core.files import expand
 from vkernel.process import DDPM
 from vkernel.score.base import Score, Time, check_score, wide_time
 from vkernel.score.conversions import convert
@@ -114,7 +114,7 @@ def process_of(scheduler: object) -> DDPM:
     require(isinstance(abar, Tensor), f"{type(scheduler).__name__} has no betas (alphas_cumprod); {hint}.")
     abar = abar.detach().double().cpu()  # type: ignore[union-attr]
     signal = int((abar > 0).sum())
-    good = bool((abar[:signal] > 0).all() and (abar[signal:] == 0).all() and abar.isfinite().all())
+    good = abar.ndim == 1 and bool((abar[:signal] > 0).all() and (abar[signal:] == 0).all() and abar.isfinite().all())
     require(
         good, f"The alphas_cumprod of {type(scheduler).__name__} do not fall from 1 to 0: its betas are no schedule."
     )

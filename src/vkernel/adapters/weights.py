@@ -93,12 +93,12 @@ def fill(module: nn.Module, weights: Weights, source: str, strip: str = "") -> n
 
 
 def _stored(value: Tensor, wanted: Tensor, name: str) -> Tensor:
-    """Return a weight that can take the place of ``wanted``; floats of 8 bits become float32."""
+    """Return a weight that can take the place of ``wanted``, in its type: a large float64 is no float32."""
     wrong = wanted.is_floating_point() and not value.is_floating_point()
     require(
         not wrong, f"{name} is stored as {str(value.dtype).removeprefix('torch.')}; the network needs floats there."
     )
-    return value.float() if value.is_floating_point() and value.itemsize == 1 else value
+    return value.to(wanted.dtype) if wanted.is_floating_point() else value
 
 
 def _listed(names: Iterable[str], count: int = 4) -> str:

@@ -20,8 +20,8 @@ from typer.core import TyperCommand
 
 import vkernel as vk
 from vkernel.cli.streams import put, say
-from vkernel.core.errors import InputError
-from vkernel.core.files import check_outputs, shown, stream_to
+from vkernel.core.errors import InputError, shown
+from vkernel.core.files import check_outputs, stream_to
 
 if TYPE_CHECKING:
     import torch

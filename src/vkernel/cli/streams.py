@@ -11,7 +11,7 @@ import sys
 import unicodedata
 from pathlib import Path
 
-from vkernel.core.files import shown
+from vkernel.core.errors import shown
 
 SPELLED = {"–": "-", "—": "-", "−": "-", "±": "+-", "×": "x", "·": "*", "…": "...", "≤": "<=", "≥": ">=", "→": "->"}
 SPELLED |= {"≈": "~", "∞": "inf", "√": "sqrt", "’": "'", "‘": "'", "“": '"', "”": '"', "•": "*", "\u00a0": " "}

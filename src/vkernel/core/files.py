@@ -20,26 +20,14 @@ import os
 import secrets
 import stat
 import sys
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from vkernel.core.errors import InputError, require
+from vkernel.core.errors import InputError, require, shown
 from vkernel.version import __version__
 
 PAGES = (".html", ".htm")  # nothing reads these as data or weights
 OWN = b'{\n "vkernel": '  # the beginning of results that write_json wrote
-
-
-def shown(text: object) -> str:
-    r"""Return a text for people: control characters and bytes that are no UTF-8 as escapes, ``\x1b`` or ``\xe9``."""
-    return "".join(c if c.isprintable() or unicodedata.category(c) == "Zs" else _escape(c) for c in str(text))
-
-
-def _escape(character: str) -> str:
-    code = ord(character)
-    byte = code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else code  # Python's sign for a byte that is no UTF-8
-    return f"\\x{byte:02x}" if byte < 0x100 else f"\\u{byte:04x}" if byte < 0x10000 else f"\\U{byte:08x}"
 
 
 def expand(path: str | os.PathLike[str]) -> Path:

@@ -34,8 +34,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vkernel.core.errors import InputError, require
-from vkernel.core.files import expand, shown
+from vkernel.core.errors import InputError, require, shown
+from vkernel.core.files import expand
 from vkernel.core.memory import check_memory
 from vkernel.data.empirical import Empirical, Scale
 

@@ -85,6 +85,7 @@ class MixtureScore(Score):
         (batch, shape), mixture = self.split(x), self.mixture
         dtype = wide_dtype(real_dtype(x.dtype))
         rows, t = flat(x.to(dtype), shape), self.check(x, t)[1].to(x.device, dtype)
+        require(bool((t >= 0).all() and t.isfinite().all()), "t must be finite and not negative.")
         alpha, S = self.process.alpha(t), self.process.S(t)
         require(not isinstance(S, Covariance), "GaussianMixture needs an isotropic process; S(t) is a matrix here.")
         alpha, S = (a.to(x.device, dtype).expand(batch).unsqueeze(-1) for a in (alpha, S))

@@ -251,6 +251,12 @@ def load_ensemble(path: Path | str, device: torch.device | str = "cpu") -> Ensem
         if not (isinstance(shape, list) and shape and all(is_whole(k) and k > 0 for k in shape)):
             raise TypeError(f"{shape!r:.60} is no shape of an event")
         found = Ensemble(model, state, process, tuple(shape), about["info"])
+        if not all(a.is_floating_point() for a in state.values()):
+            raise TypeError("its weights are no floats")
+        with torch.no_grad():  # the first member at one point: whether model and weights fit together
+            one = found.evaluate({k: a[:1] for k, a in state.items()}, torch.zeros(1, *shape, device=device), process.T)
+        if not (one.isfinite().all() or found.diverged):
+            raise ValueError("its scores are not finite")
     except SafetensorError as error:
         raise InputError(f"{weights} is damaged: {error}.") from None
     except InputError:
