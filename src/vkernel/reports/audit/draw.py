@@ -26,6 +26,7 @@ from vkernel.score.base import check_score
 
 KINDS = ("ode", "ancestral")
 ALL = 1000  # steps in continuous time, where no number of steps is all
+FEWEST_STEPS = 20  # of a sampler that could take more: with fewer its samples are coarse, and copies are missed
 CHUNK = 1 << 21  # random numbers made at once
 
 

@@ -21,7 +21,7 @@ from vkernel.reports.audit.agreement import Agreement, SameNoise, agreement
 from vkernel.reports.audit.blind import blind
 from vkernel.reports.audit.classes import Class
 from vkernel.reports.audit.conventions import Conventions, check
-from vkernel.reports.audit.draw import KINDS, draw, sampling_times, start
+from vkernel.reports.audit.draw import FEWEST_STEPS, KINDS, draw, sampling_times, start
 from vkernel.reports.audit.kept import Kept
 from vkernel.reports.audit.levels import audit_times, levels, membership, same_process
 from vkernel.reports.audit.report import text
@@ -158,11 +158,12 @@ class NetworkGroup:
             parts.append(self.kept.get(f"samples {kind} {first} {net.name}", compute).cpu())
             done("", (k + 1) / len(x_T))
         x, steps = torch.cat(parts), len(sampling_times(net, kind, sizes.steps))
-        compare = functools.partial(self.compared.of, x, kind, steps)
+        coarse = steps < min(FEWEST_STEPS, len(sampling_times(net, kind, None)))
+        compare = functools.partial(self.compared.of, x, kind, steps, coarse)
         if not self.extract.custom:  # what a function of the user computes may change
 
             def without() -> SampleAudit:
-                return replace(self.compared.of(x, kind, steps), images=x[:0])
+                return replace(self.compared.of(x, kind, steps, coarse), images=x[:0])
 
             compare = functools.partial(self.kept.get, f"comparison {kind} {net.name}", without)
         found = replace(compare(), images=x)

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 LOST = 0.5  # of the samples diverged: the rest allows no verdict
 REMOTE = 1.5  # times as far from the training set as real images; networks with the right data reach 1.4
-FEWEST_STEPS = 20  # of a sampler: with fewer its samples are coarse, and copies are missed
 LARGE = 0.5  # of the common error: a variance between runs that is worth reducing
 SOME = 0.05  # of the samples: noise among them is mentioned
 QUESTIONS: dict[str, str] = TEXTS["questions"]
@@ -147,7 +146,7 @@ def _of_samples(name: str, samples: dict[str, SampleAudit], doubtful: bool = Fal
         yield verdict("images", kind, "alarm" if not usable else "note" if noisy else "good", textures=textures)
     held = samples[kind].comparison
     suspect = "note" if held.closer_chance < CHANCE else "good"
-    known = bool(usable) and not doubtful and samples[kind].remoteness <= REMOTE
+    known = bool(usable) and not doubtful and not samples[kind].coarse and samples[kind].remoteness <= REMOTE
     yield verdict("copies", kind, "alarm" if held.alarm else suspect if known else "unknown", doubtful=doubtful)
     drifts = {k: s.drift for k, s in (usable or samples).items()}
     kind = max(drifts, key=lambda k: (drifts[k].alarm, drifts[k].share.value))
@@ -201,7 +200,7 @@ def advice(audit: Audit) -> list[Advice]:
             noise=min(noise, default=""),
             images=min(images, default=""),
         )
-    add("steps", tuple(n.name for n in audit.networks if _few_steps(n.samples)))
+    add("steps", tuple(n.name for n in audit.networks if any(s.coarse for s in n.samples.values())))
     if facts is not None and facts.repeated:
         held = [s.comparison for n in audit.networks if n.name in copying for s in n.samples.values()]
         sources = {i for c in held for i in c.index[c.ratio < c.threshold][:, 0].tolist()}
@@ -220,11 +219,6 @@ def advice(audit: Audit) -> list[Advice]:
     return sorted(out, key=lambda a: ("measured", "theory", "doubtful").index(a.sure))
 
 
-def _few_steps(samples: dict[str, SampleAudit]) -> int:
-    """Return the steps of the sampler if they are too few to judge samples, else 0; saved samples have none."""
-    return next((s.steps for s in samples.values() if 0 < s.steps < FEWEST_STEPS), 0)
-
-
 def gist(audit: Audit) -> dict[str, str]:
     """Return the findings on each network, or on saved samples, in few words, by name."""
     found, given = audit.verdicts, {"questions": QUESTIONS, "topics": TEXTS["topics"]}
@@ -232,7 +226,7 @@ def gist(audit: Audit) -> dict[str, str]:
     def of(name: str, samples: dict[str, SampleAudit]) -> str:
         by = {v.question: v for v in found if v.network == name}
         copies = samples[quoted(samples)].comparison if samples else None
-        return text("gist", by=by, copies=copies, few=_few_steps(samples), **given)
+        return text("gist", by=by, copies=copies, **given)
 
     return {n.name: of(n.name, n.samples) for n in audit.subjects}
 

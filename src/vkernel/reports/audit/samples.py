@@ -36,6 +36,7 @@ class SampleAudit:
     drift: Drift
     likeness: Likeness
     texture: Texture | None = None  # of images whose neighbouring pixels are alike
+    coarse: bool = False  # whether the sampler took too few of its steps to show copies
 
     @property
     def are_images(self) -> bool:
@@ -82,13 +83,13 @@ class Comparison:
     def __post_init__(self) -> None:
         self.references: dict[str, Reference] = {}
 
-    def of(self, x: Tensor, kind: str, steps: int) -> SampleAudit:
+    def of(self, x: Tensor, kind: str, steps: int, coarse: bool = False) -> SampleAudit:
         """Compare the samples ``x (n, *shape)`` that a sampler ``kind`` drew in so many steps."""
         moved, near, plain = drift(x, self.data), self._copies(x, self.extract), None
         if moved.alarm and self.extract.plain and len(self.data.shape) > 1:
             plain = self._copies(x, extractor("standardised"))
         like = likeness(x, self.data, self.test, features=self.extract, seed=self.seed, augment=self.augment)
-        return SampleAudit(kind, steps, x, near, plain, moved, like, texture(x, self.data))
+        return SampleAudit(kind, steps, x, near, plain, moved, like, texture(x, self.data), coarse)
 
     def _copies(self, x: Tensor, extract: Extractor) -> Copies:
         if extract.name not in self.references:
