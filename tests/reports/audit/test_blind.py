@@ -122,7 +122,7 @@ def test_gains_of_a_gaussian_denoiser() -> None:
     found = blind(checkpoint(without_mean), DIGITS, times=[500], images=4)
     assert float(found.gain["constant"].high) < 1e-6 < 0.1 < float(found.gain["random"].low)
     assert (found.least[0], found.cosine[0]) == (pytest.approx(0, abs=1e-6), pytest.approx(1, abs=1e-4))
-    assert "responds least, brightness (cosine 1.00)" in describe(found)
+    assert "its cosine with brightness is 1.00" in describe(found)
 
 
 def test_networks_without_derivatives() -> None:

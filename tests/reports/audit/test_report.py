@@ -306,3 +306,15 @@ def test_likeness_of_diverged_and_of_few_samples():
     assert "4 samples diverged" in describe(likeness(spoilt, data, test))
     assert "0 are left, 30 having diverged" in describe(likeness(torch.full((30, 3), math.nan), data, test))
     assert "unknown" in describe(likeness(x[:7], data, test))
+
+
+def test_few_steps_do_not_show_that_nothing_is_copied(stages: dict[str, Audit]) -> None:
+    for found in stages.values():
+        networks = tuple(
+            dataclasses.replace(n, samples={k: dataclasses.replace(s, coarse=True) for k, s in n.samples.items()})
+            for n in found.networks
+        )
+        coarse = dataclasses.replace(found, networks=networks)
+        assert {v.level for v in coarse.verdicts if v.question == "copies"} <= {"alarm", "unknown"}
+        if any(n.samples for n in networks):
+            assert any("more steps" in a.change for a in coarse.advice)
