@@ -133,3 +133,18 @@ def test_agreement_of_four_runs() -> None:
     scores = [vk.as_score(lambda x, t, a=a: -a * x, process, shape=(1, 4, 4)) for a in (0.7, 0.8, 0.9, 1.1)]
     found = agreement(vk.Checkpoints(scores), data, images=16).dataset
     assert found["variance_members"].notnull().all()
+
+
+@pytest.mark.parametrize("borders", ["zeros", "circular"])
+@pytest.mark.parametrize("sigma", [0.05, 0.4, 4.0])
+def test_patches_are_averaged_in_tiles(borders: str, sigma: float) -> None:
+    g = torch.Generator().manual_seed(0)
+    pixels, weights = (
+        torch.randint(0, 256, (30, 3, 12, 12), generator=g, dtype=torch.uint8),
+        torch.rand(30, generator=g),
+    )
+    x = 2 * pixels[:5] / 255 - 1 + sigma * torch.randn(5, 3, 12, 12, generator=g)
+    for data in (vk.Empirical(pixels, weights, scale=(-1, 1)), vk.Empirical(2 * pixels / 255 - 1)):
+        here = vk.theories.EquivariantLocal(data, vk.EDM(), 5, borders)
+        there = vk.theories.EquivariantLocal(data.to("cuda"), vk.EDM(), 5, borders)
+        assert float((here.denoise(x, sigma) - there.denoise(x.cuda(), sigma).cpu()).abs().max()) < 1e-4

@@ -14,6 +14,7 @@ from vkernel import (
     sample,
     score,
     study,
+    theories,
     train,
 )
 from vkernel.adapters.checkpoints import Checkpoint, Checkpoints
@@ -91,6 +92,7 @@ __all__ = [
     "sample",
     "score",
     "study",
+    "theories",
     "to_flow",
     "to_noise",
     "to_v",

@@ -94,10 +94,12 @@ def walk(x: Tensor, levels: list[Level], step: Step, progress: Progress = False)
             report("sampling")
 
 
-def grid(process: Process, steps: int | Tensor, spacing: str | None) -> Tensor:
-    """Return descending times in float64: ``steps + 1`` from T to eps, or the given ones, checked."""
+def grid(process: Process, steps: int | Tensor, spacing: str | None, jumps: tuple[float, ...] = ()) -> Tensor:
+    """Return descending times in float64: ``steps + 1`` from T to eps and the ``jumps`` of the score between, or the
+    given ones, checked."""
     if not isinstance(steps, Tensor):
-        return process.times(steps, spacing)
+        times = process.times(steps, spacing)
+        return torch.cat([times, times.new_tensor(jumps)]).unique().flip(0) if jumps else times
     times = check_real(steps, "The times of steps").detach().double().cpu()
     require(times.ndim == 1 and len(times) >= 2, "Times of steps must be a vector of two or more.")
     require(bool((times.diff() < 0).all()), "Times must descend, from T down to eps.")
@@ -129,7 +131,7 @@ class Problem:
         self.batch, self.shape = score.split(x_T)
         self.dtype = x_T.dtype
         self.x_T = self.process.whiten(x_T if x_T.dtype in (torch.float32, torch.float64) else x_T.float())
-        self.steps, self.spacing, self.times = steps, spacing, grid(self.process, steps, spacing)
+        self.steps, self.spacing, self.times = steps, spacing, grid(self.process, steps, spacing, score.jumps)
         self.levels = Level.at(self.base, self.times)
         self.callback, self.progress, self.allow_nan = callback, progress, allow_nan
         self.generator = rng.as_generator(generator)

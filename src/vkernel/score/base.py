@@ -43,6 +43,7 @@ class Score(ABC):
 
     process: Process
     shape: tuple[int, ...] | None
+    jumps: tuple[float, ...] = ()  # times at which the score jumps: samplers place a time at each
 
     @abstractmethod
     def __call__(self, x: Tensor, t: Time) -> Tensor:

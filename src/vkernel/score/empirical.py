@@ -60,7 +60,7 @@ class EmpiricalScore(Score):
         self.precision = process.inverse_trace if isinstance(process, Anisotropic) else float(self.data.d)
 
         def white(data: Empirical) -> Points:
-            return _Whitened(data, process) if isinstance(process, Anisotropic) else data
+            return Whitened(data, process) if isinstance(process, Anisotropic) else data
 
         if isinstance(self.data, Sharded):
             own, first, ranks = white(self.data.own), self.data.first, self.data.ranks
@@ -191,7 +191,7 @@ def _refused(rows: Tensor, var: Tensor) -> InputError:
     return InputError("x is more than 1e15 sigma away: float64 cannot tell the training points apart there.")
 
 
-class _Whitened:
+class Whitened:
     """The data in coordinates in which the noise is isotropic, block by block."""
 
     def __init__(self, data: Empirical, frame: Anisotropic) -> None:

@@ -1,0 +1,167 @@
+r"""The base class of theories: scores that are given by a denoiser, and averages over training points in parts.
+
+A theory defines the denoiser :math:`m(x,t)`, its estimate of :math:`x_0`; its score is
+
+.. math:: s(x,t) = \frac{\alpha\, m(x,t) - x}{\sigma^2} .
+
+Under an anisotropic process both are evaluated in whitened coordinates :math:`\Gamma^{-1/2} x`, where the noise is
+isotropic; theories of pixels need a diagonal :math:`\Gamma`, which leaves every pixel its own coordinate.
+
+**Averages in parts.** A pixel's estimate :math:`\sum_i e^{l_i} v_i / \sum_i e^{l_i}` over all training points follows
+from those over parts: with the largest logit :math:`L`, :math:`z = \sum e^{l_i - L}` and :math:`u = \sum e^{l_i - L}
+v_i` of each part, two parts merge as :math:`L = \max(L_a, L_b)`, :math:`z = e^{L_a - L} z_a + e^{L_b - L} z_b`, and
+:math:`u` likewise. The result does not depend on the parts, unlike an average of the parts' own estimates."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vkernel.core.covariance import Diagonal, over_event
+from vkernel.core.errors import require
+from vkernel.core.memory import free_memory
+from vkernel.data import Empirical
+from vkernel.posterior import Engine, Points, Queries
+from vkernel.posterior.weights import blocks
+from vkernel.process import Anisotropic, Process
+from vkernel.score.base import Score, Time
+from vkernel.score.empirical import Whitened
+
+Data = Empirical | Tensor
+
+
+class Theory(Score):
+    """A score given by its denoiser of a training set; ``memory`` bounds the working memory in bytes (default: a
+    quarter of what is free). Training points of weight zero are left out."""
+
+    shape: tuple[int, ...]
+
+    def __init__(self, data: Data, process: Process, memory: int | None = None) -> None:
+        good = isinstance(process, Process)
+        require(good, f"{type(self).__name__} needs a forward process such as vk.VP(), not {process!r}.")
+        self.process = process
+        data = data if isinstance(data, Empirical) else Empirical(data)
+        good = process.shape in ((), data.shape)
+        require(good, f"The data have shape {data.shape} but Γ acts on {process.shape}.")
+        kept = data.weights.nonzero().flatten()
+        self.data = data if len(kept) == data.n else data.subset(kept)
+        self.shape, self.device = data.shape, data.device
+        self.memory = free_memory(data.device) // 4 if memory is None else int(memory)
+
+    @abstractmethod
+    def mean(self, x: Tensor, alpha: Tensor, var: Tensor) -> Tensor:
+        """Return the denoiser in whitened coordinates at ``x (B, *shape)``, with alpha and sigma² ``(B,)``, float64."""
+
+    def denoise(self, x: Tensor, t: Time) -> Tensor:
+        x, rows, alpha, var = self._rows(x, t)
+        return self.process.unwhiten(self.mean(rows, alpha, var).reshape(x.shape)).to(x.device, x.dtype)
+
+    def __call__(self, x: Tensor, t: Time) -> Tensor:
+        x, rows, alpha, var = self._rows(x, t)
+        s = self.residual(rows, alpha, var) / over_event(var, self.shape)
+        return self.process.whiten(s.reshape(x.shape)).to(x.device, x.dtype)
+
+    def residual(self, x: Tensor, alpha: Tensor, var: Tensor) -> Tensor:
+        r"""Return :math:`\alpha m - x`; theories that know it without cancellation override it."""
+        return over_event(alpha, self.shape) * self.mean(x, alpha, var) - x
+
+    def _rows(self, x: Tensor, t: Time) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return x as a floating-point tensor, its whitened rows on the data's device, alpha and sigma² of each."""
+        x, t = self.check(x, t)
+        require(bool(x.isfinite().all()), "x holds NaN or infinite values; a theory denoises finite points.")
+        batch = self.split(x)[0]
+        levels = self.levels(self.process.check(t.double()))
+        alpha, var = (a.to(self.device).expand(batch).reshape(-1) for a in levels)
+        require(
+            bool((var > 0).all()), f"There is no noise at t = {self.process.eps:g}, where the score is not defined."
+        )
+        return x, self.process.whiten(x.to(self.device, torch.float64)).reshape(-1, *self.shape), alpha, var
+
+    @property
+    def white(self) -> Points:
+        """The training points in whitened coordinates, for an engine."""
+        return Whitened(self.data, self.process) if isinstance(self.process, Anisotropic) else self.data
+
+    def points(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the training points in whitened coordinates, ``(k, *shape)`` in float64, and their log weights."""
+        for part in blocks(self.data.n, step):
+            rows = self.data.rows(part.start, part.stop).double().reshape(-1, *self.shape)
+            yield self.process.whiten(rows), self.data.weights[part].log()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.data!r}, {self.process!r})"
+
+
+class Average:
+    """The average of values with weights exp(logit) over training points that arrive in parts."""
+
+    def __init__(self) -> None:
+        self.top: Tensor | None = None
+        self.z = self.total = torch.zeros(())
+
+    def add(self, logit: Tensor, value: Tensor) -> None:
+        """Add points: ``logit (B, k, *place)`` and ``value (k, *place)``, which broadcasts to the logits' places."""
+        top = logit.detach().amax(1)
+        if self.top is not None:
+            top = torch.maximum(top, self.top)
+        e = (logit - top[:, None]).exp()
+        z, total = e.sum(1), torch.einsum("bk...,k...->b...", e, value)
+        if self.top is not None:
+            share = (self.top - top).exp()
+            z, total = z + share * self.z, total + share * self.total
+        self.top, self.z, self.total = top, z, total
+
+    @property
+    def value(self) -> Tensor:
+        return self.total / self.z
+
+
+class PosteriorMean(torch.autograd.Function):
+    r"""The mean of an engine's posterior, some coordinates of it: :math:`m(x) = \sum_i r_i y_i` with the derivative
+    :math:`\frac{\alpha}{\sigma^2} \mathrm{Cov}(x_0|x)`; ``x (B, d)``, ``alpha`` and ``var`` ``(B,)``, float64."""
+
+    @staticmethod
+    def forward(x: Tensor, alpha: Tensor, var: Tensor, engine: Engine, kept: slice | Tensor) -> Tensor:
+        return engine.moments(Queries(x.detach(), alpha, var)).mean[:, kept]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, alpha, var, ctx.engine, ctx.kept = inputs
+        ctx.save_for_backward(x, alpha, var)
+        ctx.save_for_forward(x, alpha, var)
+
+    @staticmethod
+    def _product(ctx: Any, v: Tensor) -> Tensor:
+        x, alpha, var = ctx.saved_tensors
+        moments = ctx.engine.moments(Queries(x.detach(), alpha, var), vector=v)
+        return (alpha / var)[:, None] * moments.present()["product"]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        v = torch.zeros_like(ctx.saved_tensors[0])
+        v[:, ctx.kept] = grads[0]
+        return PosteriorMean._product(ctx, v), None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        return PosteriorMean._product(ctx, tangents[0])[:, ctx.kept]
+
+
+def posterior_mean(engine: Engine, x: Tensor, alpha: Tensor, var: Tensor, kept: slice | Tensor = slice(None)) -> Tensor:
+    """Return the mean of the posterior over the engine's points, its coordinates ``kept``; differentiable in ``x``."""
+    out: Tensor = PosteriorMean.apply(x, alpha, var, engine, kept)
+    return out
+
+
+def check_images(data: Empirical, process: Process, theory: str) -> tuple[int, int, int]:
+    """Return channels, height and width of images ``(H, W)`` or ``(C, H, W)`` whose pixels have independent noise."""
+    shape = data.shape
+    good = len(shape) in (2, 3)
+    require(good, f"{theory} compares pixels of images, (H, W) or (C, H, W); the data have shape {shape}.")
+    diagonal = process.gamma is None or isinstance(process.gamma, Diagonal)
+    require(diagonal, f"{theory} needs noise that is independent between pixels; this Γ is not diagonal.")
+    return (1, *shape) if len(shape) == 2 else shape  # type: ignore[return-value]

@@ -1,0 +1,106 @@
+r"""The equivariant local theory (ELS): a network sees patches only, and does not know where they are.
+
+At pixel p the posterior is over all patches of all training images, places p' included,
+
+.. math:: m_p = \sum_{i,p'} r_{p,ip'}\, y_{ip'}, \qquad r_{p,ip'} \propto w_i \exp\Big(-\sum_{\delta}
+   \frac{|x_{p+\delta} - \alpha y_{i,p'+\delta}|^2}{2\sigma^2}\Big)
+
+(Kamb and Ganguli 2025). Borders tell a convolutional network where it is: with ``borders="zeros"`` only patches with
+equal distances, clipped at k // 2, to all four borders are compared; from k = max(H, W) on every pixel has distances of
+its own, and the theory is :class:`~vkernel.theories.Local`. With ``"circular"`` borders all places are alike, and for
+odd k = H = W it is the exact denoiser of all shifts of the training images.
+
+Patches are points, so the exact engine evaluates them, separately for each class of places with equal distances. On a
+GPU :mod:`vkernel.theories.streamed` evaluates them faster."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from vkernel.core.errors import require
+from vkernel.posterior import Engine
+from vkernel.process import Process
+from vkernel.score.base import differentiated
+from vkernel.theories.base import Data, posterior_mean
+from vkernel.theories.local import Local, Patched, Scale
+from vkernel.theories.patches import Patches, Span
+
+if TYPE_CHECKING:
+    from vkernel.theories.streamed import Streamed
+
+TOLERANCE = 5e-5  # of the data's spread per coordinate
+
+
+class PlaceClass:
+    """All patches around places of one class; ``tolerance`` is the error of a pixel that may remain."""
+
+    def __init__(self, patches: Patches, memory: int, tolerance: float) -> None:
+        self.patches, self.memory, self.tolerance = patches, memory, tolerance
+
+    @functools.cached_property
+    def engine(self) -> Engine:
+        return Engine(self.patches, self.memory)
+
+    @functools.cached_property
+    def streamed(self) -> Streamed | None:
+        """The faster method, where there is a GPU that can use it."""
+        if self.patches.device.type != "cuda" or not importlib.util.find_spec("triton"):
+            return None
+        from vkernel.theories.streamed import CHANNELS, Streamed
+
+        return Streamed(self.patches) if self.patches.image[0] <= CHANNELS else None
+
+    def mean(self, x: Tensor, alpha: Tensor, var: Tensor) -> Tensor:
+        """Return the estimates of the middle pixels of patches ``x (B, d)``, ``(B, C)``."""
+        middle = self.patches.middle
+        if self.streamed is None or differentiated(x):
+            return posterior_mean(self.engine, x, alpha, var, middle)
+        return self.streamed(x, alpha, var, self.tolerance)
+
+
+class EquivariantLocal(Patched):
+    """The denoiser whose pixels are estimated from k×k patches at every place of every training image."""
+
+    def __init__(
+        self, data: Data, process: Process, k: Scale, borders: str = "zeros", memory: int | None = None
+    ) -> None:
+        super().__init__(data, process, k, borders, memory)
+        even = process.gamma is None or bool((process.gamma.diag() == process.gamma.diag().flatten()[0]).all())
+        require(even, "EquivariantLocal compares different places, which needs the same noise in all pixels; Γ varies.")
+
+    def patch_mean(self, x: Tensor, alpha: Tensor, var: Tensor, k: int) -> Tensor:
+        _, height, width = self.image
+        if self.borders == "zeros" and k >= max(height, width):
+            return self.same_place.patch_mean(x, alpha, var, k)
+        rows: dict[int, list[Tensor]] = {}
+        for kind in self.classes(k):  # row by row
+            patches = kind.patches
+            a, v = (level.repeat_interleave(patches.places) for level in (alpha, var))
+            found = kind.mean(patches.windows(x), a, v).reshape(len(x), patches.y.count, patches.x.count, -1)
+            rows.setdefault(patches.y.start, []).append(found.permute(0, 3, 1, 2))
+        return torch.cat([torch.cat(row, 3) for row in rows.values()], 2)
+
+    @functools.cached_property
+    def same_place(self) -> Local:
+        """The theory that this one is for large patches."""
+        return Local(self.data, self.process, 1, self.borders, self.memory)
+
+    @functools.lru_cache(maxsize=4)  # noqa: B019 - a table of scales has a few values, and engines hold the data
+    def classes(self, k: int) -> list[PlaceClass]:
+        """Return the patches of all classes of places, row by row."""
+        (_, height, width), half = self.image, k // 2
+        if self.borders == "circular":
+            rows, columns = (Span(half, size, half, half) for size in (height, width))
+            sets = [Patches(self.white, self.image, rows, columns, half)]
+        else:
+            kinds = itertools.product(Span.of(height, half), Span.of(width, half))
+            sets = [Patches(self.white, self.image, *kind, 0) for kind in kinds]
+        total, tolerance = sum(s.n * s.d for s in sets), TOLERANCE * self.data.spread / math.sqrt(self.data.d)
+        return [PlaceClass(s, max(1 << 24, self.memory * s.n * s.d // total), tolerance) for s in sets]

@@ -1,0 +1,304 @@
+"""Theories against sums over training points that are written out in NumPy, and their limits."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+import vkernel as vk
+from vkernel.theories import EquivariantLocal, Gaussian, Local, Nearest, PCALocal, Smoothed, Switch
+
+PROCESS = vk.VP()
+TIMES = (0.02, 0.2, 0.9)
+
+
+def images(n=7, shape=(2, 5, 6), seed=0):
+    return torch.randn(n, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def noisy(data, t, count=3, seed=1):
+    g = torch.Generator().manual_seed(seed)
+    chosen = torch.randint(len(data), (count,), generator=g)
+    noise = torch.randn(count, *data.shape[1:], generator=g, dtype=torch.float64)
+    return PROCESS.alpha(t) * data[chosen] + PROCESS.sigma(t) * noise
+
+
+def levels(t):
+    t = torch.tensor(t, dtype=torch.float64)
+    return float(PROCESS.alpha(t)), float(PROCESS.sigma(t))
+
+
+def softmax_mean(logits, values):
+    weights = np.exp(logits - logits.max())
+    return (weights[:, None] * values).sum(0) / weights.sum()
+
+
+def windows(size, p, half, circular):
+    offsets = range(-half, half + 1)
+    return [(p + o) % size for o in offsets] if circular else [p + o for o in offsets if 0 <= p + o < size]
+
+
+def brute_local(x, y, t, k, circular=False, equivariant=False, weights=None):
+    """Every pixel, every training image, every place, one after the other."""
+    alpha, sigma = levels(t)
+    n, _, height, width = y.shape
+    half, out = k // 2, np.empty_like(x)
+    log_w = np.zeros(n) if weights is None else np.log(weights)
+
+    def distances(place, size):
+        return () if circular else (min(place, half), min(size - 1 - place, half))
+
+    def patch(image, r, c):
+        rows, columns = windows(height, r, half, circular), windows(width, c, half, circular)
+        return image[:, rows][:, :, columns]
+
+    places = list(itertools.product(range(height), range(width)))
+    for r, c in places:
+        kind = distances(r, height), distances(c, width)
+        other = [(a, b) for a, b in places if (distances(a, height), distances(b, width)) == kind]
+        for b in range(len(x)):
+            logits, values = [], []
+            for i, (a, d) in itertools.product(range(n), other if equivariant else [(r, c)]):
+                gap = patch(x[b], r, c) - alpha * patch(y[i], a, d)
+                logits.append(log_w[i] - (gap**2).sum() / (2 * sigma**2))
+                values.append(y[i, :, a, d])
+            out[b, :, r, c] = softmax_mean(np.array(logits), np.array(values))
+    return out
+
+
+def close(a, b, tol=1e-9):
+    torch.testing.assert_close(torch.as_tensor(a), torch.as_tensor(b), rtol=tol, atol=tol)
+
+
+@pytest.mark.parametrize("t", TIMES)
+@pytest.mark.parametrize(("borders", "k"), [("zeros", 1), ("zeros", 3), ("zeros", 7), ("circular", 3), ("circular", 5)])
+def test_local_theories_are_sums_over_patches(t, borders, k):
+    y = images()
+    x, circular = noisy(y, t), borders == "circular"
+    weights = torch.arange(1.0, 8.0, dtype=torch.float64) / 28
+    for theory, equivariant in ((Local, False), (EquivariantLocal, True)):
+        found = theory(vk.Empirical(y, weights), PROCESS, k, borders).denoise(x, t)
+        close(found, brute_local(x.numpy(), y.numpy(), t, k, circular, equivariant, weights.numpy()), 2e-6)
+
+
+@pytest.mark.parametrize("t", TIMES)
+def test_large_patches_are_the_exact_denoiser(t):
+    y = images(shape=(5, 6))
+    x = noisy(y, t)
+    exact = vk.EmpiricalScore(y, PROCESS)
+    close(Local(y, PROCESS, 11).denoise(x, t), exact.denoise(x, t))
+    close(Local(y, PROCESS, 11)(x, t), exact(x, t), 1e-7)
+    close(EquivariantLocal(y, PROCESS, 7).denoise(x, t), Local(y, PROCESS, 7).denoise(x, t))
+    close(EquivariantLocal(y, PROCESS, 11).denoise(x, t), exact.denoise(x, t))
+    close(PCALocal(y, PROCESS, 0).denoise(x, t), exact.denoise(x, t))
+    close(Smoothed(y, PROCESS, 0).denoise(x, t), exact.denoise(x, t))
+    close(Smoothed(y, PROCESS, 0, "draws", 2).denoise(x, t), exact.denoise(x, t))
+    close(Nearest(y, PROCESS, 7).denoise(x, t), exact.denoise(x, t))
+
+
+@pytest.mark.parametrize("t", TIMES)
+def test_circular_patches_of_the_whole_image_are_all_shifts(t):
+    y = images(4, (5, 5))
+    x = noisy(y, t)
+    shifts = torch.cat([y.roll(s, (1, 2)) for s in itertools.product(range(5), range(5))])
+    found = EquivariantLocal(y, PROCESS, 5, "circular").denoise(x, t)
+    close(found, vk.EmpiricalScore(shifts, PROCESS).denoise(x, t))
+
+
+@pytest.mark.parametrize("t", TIMES)
+@pytest.mark.parametrize("options", [{}, {"soft": True}, {"published": True, "threshold": 0.3}, {"threshold": 0.4}])
+def test_pca_local_is_its_sum(t, options):
+    y = images(6, (2, 3, 3))
+    y[:, 0, 0, 0] = 0.5  # a constant pixel sees itself alone
+    x, (alpha, sigma) = noisy(y, t), levels(t)
+    flat = y.flatten(1).numpy()
+    lam, u = np.linalg.eigh(np.cov(flat.T, bias=True))
+    lam = np.where(lam > 1e-12, lam, 0)
+    w = u @ np.diag(alpha**2 * lam / (alpha**2 * lam + sigma**2)) @ u.T
+    own = np.diag(w).copy()
+    live = own > 1e-12
+    if options.get("published"):
+        m = np.where(live[:, None] & live[None], np.abs(w) / np.where(live, own, 1), 0)
+        m = m >= options["threshold"] * m.max()
+    else:
+        m = np.minimum(1, np.where(live[:, None], np.abs(w) / np.where(live, own, 1)[:, None], 0))
+        m = m if options.get("soft") else m >= options.get("threshold", 0.02)
+    m = m.astype(float)
+    np.fill_diagonal(m, 1)
+    expected = np.empty((len(x), 18))
+    for b, p in itertools.product(range(len(x)), range(18)):
+        gap = (x[b].flatten().numpy() - alpha * flat) ** 2
+        expected[b, p] = softmax_mean(-gap @ m[p] / (2 * sigma**2), flat[:, p : p + 1])[0]
+    close(PCALocal(y, PROCESS, **options).denoise(x, t).flatten(1), expected, 1e-8)
+
+
+def test_above_one_every_pixel_is_estimated_from_itself():
+    y = images(5, (3, 4))
+    x = noisy(y, 0.3)
+    alone = vk.theories.PCALocal(y, PROCESS, 1.5).denoise(x, 0.3)
+    for r, c in itertools.product(range(3), range(4)):
+        pixel = vk.EmpiricalScore(y[:, r, c, None], PROCESS).denoise(x[:, r, c, None], 0.3)
+        close(alone[:, r, c], pixel[:, 0])
+
+
+@pytest.mark.parametrize("t", TIMES)
+@pytest.mark.parametrize("n", [4, 40])
+def test_gaussian_is_the_best_linear_denoiser(t, n):
+    y = images(n, (9,))
+    weights = torch.rand(n, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    x, (alpha, sigma) = noisy(y, t), levels(t)
+    share = (weights / weights.sum()).numpy()
+    mean = share @ y.numpy()
+    cov = (y.numpy() - mean).T @ np.diag(share) @ (y.numpy() - mean)
+    filter_ = alpha * cov @ np.linalg.inv(alpha**2 * cov + sigma**2 * np.eye(9))
+    theory = Gaussian(vk.Empirical(y, weights), PROCESS)
+    close(theory.denoise(x, t), mean + (x.numpy() - alpha * mean) @ filter_.T, 1e-8)
+    law = torch.distributions.MultivariateNormal(
+        torch.tensor(alpha * mean), torch.tensor(alpha**2 * cov + sigma**2 * np.eye(9))
+    )
+    x.requires_grad_()
+    close(theory(x.detach(), t), torch.autograd.grad(law.log_prob(x).sum(), x)[0], 1e-7)
+
+
+def test_rank_keeps_the_largest_variances():
+    y = images(30, (6,)) * torch.tensor([5.0, 4, 3, 0.1, 0.1, 0.1])
+    x = noisy(y, 0.3)
+    two, all_of_them = Gaussian(y, PROCESS, rank=2), Gaussian(y, PROCESS)
+    close(two.variances, all_of_them.variances[-2:])
+    close(Gaussian(y[:4], PROCESS, rank=3).denoise(x, 0.3), Gaussian(y[:4], PROCESS).denoise(x, 0.3))
+    plane = two.denoise(x, 0.3) - two.center
+    assert torch.linalg.matrix_rank(plane) <= 2
+
+
+def test_smoothed_is_the_score_of_the_density_with_a_bandwidth():
+    y, h, t = images(12, (3,)), 0.4, 0.3
+    x, (alpha, sigma) = noisy(y, t).requires_grad_(), levels(t)
+    total = sigma**2 + (alpha * h) ** 2
+    logp = torch.logsumexp(-(x[:, None] - alpha * y).square().sum(-1) / (2 * total), 1)
+    close(Smoothed(y, PROCESS, h)(x.detach(), t), torch.autograd.grad(logp.sum(), x)[0])
+    theory, exact = Smoothed(y, PROCESS, h, "draws", 5), vk.EmpiricalScore(y, PROCESS)
+    expected = torch.stack([exact.denoise(x.detach() + h * u, t) for u in theory.draws]).mean(0)
+    close(theory.denoise(x.detach(), t), expected)
+
+
+def test_nearest_takes_the_nearest_not_the_heaviest():
+    y = torch.tensor([[0.0], [1.0], [5.0]], dtype=torch.float64)
+    data = vk.Empirical(y, torch.tensor([1e-12, 0.5, 0.5]))
+    x = torch.tensor([[0.1]], dtype=torch.float64) * PROCESS.alpha(0.01)
+    assert float(Nearest(data, PROCESS, 1).denoise(x, 0.01)) == 0.0
+    (alpha, sigma), found = levels(0.5), Nearest(data, PROCESS, 2).denoise(x, 0.5)
+    w = np.array([1e-12, 0.5]) * np.exp(-((float(x) - alpha * np.array([0.0, 1.0])) ** 2) / (2 * sigma**2))
+    close(float(found), float(w[1] / w.sum()))
+
+
+@pytest.mark.parametrize("make", [
+    lambda y: Gaussian(y, PROCESS),
+    lambda y: Smoothed(y, PROCESS, 0.3),
+    lambda y: Smoothed(y, PROCESS, 0.3, "draws", 4),
+    lambda y: Nearest(y, PROCESS, 3),
+    lambda y: Local(y, PROCESS, 3),
+    lambda y: EquivariantLocal(y, PROCESS, 3),
+    lambda y: PCALocal(y, PROCESS),
+])  # fmt: skip
+def test_theories_are_scores(make):
+    """Derivatives against differences, one result for all chunk sizes, one point, dtypes, one time for each image."""
+    y = images(6, (4, 5))
+    theory, x, t = make(y), noisy(y, 0.4, 4), 0.4
+    v = torch.randn(x.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    step = 1e-5
+    numeric = (theory.denoise(x + step * v, t) - theory.denoise(x - step * v, t)) / (2 * step)
+    alpha, sigma = levels(t)
+    close((theory.jvp(x, t, v) * sigma**2 + v) / alpha, numeric, 1e-5)
+    there = x.clone().requires_grad_()
+    backward = torch.autograd.grad((theory.denoise(there, t) * v).sum(), there)[0]
+    slope = ((theory.denoise(x + step * x, t) - theory.denoise(x - step * x, t)) * v).sum()
+    close((backward * x).sum(), slope / (2 * step), 1e-5)
+    times = torch.tensor([0.1, 0.4, 0.4, 0.9], dtype=torch.float64)
+    each = torch.stack([theory.denoise(a[None], float(s))[0] for a, s in zip(x, times, strict=True)])
+    close(theory.denoise(x, times), each)
+    small = make(y)
+    small.memory = 4096
+    close(small.denoise(x, times), each)
+    assert theory.denoise(x.float(), t).dtype == torch.float32 == theory(x.float(), t).dtype
+    one = make(y[:1]) if not isinstance(theory, Nearest) else Nearest(y[:1], PROCESS, 1)
+    if not isinstance(theory, EquivariantLocal | Smoothed):
+        close(one.denoise(x, t), y[:1].expand_as(x))
+    sample = vk.sample.pf_ode(theory, x, steps=5)
+    assert sample.shape == x.shape
+    assert sample.isfinite().all()
+
+
+def test_switch_mixes_two_theories_and_samplers_stop_at_its_jump():
+    y = images(6, (4, 5))
+    above, below = Gaussian(y, PROCESS), vk.EmpiricalScore(y, PROCESS)
+    x, seen = noisy(y, 0.5), []
+    theory = Switch(above, below, at=1.0)
+    t = float(PROCESS.time(torch.tensor(1.0, dtype=torch.float64)))
+    close(theory.denoise(x, t + 0.01), above.denoise(x, t + 0.01))
+    close(theory.denoise(x, t), below.denoise(x, t))
+    vk.sample.pf_ode(theory, x, steps=4, callback=lambda k, time, _: seen.append(time))
+    assert len(seen) == 6
+    assert t in seen
+    smooth = Switch(above, below, at=1.0, width=0.5)
+    alpha, sigma = levels(0.3)
+    w = 1 / (1 + (sigma / alpha) ** 2)
+    close(smooth.denoise(x, 0.3), (1 - w) * above.denoise(x, 0.3) + w * below.denoise(x, 0.3))
+
+
+def test_scales_by_noise_level_and_by_time():
+    y = images(6, (5, 5))
+    x = noisy(y, 0.5)
+    table = Local(y, PROCESS, {0.1: 1, 10.0: 5})
+    close(table.denoise(x, 0.01), Local(y, PROCESS, 1).denoise(x, 0.01))
+    close(table.denoise(x, 0.9), Local(y, PROCESS, 5).denoise(x, 0.9))
+    by_time = Local(y, PROCESS, lambda t: 5 if t > 0.5 else 1)
+    close(by_time.denoise(x, 0.6), Local(y, PROCESS, 5).denoise(x, 0.6))
+    fitted = Local.fit(Local(y, PROCESS, 3), y, images(8, (5, 5), 5), levels=3)
+    assert set(fitted.k.values()) == {3}
+
+
+def test_anisotropic_noise_is_whitened():
+    y = images(6, (3, 4))
+    gamma = torch.linspace(0.5, 2, 12, dtype=torch.float64).reshape(3, 4)
+    process = vk.Anisotropic(vk.VP(), gamma)
+    x = noisy(y, 0.4)
+    exact = vk.EmpiricalScore(y, process)
+    for theory in (Local(y, process, 7), PCALocal(y, process, 0), Nearest(y, process, 6), Smoothed(y, process, 0)):
+        close(theory.denoise(x, 0.4), exact.denoise(x, 0.4))
+        close(theory(x, 0.4), exact(x, 0.4))
+    alpha, sigma = levels(0.4)
+    flat = y.flatten(1)
+    cov = torch.cov(flat.T, correction=0)
+    law = torch.distributions.MultivariateNormal(
+        alpha * flat.mean(0), alpha**2 * cov + sigma**2 * torch.diag(gamma.flatten())
+    )
+    there = x.clone().requires_grad_()
+    expected = torch.autograd.grad(law.log_prob(there.flatten(1)).sum(), there)[0]
+    close(Gaussian(y, process)(x, 0.4), expected, 1e-7)
+
+
+MATRIX = vk.Anisotropic(vk.VP(), vk.core.covariance.Matrix(torch.eye(12).double() + 0.1, (3, 4)))
+
+
+@pytest.mark.parametrize(("make", "words"), [
+    (lambda: Local(torch.randn(5, 4), PROCESS, 3), "images"),
+    (lambda: PCALocal(torch.randn(5, 4), PROCESS), "images"),
+    (lambda: Local(images(5, (3, 4)), PROCESS, 4), "odd"),
+    (lambda: Local(images(5, (3, 4)), PROCESS, 9), "at most 7"),
+    (lambda: EquivariantLocal(images(5, (3, 4)), PROCESS, 5, "circular"), "at most 3"),
+    (lambda: Local(images(5, (3, 4)), MATRIX, 3), "diagonal"),
+    (lambda: EquivariantLocal(images(5, (3, 4)), vk.Anisotropic(PROCESS, torch.rand(3, 4) + 1), 3), "Γ varies"),
+    (lambda: Nearest(images(5, (3, 4)), PROCESS, 6), "1 to 5"),
+    (lambda: Smoothed(images(5, (3, 4)), PROCESS, -1), "h must be"),
+    (lambda: Gaussian(images(5, (3, 4)), PROCESS, rank=0), "rank"),
+    (lambda: Gaussian(images(5, (3, 4)), "vp"), "process"),
+    (lambda: PCALocal(images(5, (3, 4)), PROCESS, -1), "threshold"),
+    (lambda: Local(images(5, (3, 4)), PROCESS, {}), "table"),
+    (lambda: Local(images(5, (3, 4)), PROCESS, 3, "mirror"), "borders"),
+    (lambda: Switch(Gaussian(images(5), PROCESS), Gaussian(images(5), vk.VE()), 1.0), "one process"),
+    (lambda: Local(images(5, (3, 4)), PROCESS, 3).denoise(torch.full((1, 3, 4), torch.nan), 0.5), "NaN"),
+])  # fmt: skip
+def test_bad_input_gets_a_sentence(make, words):
+    with pytest.raises(vk.InputError, match=words):
+        make()
