@@ -292,7 +292,7 @@ SENTENCES = {
     "no such point": "no point 8",
     "derivative": "detach",
     "third's derivative": "detach",
-    "ragged": "these form none",
+    "ragged": "this list forms none",
     "twice": "sharded already",
     "subset": "no subsets",
     "merged": "merge them first",

@@ -308,7 +308,7 @@ def test_bad_arguments(wrong: dict, cloud: vk.Empirical) -> None:
 def test_unwritable_file(triple: vk.Profile, tmp_path: Path) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("")
-    with pytest.raises(InputError, match="Cannot write"):
+    with pytest.raises(InputError, match="cannot be made"):
         triple.to_json(blocker / "p.json")
 
 

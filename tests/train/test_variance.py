@@ -240,7 +240,7 @@ def test_the_share_of_the_targets_is_what_the_linear_kernel_says(goal):
         ({"draws": 0}, "draws"),
         ({"draws": None}, "draws"),
         ({"x": torch.zeros(3, 2)}, "event shape"),
-        ({"x": [0.0]}, "Tensor"),
+        ({"x": [0.0]}, "tensor"),
         ({"seed": 1.5}, "seed"),
         ({"t": 2.0}, "2"),
         ({"t": torch.full((3,), 0.2)}, "broadcast"),
