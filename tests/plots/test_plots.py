@@ -382,7 +382,7 @@ def test_save_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("vkernel.core.files.Path.write_bytes", full)
+    monkeypatch.setattr("vkernel.core.files.Path.replace", full)
     with pytest.raises(InputError, match="No space left"):
         plots.save(figure, tmp_path / "b.png")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.png", "file"]
