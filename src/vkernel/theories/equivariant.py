@@ -80,7 +80,7 @@ class EquivariantLocal(Patched):
         if self.borders == "zeros" and k >= max(height, width):
             return self.same_place.patch_mean(x, alpha, var, k)
         rows: dict[int, list[Tensor]] = {}
-        for kind in self.classes(k):  # row by row
+        for kind in self._classes(k):  # row by row
             patches = kind.patches
             a, v = (level.repeat_interleave(patches.places) for level in (alpha, var))
             found = kind.mean(patches.windows(x), a, v).reshape(len(x), patches.y.count, patches.x.count, -1)
@@ -93,7 +93,7 @@ class EquivariantLocal(Patched):
         return Local(self.data, self.process, 1, self.borders, self.memory)
 
     @functools.lru_cache(maxsize=4)  # noqa: B019 - a table of scales has a few values, and engines hold the data
-    def classes(self, k: int) -> list[PlaceClass]:
+    def _classes(self, k: int) -> list[PlaceClass]:
         """Return the patches of all classes of places, row by row."""
         (_, height, width), half = self.image, k // 2
         if self.borders == "circular":
