@@ -377,6 +377,7 @@ def test_stored_integers_and_half_precision() -> None:
     half = half.half()
     found = vk.audit(checkpoint(half, (1, 4, 4), "net"), floats, sizes=TINY)
     assert [v.level for v in found.verdicts] == [v.level for v in whole.verdicts]
+    assert all(a.networks[0].conventions.fits for a in (found, whole))
     skills = [a.networks[0].skill.skill.value for a in (found, whole)]
     assert skills[0] == pytest.approx(skills[1], abs=0.02)
 

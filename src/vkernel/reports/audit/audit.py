@@ -124,7 +124,8 @@ def audit(
         found = {name: result for problem in problems for name, result in problem.networks().items()}
         named = None if groups is None else {net.name: group for net, group in zip(nets, groups, strict=True)}
         same = [net for net in nets if not classes or net.label == nets[0].label]  # runs are compared in one class
-        agreed, beyond, more = together([p for p in problems if p.nets[0] in same], same, found, named, extract)
+        compared = [p for p in problems if p.nets[0] in same]
+        agreed, beyond, more = together(compared, [found[net.name] for net in same], named, extract)
         statistics = _statistics(profile, problems, found, data, kept)
         step("training set", DATA)
     stated = (extract.name, threshold, sizes, seed, time.monotonic() - began)

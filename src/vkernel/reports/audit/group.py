@@ -196,39 +196,29 @@ class NetworkGroup:
 
 def together(
     problems: list[NetworkGroup],
-    nets: list[Wrapped],
-    found: Mapping[str, NetworkAudit],
-    groups: dict[str, str | int] | None,
-    extract: Extractor,
-) -> tuple[Agreement | None, SameNoise | None, list[str]]:
-    """Compare networks with one another, as far as that is possible: the results of each network stand."""
-    try:
-        return _together(problems, [found[net.name] for net in nets], found, groups, extract)
-    except InputError as error:
-        return None, None, [text("unmeasured", why=error)]
-
-
-def _together(
-    problems: list[NetworkGroup],
     results: list[NetworkAudit],
-    found: Mapping[str, NetworkAudit],
     groups: dict[str, str | int] | None,
     extract: Extractor,
 ) -> tuple[Agreement | None, SameNoise | None, list[str]]:
-    """Compare scores within the largest group, samples across groups; and notes."""
+    """Compare networks with one another, scores within the largest group and samples across groups; and notes. Where
+    that fails the results of each network stand."""
+    found = {n.name: n for n in results}
     kept = {id(p): p.sampled(found) for p in problems}
     sampled = [n for n in results if n.samples]
     if len(sampled) < 2:
         return None, None, [text("alone", sampled=sampled)] if len(results) > 1 else []
     largest = max(problems, key=lambda p: len(kept[id(p)]))
-    together, notes = largest.agreement(kept[id(largest)], groups)
-    beyond, notes = None, notes + shared_starts(sampled, groups)
-    if len(kept[id(largest)]) < len(sampled):
-        units = {n.name: p.data for p in problems for n in kept[id(p)]}
-        members = [n.name for n in kept[id(largest)]] if together else []
-        beyond, words = across(sampled, [units[n.name] for n in sampled], extract, members)
-        notes.append(words)
-    return together, beyond, notes
+    try:
+        agreed, notes = largest.agreement(kept[id(largest)], groups)
+        beyond, notes = None, notes + shared_starts(sampled, groups)
+        if len(kept[id(largest)]) < len(sampled):
+            units = {n.name: p.data for p in problems for n in kept[id(p)]}
+            members = [n.name for n in kept[id(largest)]] if agreed else []
+            beyond, words = across(sampled, [units[n.name] for n in sampled], extract, members)
+            notes.append(words)
+    except InputError as error:
+        return None, None, [text("unmeasured", why=error)]
+    return agreed, beyond, notes
 
 
 def _share(report: Callable[[str, float], None], k: int, count: int, label: str, share: float) -> None:
