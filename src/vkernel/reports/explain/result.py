@@ -1,0 +1,121 @@
+r"""The result of :func:`vkernel.explain`: how well each theory predicts each network.
+
+At one noise level, with the network's denoiser D, the theory's :math:`D_{th}`, that of the Gaussian theory :math:`D_G`,
+and sums over noisy images,
+
+.. math:: R^2 = 1 - \frac{\sum |D - D_{th}|^2}{\sum |D - \bar D|^2}, \qquad
+          \mathrm{gain} = 1 - \frac{\sum |D - D_{th}|^2}{\sum |D - D_G|^2}, \qquad
+          \mathrm{ceiling} = 1 - \frac{\tfrac12 \sum |D - D'|^2}{\sum |D - D_G|^2} .
+
+:math:`\bar D` is the mean of D over images: blur alone has a large :math:`R^2`, but no gain. D' is another network of
+the same process, the most similar one, and the ceiling is the gain of the mean over trainings. Two floors are gains of
+a theory that does not know the image (``permuted``: :math:`D_{th}` of another image) or does not know the training set
+(``elsewhere``: the same theory, built on as many held-out images, or on all if there are fewer)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import xarray
+
+ENOUGH = 0.5  # of the ceiling, or of 1: a theory with less gain does not explain a network
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Noise levels; images of each set in the verdict; samples and the steps of their sampler; images of each set for
+    fits; pictures that are kept."""
+
+    levels: int = 8
+    images: int = 64
+    samples: int = 64
+    steps: int = 20
+    fit: int = 16
+    pictures: int = 8
+
+    @classmethod
+    def quick(cls) -> Sizes:
+        """Return sizes for a first look."""
+        return cls(5, 16, 12, 20, 6)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The numbers of :func:`vkernel.explain`, each with the ends of a 95 % interval over images, ``…_low, …_high``.
+
+    ``denoising`` has the dimensions ``network, theory, images, level``; ``images`` are "training" and, with a test set,
+    "held-out". Variables: ``r2``, ``gain``, ``elsewhere`` with intervals, ``permuted``; ``ceiling (network, images,
+    level)``. Coordinates: ``ratio`` and ``t (network, level)``, σ/α and the time; ``partner (network)``, the network of
+    the ceiling, or ""; ``points``, ``points_elsewhere``, ``about (network, theory)``: the number of training images of
+    the theory, that of the held-out images of ``elsewhere``, and its parameters, such as "k = 3 … 15".
+
+    ``samples`` has the dimensions ``network, theory``. Samples of the network and of the theory begin at the same noise
+    and take the same steps: ``r2`` (with interval), the median over samples of the squared correlation of pixels;
+    ``permuted`` and ``elsewhere`` (with interval), its floors; ``ceiling (network)`` (with interval). ``copies``, the
+    share of copies of training images, ``frechet`` and ``kernel``, distances to held-out images (all with intervals),
+    and ``seconds`` for one sample; the same of the network itself, ``own_copies (network)`` and so on. Coordinates as
+    above.
+
+    What could not be measured is NaN. ``pictures[network][name]`` are final images ``(P, *shape)`` of the network and
+    of each theory from the same noise, in the network's pixel units, ``ranges[network]``."""
+
+    denoising: xarray.Dataset
+    samples: xarray.Dataset
+    pictures: dict[str, dict[str, Tensor]] = field(repr=False)
+    ranges: dict[str, tuple[float, float] | None]
+    n: int  # training images
+    held: int  # held-out images
+    sizes: Sizes
+    seed: int
+    seconds: float
+    quick: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """The names of the networks."""
+        return tuple(self.denoising.network.values.tolist())
+
+    @property
+    def theories(self) -> tuple[str, ...]:
+        """The names of the theories."""
+        return tuple(self.denoising.theory.values.tolist())
+
+    @property
+    def verdict(self) -> xarray.Dataset:
+        """The denoising of held-out images, or of training images without a test set; without the dimension images."""
+        return self.denoising.isel(images=-1)
+
+    @property
+    def best(self) -> dict[str, tuple[str | None, ...]]:
+        """The theory with the largest gain, by network and level; ``None`` where no gain is above 0, and above that of
+        permuted images, beyond doubt."""
+        found = self.verdict
+        above = (found.gain_low > 0) & (found.gain_low > found.permuted)
+        gain = found.gain.where(above)
+        return {
+            name: tuple(
+                None if math.isnan(float(column.max())) else str(column.theory.values[int(column.argmax())])
+                for column in (gain.sel(network=name).isel(level=k) for k in range(gain.sizes["level"]))
+            )
+            for name in self.networks
+        }
+
+    @property
+    def well(self) -> dict[str, tuple[bool, ...]]:
+        """Whether the best theory has half of the ceiling's gain, or half of 1 where there is no ceiling, by network
+        and level."""
+        found, out = self.verdict, {}
+        for name, row in self.best.items():
+            most = found.ceiling.sel(network=name).fillna(1.0).clip(0.0, 1.0).values.tolist()
+            own = found.gain.sel(network=name)
+            pairs = enumerate(zip(row, most, strict=True))
+            out[name] = tuple(
+                one is not None and float(own.sel(theory=one)[k]) >= ENOUGH * top for k, (one, top) in pairs
+            )
+        return out
