@@ -1,5 +1,6 @@
 """Theories against sums over training points that are written out in NumPy, and their limits."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -254,8 +255,10 @@ def test_scales_by_noise_level_and_by_time():
     close(table.denoise(x, 0.9), Local(y, PROCESS, 5).denoise(x, 0.9))
     by_time = Local(y, PROCESS, lambda t: 5 if t > 0.5 else 1)
     close(by_time.denoise(x, 0.6), Local(y, PROCESS, 5).denoise(x, 0.6))
-    fitted = Local.fit(Local(y, PROCESS, 3), y, images(8, (5, 5), 5), levels=3)
-    assert set(fitted.k.values()) == {3}
+    width = Smoothed(y, PROCESS, {0.1: 0.0, 10.0: 0.7})
+    times = torch.tensor([0.01, 0.9, 0.01], dtype=torch.float64)
+    each = [Smoothed(y, PROCESS, h).denoise(x[j], times[j]) for j, h in enumerate((0.0, 0.7, 0.0))]
+    close(width.denoise(x, times), torch.stack(each))
 
 
 def test_anisotropic_noise_is_whitened():
@@ -278,6 +281,55 @@ def test_anisotropic_noise_is_whitened():
     close(Gaussian(y, process)(x, 0.4), expected, 1e-7)
 
 
+WIDTHS = functools.partial(Smoothed.fit, widths=(1.0, 0.25, 0.0))
+
+
+@pytest.mark.parametrize(("make", "fit", "values"), [
+    (lambda y, k: Local(y, PROCESS, k), Local.fit, (5, 3)),
+    (lambda y, k: EquivariantLocal(y, PROCESS, k), EquivariantLocal.fit, (5, 3)),
+    (lambda y, h: Smoothed(y, PROCESS, h), WIDTHS, (0.25, 1.0)),
+])  # fmt: skip
+def test_a_fit_finds_the_parameters_of_a_theory(make, fit, values):
+    """The network is a theory whose parameters are known, in float32."""
+    y, others, ratios, calls = images(6, (5, 5)), images(8, (5, 5), 5), (0.2, 5.0), []
+    truth = make(y, dict(zip(ratios, values, strict=True)))
+    network = vk.as_score(lambda x, t: calls.append(t) or truth(x, t).float().to(x), PROCESS, (5, 5))
+    fitted = fit(network, y, others, levels=ratios)
+    assert next(iter(fitted.options.values())) == dict(zip(ratios, values, strict=True))
+    assert len(calls) == 2  # once at each level
+    assert len(next(iter(fit(network, y, others, levels=3).options.values()))) == 3
+
+
+def test_where_all_candidates_agree_a_fit_takes_the_smallest():
+    y, others = images(1, (5, 5)), images(8, (5, 5), 5)
+    table = Local.fit(vk.EmpiricalScore(y, PROCESS), y, others, scales=(5, 3)).k
+    assert set(table.values()) == {3}
+
+
+@pytest.mark.parametrize("make", [
+    lambda y: Gaussian(y, PROCESS, rank=3),
+    lambda y: Smoothed(y, PROCESS, {0.1: 0.0, 10.0: 0.7}),
+    lambda y: Smoothed(y, PROCESS, 0.3, "draws", 4, torch.Generator().manual_seed(5)),
+    lambda y: Nearest(y, PROCESS, 3),
+    lambda y: Local(y, PROCESS, {0.1: 1, 10.0: 5}, "circular"),
+    lambda y: EquivariantLocal(y, PROCESS, 3),
+    lambda y: PCALocal(y, PROCESS, 0.4, published=True),
+    lambda y: vk.EmpiricalScore(y, PROCESS),
+    lambda y: Switch(Gaussian(y, PROCESS, 2), vk.EmpiricalScore(y, PROCESS), 1.0, 0.3),
+])  # fmt: skip
+def test_a_theory_on_other_data_is_the_theory_that_is_built_on_them(make):
+    y, other = images(6, (5, 5)), images(5, (5, 5), 3)
+    x = noisy(y, 0.4)
+    made = make(y)
+    made.memory = 1 << 20
+    moved = made.on(vk.Empirical(other))
+    assert type(moved) is type(made)
+    close(moved.denoise(x, 0.4), make(other).denoise(x, 0.4))
+    close(moved.on(y).denoise(x, 0.4), make(y).denoise(x, 0.4))
+    assert isinstance(moved, Switch) or moved.memory == 1 << 20
+
+
+GAUSSIAN = Gaussian(images(5, (3, 4)), PROCESS)
 MATRIX = vk.Anisotropic(vk.VP(), vk.core.covariance.Matrix(torch.eye(12).double() + 0.1, (3, 4)))
 
 
@@ -296,6 +348,12 @@ MATRIX = vk.Anisotropic(vk.VP(), vk.core.covariance.Matrix(torch.eye(12).double(
     (lambda: PCALocal(images(5, (3, 4)), PROCESS, -1), "threshold"),
     (lambda: Local(images(5, (3, 4)), PROCESS, {}), "table"),
     (lambda: Local(images(5, (3, 4)), PROCESS, 3, "mirror"), "borders"),
+    (lambda: Smoothed(images(5, (3, 4)), PROCESS, {0.1: -1}), "h must be"),
+    (lambda: Local.fit(vk.EmpiricalScore(images(5, (3, 4)), PROCESS), images(5, (3, 4)), images(5, (4, 4))), "shape"),
+    (lambda: Local.fit(vk.EmpiricalScore(images(5), PROCESS), images(5), images(5), scales=[2]), "odd"),
+    (lambda: Local.fit(vk.EmpiricalScore(images(5), PROCESS), images(5), images(5), levels=[1e9]), "levels"),
+    (lambda: Local.fit(len, images(5), images(5)), "Score"),
+    (lambda: Switch(GAUSSIAN, vk.as_score(lambda x, t: -x, PROCESS, (3, 4)), 1.0).on(images(5, (3, 4))), "not built"),
     (lambda: Switch(Gaussian(images(5), PROCESS), Gaussian(images(5), vk.VE()), 1.0), "one process"),
     (lambda: Local(images(5, (3, 4)), PROCESS, 3).denoise(torch.full((1, 3, 4), torch.nan), 0.5), "NaN"),
 ])  # fmt: skip

@@ -9,6 +9,7 @@ Subclasses that know one of them in closed form override it. Everyone else's net
 
 import math
 from abc import ABC, abstractmethod
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from vkernel.core.checks import as_tensor, check_dense, check_real, check_whole
 from vkernel.core.covariance import fits, flat, over_event
 from vkernel.core.errors import InputError, require
 from vkernel.core.rng import Generator
+from vkernel.data import Empirical
 from vkernel.process import Process
 
 Time = float | Tensor
@@ -108,6 +110,14 @@ class Score(ABC):
         good = fits(tuple(t.shape), batch)
         require(good, f"t has shape {tuple(t.shape)}, which does not broadcast to the batch shape {batch} of x.")
         return x, t
+
+
+class DataScore(Score):
+    """A score that is built on a training set: the exact score, and theories."""
+
+    @abstractmethod
+    def on(self, data: Empirical | Tensor) -> Self:
+        """Return the same score, with the same process and parameters, built on other data."""
 
 
 def signs(x: Tensor, probes: int | Tensor, generator: Generator) -> Tensor:

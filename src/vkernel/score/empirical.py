@@ -13,7 +13,7 @@ the share of the training target's second moment that is noise, with expectation
 .. math:: \rho(t) = E\,\mathrm{tr}\,C / (E\,\mathrm{tr}\,C + E|s|^2) = E\,\mathrm{tr}\,C / \mathrm{tr}\,S^{-1} ."""
 
 import math
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -28,13 +28,13 @@ from vkernel.core.rng import Generator
 from vkernel.data import Empirical
 from vkernel.posterior import Choice, Engine, Points, Posterior, PosteriorCovariance, Queries, Sharded
 from vkernel.process import Anisotropic, Process
-from vkernel.score.base import Score, Time, differentiated, wide_time
+from vkernel.score.base import DataScore, Time, differentiated, wide_time
 
 Data = Empirical | Tensor
 NODES = 1 << 31  # pairs (node, point) that a quadrature in one dimension may take
 
 
-class EmpiricalScore(Score):
+class EmpiricalScore(DataScore):
     r"""The exact score :math:`s(x,t)` of a training set under a forward process.
 
     It is differentiable in ``x``, twice. ``memory`` bounds the engine's working memory in bytes (default: a quarter of
@@ -53,7 +53,7 @@ class EmpiricalScore(Score):
         good = isinstance(process, Process)
         require(good, f"EmpiricalScore needs a forward process such as vk.VP(), not {process!r}.")
         self.data = data if isinstance(data, Empirical) else Empirical(data)
-        self.process, self.shape = process, self.data.shape
+        self.process, self.shape, self.memory, self.method = process, self.data.shape, memory, method
         good = process.shape in ((), self.data.shape)
         require(good, f"The data have shape {self.data.shape} but Γ acts on {process.shape}.")
         # tr Γ^-1, the precision of the noise in units of 1/sigma²
@@ -67,6 +67,9 @@ class EmpiricalScore(Score):
             self.engine = Engine(own, memory, white(self.data), first, ranks, method)
         else:
             self.engine = Engine(white(self.data), memory, method=method)
+
+    def on(self, data: Data) -> Self:
+        return type(self)(data, self.process, self.memory, self.method)
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
         x, t = self.check(x, t)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -28,13 +28,13 @@ from vkernel.data import Empirical
 from vkernel.posterior import Engine, Points, Queries
 from vkernel.posterior.weights import blocks
 from vkernel.process import Anisotropic, Process
-from vkernel.score.base import Score, Time
+from vkernel.score.base import DataScore, Time
 from vkernel.score.empirical import Whitened
 
 Data = Empirical | Tensor
 
 
-class Theory(Score):
+class Theory(DataScore):
     """A score given by its denoiser of a training set; ``memory`` bounds the working memory in bytes (default: a
     quarter of what is free). Training points of weight zero are left out."""
 
@@ -92,8 +92,17 @@ class Theory(Score):
             rows = self.data.rows(part.start, part.stop).double().reshape(-1, *self.shape)
             yield self.process.whiten(rows), self.data.weights[part].log()
 
+    @property
+    def options(self) -> dict[str, object]:
+        """The arguments of the constructor besides data, process and memory."""
+        return {}
+
+    def on(self, data: Data) -> Self:
+        return type(self)(data, self.process, **self.options, memory=self.memory)
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.data!r}, {self.process!r})"
+        given = "".join(f", {name}={value!r}" for name, value in self.options.items())
+        return f"{type(self).__name__}({self.data!r}, {self.process!r}{given})"
 
 
 class Average:

@@ -29,8 +29,9 @@ from vkernel.posterior import Engine
 from vkernel.process import Process
 from vkernel.score.base import differentiated
 from vkernel.theories.base import Data, posterior_mean
-from vkernel.theories.local import Local, Patched, Scale
+from vkernel.theories.local import Local, Patched
 from vkernel.theories.patches import Patches, Span
+from vkernel.theories.scale import Scale
 
 if TYPE_CHECKING:
     from vkernel.theories.streamed import Streamed

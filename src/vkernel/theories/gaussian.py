@@ -33,8 +33,7 @@ class Gaussian(Theory):
 
     def __init__(self, data: Data, process: Process, rank: int | None = None, memory: int | None = None) -> None:
         super().__init__(data, process, memory)
-        if rank is not None:
-            check_whole(rank, "rank")
+        self.rank = rank if rank is None else check_whole(rank, "rank")
         n, d = self.data.n, self.data.d
         step = max(1, self.memory // (64 * d))
         self.center = sum(
@@ -56,6 +55,10 @@ class Gaussian(Theory):
         )
         self.variances, axes = variances[kept], vectors[:, kept].mT
         self.axes = (axes @ rows) / self.variances.sqrt()[:, None] if n < d else axes
+
+    @property
+    def options(self) -> dict[str, object]:
+        return {"rank": self.rank}
 
     def mean(self, x: Tensor, alpha: Tensor, var: Tensor) -> Tensor:
         delta = x.flatten(1) - alpha[:, None] * self.center

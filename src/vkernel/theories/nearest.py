@@ -34,6 +34,10 @@ class Nearest(Theory):
         self.even = Whitened(even, process) if isinstance(process, Anisotropic) else even
         self.engine = Engine(self.even, self.memory)
 
+    @property
+    def options(self) -> dict[str, object]:
+        return {"k": self.k}
+
     def mean(self, x: Tensor, alpha: Tensor, var: Tensor) -> Tensor:
         rows, log_w, out = x.flatten(1), self.data.weights.log(), []
         for part in blocks(len(rows), self.memory // (32 * self.k * rows.shape[1])):

@@ -44,6 +44,10 @@ class PCALocal(Theory):
         self.threshold, self.soft, self.published = check_number(threshold, "threshold", 0.0), soft, published
         self.gaussian = Gaussian(self.data, process, memory=memory)
 
+    @property
+    def options(self) -> dict[str, object]:
+        return {"threshold": self.threshold, "soft": self.soft, "published": self.published}
+
     def mask(self, alpha: Tensor, var: Tensor, rows: slice) -> Tensor:
         """Return rows of M at one noise level, ``(rows, d)``."""
         m, cut = self._relative(alpha, var, rows), self.threshold

@@ -10,6 +10,7 @@ that no step crosses it."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -17,13 +18,14 @@ from torch import Tensor
 from vkernel.core.checks import check_number, check_positive
 from vkernel.core.covariance import over_event
 from vkernel.core.errors import require
-from vkernel.score.base import Score, Time, check_score
+from vkernel.score.base import DataScore, Score, Time, check_score
+from vkernel.theories.base import Data
 
 Denoiser = Callable[[Tensor, Time], Tensor]
 ROUNDING = 1e-9  # of the ratio at a time that was computed from it
 
 
-class Switch(Score):
+class Switch(DataScore):
     """``above`` at σ/α > ``at``, ``below`` elsewhere; both are scores under one process."""
 
     def __init__(self, above: Score, below: Score, at: float, width: float = 0.0) -> None:
@@ -37,6 +39,12 @@ class Switch(Score):
         low, high = self.process.ratios
         if self.width == 0 and low < self.at < high:
             self.jumps = (float(self.process.time(torch.tensor(self.at, dtype=torch.float64))),)
+
+    def on(self, data: Data) -> Self:
+        for part in (self.above, self.below):
+            require(isinstance(part, DataScore), f"A part of this Switch is not built on data: {part!r}.")
+        above, below = (part.on(data) for part in (self.above, self.below) if isinstance(part, DataScore))
+        return type(self)(above, below, self.at, self.width)
 
     def share(self, t: Tensor) -> Tensor:
         """Return w, the share of ``below``, in float64."""
