@@ -8,8 +8,11 @@ With the principal axes U and variances :math:`\lambda` of the training set, Wie
 
 as it is (``soft``), or 1 where :math:`M \ge` ``threshold`` and 0 elsewhere (Lukoianov, Yuan, Solomon and Sitzmann 2025,
 "Locality in image diffusion models emerges from data statistics"). threshold = 0 is the exact denoiser; above 1 every
-coordinate is estimated from itself alone. ``published`` reproduces the authors' public code instead: :math:`M_{pq} =
-|W_{pq}|/W_{qq}`, with the threshold in units of its largest entry. (That code also averages the estimates of batches of
+coordinate is estimated from itself alone.
+
+``published`` reproduces the mask of the authors' public code instead: :math:`M_{pq} = W_{pq}/W_{qq}`, or :math:`W_{pq}`
+where :math:`W_{qq} < 10^{-6}`, with its sign if ``soft``, else 1 where :math:`|M|` is at least ``threshold`` times its
+largest entry, which may leave a pixel out of its own mask. (That code also averages the estimates of batches of
 training images, and so depends on their size; this one does not.)"""
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from vkernel.theories.gaussian import Gaussian
 
 IMAGES, ROWS = 64, 512  # training images, and rows of the mask, at once
 CONSTANT = 1e-12  # of the largest W_pp, below which a pixel is constant
+SMALL = 1e-6  # the least W_qq by which the public code divides
 
 
 class PCALocal(Theory):
@@ -50,25 +54,27 @@ class PCALocal(Theory):
 
     def mask(self, alpha: Tensor, var: Tensor, rows: slice) -> Tensor:
         """Return rows of M at one noise level, ``(rows, d)``."""
-        m, cut = self._relative(alpha, var, rows), self.threshold
-        if self.published and not self.soft:
-            cut *= max(float(self._relative(alpha, var, part).max()) for part in blocks(self.data.d, ROWS))
-        m = m if self.soft else (m >= cut).to(m)
+        m = self._relative(alpha, var, rows)
+        if self.published:
+            if self.soft:
+                return m
+            parts = blocks(self.data.d, ROWS)
+            largest = torch.stack([self._relative(alpha, var, part).abs().max() for part in parts]).max()
+            return (m.abs() >= self.threshold * largest).to(m)
+        m = m if self.soft else (m >= self.threshold).to(m)
         place = torch.arange(self.data.d, device=m.device)[rows]
         m[torch.arange(len(place), device=m.device), place] = 1.0
         return m
 
     def _relative(self, alpha: Tensor, var: Tensor, rows: slice) -> Tensor:
-        """Return rows of |W| relative to its diagonal; a constant pixel, whose W is rounding, has zeros."""
+        """Return rows of W relative to its diagonal; a constant pixel, whose W is rounding, has zeros."""
         lam, axes = alpha**2 * self.gaussian.variances, self.gaussian.axes
         gain = lam / (lam + var)
-        w, own = ((axes[:, rows].mT * gain) @ axes).abs(), gain @ axes.square()
+        w, own = (axes[:, rows].mT * gain) @ axes, gain @ axes.square()
+        if self.published:
+            return w / torch.where(own < SMALL, 1.0, own)
         live = own > CONSTANT * own.max()
-        m = (
-            w / torch.where(live, own, 1.0)
-            if self.published
-            else (w / torch.where(live, own, 1.0)[rows, None]).clamp_max(1)
-        )
+        m = (w.abs() / torch.where(live, own, 1.0)[rows, None]).clamp_max(1)
         return m * live * live[rows, None]
 
     def mean(self, x: Tensor, alpha: Tensor, var: Tensor) -> Tensor:
