@@ -8,6 +8,7 @@ values for ``--large``. An error names the key and says what would be valid."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -32,6 +33,18 @@ MODEL_KEYS = {
     "lazy": {"kind", "target", "weight", "kernel", "activation", "depth", "tau", "init", "init_width", "length"},
     "mlp": {"kind", "target", "weight", "activation", "depth", "width", "lr", "batch", "steps", "decay"},
 }
+THEORY_KEYS = {  # models without training
+    "exact": {"kind"},
+    "gaussian": {"kind", "rank"},
+    "smoothed": {"kind", "h", "smoothing", "draws"},
+    "nearest": {"kind", "k"},
+    "local": {"kind", "k", "borders"},
+    "equivariant": {"kind", "k", "borders"},
+    "pca": {"kind", "threshold", "soft", "published"},
+    "switch": {"kind", "above", "below", "at", "log_width"},
+}
+MODEL_KEYS |= THEORY_KEYS
+NEEDED = {"smoothed": ["h"], "local": ["k"], "equivariant": ["k"], "switch": ["above", "below", "at"]}
 WITHOUT_MODEL, IN_THEORY = ("exact", "naive", "resampled"), ("field", "semiclassical")  # laws of sampler.law
 NOISY, ODES = ("naive", "resampled"), ("members", "mean", "field", "exact")
 SHIPPED = ["target_noise", "process_and_cutoff", "nonlinearity", "parametrisation", "capacity"]  # as documented
@@ -86,7 +99,10 @@ class ProcessTable(Table, extra="allow"):
 class Model(Table):
     """The table of the model; keys are arguments of its constructor, and each kind has its own (MODEL_KEYS)."""
 
-    kind: Literal["linear", "lazy", "mlp"] = "linear"
+    kind: Literal[
+        "linear", "lazy", "mlp",
+        "exact", "gaussian", "smoothed", "nearest", "local", "equivariant", "pca", "switch",
+    ] = "linear"  # fmt: skip
     target: Literal["score", "x0", "noise", "v", "flow", "edm"] = "x0"
     weight: Literal["sigma2", "one", "x0", "v", "likelihood"] = "sigma2"
     ridge: float = Field(0.1, ge=0)
@@ -106,6 +122,24 @@ class Model(Table):
     batch: int | None = Field(64, ge=1)
     steps: int = Field(1000, ge=1)
     decay: Literal["cosine"] | None = None
+    rank: int | None = Field(None, ge=1)
+    h: float | dict[float, float] | None = None  # tables are by σ/α
+    smoothing: Literal["kde", "draws"] = "kde"
+    draws: int = Field(64, ge=1)
+    k: int | dict[float, int] | None = None
+    borders: Literal["zeros", "circular"] = "zeros"
+    threshold: float = Field(0.02, ge=0)
+    soft: bool = False
+    published: bool = False
+    above: Model | None = None
+    below: Model | None = None
+    at: float | None = Field(None, gt=0)
+    log_width: float = Field(0.0, ge=0)
+
+    @property
+    def is_theory(self) -> bool:
+        """Whether the model is a score in closed form, which is not trained."""
+        return self.kind in THEORY_KEYS
 
 
 class TrainingTable(Table):
@@ -426,15 +460,26 @@ def _check_keys(spec: Spec, conditions: list[Condition]) -> None:
     """Refuse keys that no model, or no law, of the study has."""
     good = any(c.sampler.law in NOISY for c in conditions) or all(c.sampler.kappa is None for c in conditions)
     require(good, "sampler.kappa is for the laws naive and resampled; remove it.")
-    given = {k for k, v in spec.model if v != Model.model_fields[k].default}
-    given |= {f.field.removeprefix("model.") for f in spec.grid if f.field.startswith("model.")}
-    tables = [(given, {c.model.kind for c in conditions})]
+    for table in ("training", "objective"):
+        used = any(not c.model.is_theory for c in conditions)
+        given = table in spec.model_fields_set or any(f.field.partition(".")[0] == table for f in spec.grid)
+        require(used or not given, f"{table}: no model of this study is trained; remove it.")
+    keys = _given(spec.model) | {f.field.removeprefix("model.") for f in spec.grid if f.field.startswith("model.")}
+    tables = [("model", keys, {c.model.kind for c in conditions})]
     for values in (f.values for f in spec.grid if f.field == "model"):
-        tables += [(set(v), {v.get("kind", "linear")}) for v in values]
-    for keys, kinds in tables:
-        unused = ", ".join(f"model.{key}" for key in sorted(keys.difference(*(MODEL_KEYS[kind] for kind in kinds))))
+        tables += [("model", set(v), {v.get("kind", "linear")}) for v in values]
+    for model in (c.model for c in conditions):
+        parts = {"model.above": model.above, "model.below": model.below}
+        tables += [(at, _given(part), {part.kind}) for at, part in parts.items() if part is not None]
+    for at, keys, kinds in tables:
+        unused = ", ".join(f"{at}.{key}" for key in sorted(keys.difference(*(MODEL_KEYS[kind] for kind in kinds))))
         kind = " or ".join(sorted(kinds))
         require(not unused, f"{unused}: no model of kind {kind} has this key, which vkernel 0.1 ignored. Remove it.")
+
+
+def _given(model: Model) -> set[str]:
+    """Return the keys with other values than their defaults."""
+    return {key for key, value in model if value != Model.model_fields[key].default}
 
 
 def _check_condition(c: Condition) -> None:
@@ -446,6 +491,7 @@ def _check_condition(c: Condition) -> None:
     got, sizes = ", ".join(sources) or "none", sorted({len(p) for p in d.points or [] if isinstance(p, list)})
     (low, high), whole = m.gap or (0, 1), math.inf == o.K or (1 <= o.K <= MOST and o.K.is_integer())
     drawn = t.draws is not None or t.F_over_P is not None or c.model.kind == "mlp" or s.law in WITHOUT_MODEL
+    theory, closed = c.model.is_theory, f"a model of kind {c.model.kind}, which is one score in closed form"
     checks: list[tuple[object, str]] = [
         (len(sources) == 1, f"data: give exactly one of name, path, points, even and population; got {got}."),
         ((d.population is None) == (d.n is None), "data: population and n, the number of its draws, belong together."),
@@ -455,9 +501,11 @@ def _check_condition(c: Condition) -> None:
         (len(sizes) <= 1, f"data: points must have equally many coordinates; got {sizes}."),
         (t.draws is None or t.F_over_P is None, "training: give draws or F_over_P, not both."),
         (t.F_over_P is None or linear, "training.F_over_P is for linear models; give training.draws."),
-        (drawn, "training: give draws, the number P of noised points, or F_over_P."),
+        (drawn or theory, "training: give draws, the number P of noised points, or F_over_P."),
         (whole, f"objective: K must be a whole number from 1 to {MOST:,}, or inf for J0; got {o.K!r}."),
         (o.c is None or o.K == 1, "objective: give K or c, not both."),
+        (not theory or s.law == "members", f"sampler.law {s.law!r} does not sample {closed}; give law = 'members'."),
+        (not theory or s.first is None, f"sampler.first is for trained models; this is {closed}."),
         (linear or s.law not in IN_THEORY, f"sampler.law {s.law!r} needs the V-kernel of a linear model."),
         (s.kappa is not None or s.law not in NOISY, f"sampler.law {s.law!r} needs sampler.kappa, its strength."),
         (s.lookup is None or s.law in ODES, f"sampler.lookup is for probability-flow ODEs; sampler.law is {s.law!r}."),
@@ -474,6 +522,17 @@ def _check_condition(c: Condition) -> None:
         checks.append((given, f"{key}: a region needs a condition: norm, away, beside, or around and within."))
     for good, sentence in checks:
         require(good, sentence)
+    _check_theory(c.model, "model")
+
+
+def _check_theory(model: Model, at: str) -> None:
+    """Refuse a theory without its parameters, and a switch between models that are trained."""
+    for key in NEEDED.get(model.kind, ()):
+        require(vars(model)[key] is not None, f"{at}.{key}: a model of kind {model.kind} needs it.")
+    for key, part in (("above", model.above), ("below", model.below)):
+        if part is not None:
+            require(part.is_theory, f"{at}.{key}: a part of a switch is {', '.join(THEORY_KEYS)}, not {part.kind}.")
+            _check_theory(part, f"{at}.{key}")
 
 
 def _sentence(error: ValueError, tables: Mapping[str, Any]) -> str:
@@ -484,13 +543,17 @@ def _sentence(error: ValueError, tables: Mapping[str, Any]) -> str:
     at, grid = list(first["loc"]), tables.get("grid")
     if len(at) > 1 and at[0] == "grid" and isinstance(at[1], int) and isinstance(grid, list):
         at[1] = str(grid[at[1]].get("field", at[1])) if isinstance(grid[at[1]], dict) else at[1]
-    key = ".".join(str(part) for part in at if "[" not in str(part))  # not the names of pydantic's unions
+    # without the names of types in pydantic's unions
+    key = ".".join(str(part) for part in at if "[" not in str(part) and part not in ("int", "float"))
     message = first["msg"].removeprefix("Value error, ").rstrip(".")
     if first["type"] == "extra_forbidden":
         known: dict[str, Any] = {"grid": Factor, "figure": Figure, "finding": Finding}
         known |= {name: field.annotation for name, field in Tables.model_fields.items()}
         table = Region if "regions" in at else Lookup if "lookup" in at else known[str(at[0])] if len(at) > 1 else Spec
-        keys = MODEL_KEYS.get(str(tables["model"].get("kind", "linear")) if table is Model else "", table.model_fields)
+        inner = (
+            functools.reduce(lambda model, part: model[part], at[1:-1], tables[str(at[0])]) if table is Model else {}
+        )
+        keys = MODEL_KEYS.get(str(inner.get("kind", "linear")) if table is Model else "", table.model_fields)
         message = f"there is no such key; there are {', '.join(key for key in table.model_fields if key in keys)}"
     elif first["type"] == "model_type":
         message = f"it must be a table, [{key}]"

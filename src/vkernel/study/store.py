@@ -146,11 +146,15 @@ def load(path: Path | str) -> xarray.Dataset:
 
 def spec_of(ds: xarray.Dataset) -> Spec:
     """Return the study that made the results."""
+    return _spec(ds.attrs)
+
+
+def _spec(attrs: Mapping[Any, Any]) -> Spec:
     try:
-        spec = Spec(**json.loads(ds.attrs["vkernel_study"]))
+        spec = Spec(**json.loads(attrs["vkernel_study"]))
         check_factors(spec)
     except (ValueError, TypeError, KeyError, RecursionError) as error:  # ValidationError and InputError are ValueErrors
-        version = ds.attrs.get("vkernel")
+        version = attrs.get("vkernel")
         what = f"The store holds a study that cannot be read ({_first_line(error)})"
         raise InputError(f"{what}; vkernel {version} made it.") from None
     return spec
@@ -302,7 +306,8 @@ def _check_same(path: Path, spec: Spec, attrs: Mapping[str, Any]) -> None:
     ours = f"vkernel {__version__} computes version {RESULTS}, whose numbers may differ, and never mixes both"
     advice = f"It can be shown, plotted and exported, but not continued; {refusal} to compute it anew."
     require(version == RESULTS, f"{stated}; {ours} in one store. {advice}")
-    there, here = json.loads(attrs["vkernel_study"]), json.loads(spec.to_json())
+    # both with all keys: a store may be older than some of them
+    there, here = (json.loads(study.to_json()) for study in (_spec(attrs), spec))
     differ = [k for k in here if there.get(k) != here[k] and json.dumps(there.get(k)) != json.dumps(here[k])]
     require(not differ, f"{path} holds another study (it differs in {', '.join(differ)}); {refusal}.")
     same = attrs.get("data_sha256") == fingerprint(datasets(spec))

@@ -29,7 +29,8 @@ from vkernel.metrics import nearest
 from vkernel.process import Process, from_spec as make_process
 from vkernel.sample import Scores, effective_sde, naive, pf_ode, semiclassical
 from vkernel.score import EmpiricalScore, Score, Time
-from vkernel.study.spec import MODEL_KEYS, NOISY, WITHOUT_MODEL, Condition, Lookup, Region, Spec
+from vkernel.study.spec import MODEL_KEYS, NOISY, THEORY_KEYS, WITHOUT_MODEL, Condition, Lookup, Model, Region, Spec
+from vkernel.theories import NAMES, Switch
 from vkernel.train import features, models
 from vkernel.train.ensemble import Ensemble, train_ensemble
 from vkernel.train.objectives import J0, JC, JK
@@ -85,7 +86,8 @@ def prepare(spec: Spec) -> None:
         try:
             experiment = Experiment(spec, condition)
             o, d, n = condition.objective, experiment.data.d, experiment.data.n
-            assert isinstance(experiment.model, models.Model)  # made here for the first time
+            made = experiment.theory if condition.model.is_theory else experiment.model
+            assert isinstance(made, Score | models.Model)  # for the first time here
             good = o.of != "subset" or math.inf == o.K or n >= o.K
             require(good, f"objective.K: a subset of {o.K:g} points needs as many; the data have {n}.")
             good = condition.sampler.lookup is None or d == 1
@@ -194,6 +196,12 @@ class Experiment:
         return models.MLP(**how, activation=m.activation or "silu")
 
     @property
+    def theory(self) -> Score:
+        """The score of a model that is not trained, the same for all members."""
+        seed = rng.key(self.seed, "study/theory")
+        return _last("theory", self.key, lambda: make_theory(self.condition.model, self.data, self.process, seed))
+
+    @property
     def training(self) -> Mapping[str, object]:
         """Arguments of ``train_ensemble``, and of the V-kernel that predicts the ensemble."""
         table, o, draws = self.condition.training, self.condition.objective, self.condition.training.draws
@@ -214,6 +222,16 @@ class Experiment:
         z = rng.quasi_normals(n, self.data.d, rng.key(self.spec.seed, "study/x_T") % 2**31)
         sigma = self.process.sigma(torch.tensor(self.process.T, dtype=torch.float64))
         return (sigma * z).reshape(n, *self.data.shape).to(self.device)
+
+
+def make_theory(m: Model, data: Empirical, process: Process, seed: int) -> Score:
+    """Return the score of a theory; ``seed`` is that of the draws that a score is averaged over."""
+    if m.above is not None and m.below is not None and m.at is not None:
+        above, below = (make_theory(part, data, process, seed) for part in (m.above, m.below))
+        return Switch(above, below, m.at, m.log_width)
+    given = m.model_dump(include=THEORY_KEYS[m.kind] - {"kind", "smoothing"}, exclude_none=True)
+    given |= {"kind": m.smoothing, "generator": seed} if m.kind == "smoothed" else {}
+    return NAMES[m.kind](data, process, **given)
 
 
 def datasets(spec: Spec) -> list[Empirical]:
@@ -255,6 +273,8 @@ def _law(experiment: Experiment, members: range) -> tuple[Scores | Score, Callab
             return torch.stack([naive(exact, x_T, kappa=kappa, generator=g, **steps) for g in streams])
 
         return exact, noisy if s.law in NOISY else functools.partial(_flow, experiment, exact)
+    if experiment.condition.model.is_theory:
+        return experiment.theory, functools.partial(_flow, experiment, experiment.theory)
     if s.law in ("members", "mean"):
         which = range(s.sets) if s.law == "mean" else members
         how: dict[str, Any] = {"members": list(which), "seed": seed, **experiment.training}
@@ -300,6 +320,7 @@ class LookedUp(Score):
 
     def __init__(self, scores: Scores | Score, lookup: Lookup) -> None:
         self.scores, self.lookup, self.process, self.shape = scores, lookup, scores.process, (1,)
+        self.jumps = scores.jumps if isinstance(scores, Score) else ()
 
     def denoise(self, x: Tensor, t: Time) -> Tensor:
         # in place: temporary arrays of this size would double the time

@@ -15,6 +15,9 @@ PCALocal            each pixel has its own posterior, given those it correlates 
 Switch              one theory at high noise, another one at low noise               –
 =================== ================================================================ =========================="""
 
+from collections.abc import Callable
+
+from vkernel.score import DataScore, EmpiricalScore
 from vkernel.theories.base import Theory
 from vkernel.theories.equivariant import EquivariantLocal
 from vkernel.theories.gaussian import Gaussian
@@ -24,4 +27,16 @@ from vkernel.theories.pca_local import PCALocal
 from vkernel.theories.smoothed import Smoothed
 from vkernel.theories.switch import Switch
 
-__all__ = ["EquivariantLocal", "Gaussian", "Local", "Nearest", "PCALocal", "Smoothed", "Switch", "Theory"]
+#: The exact score and the theories by the names that studies and reports use.
+NAMES: dict[str, Callable[..., DataScore]] = {
+    "exact": EmpiricalScore,
+    "gaussian": Gaussian,
+    "smoothed": Smoothed,
+    "nearest": Nearest,
+    "local": Local,
+    "equivariant": EquivariantLocal,
+    "pca": PCALocal,
+    "switch": Switch,
+}
+
+__all__ = ["NAMES", "EquivariantLocal", "Gaussian", "Local", "Nearest", "PCALocal", "Smoothed", "Switch", "Theory"]
