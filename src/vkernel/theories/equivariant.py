@@ -36,7 +36,7 @@ from vkernel.theories.scale import Scale
 if TYPE_CHECKING:
     from vkernel.theories.streamed import Streamed
 
-TOLERANCE = 5e-5  # of the data's spread per coordinate
+TOLERANCE = 1e-4  # of the data's spread per coordinate
 
 
 class PlaceClass:

@@ -15,7 +15,9 @@ stored (as in FlashAttention, Dao et al. 2022). Parts of the points are merged a
 / \sqrt d + \sqrt d\, |(x - \alpha o) \cdot (y_i - o)| / 64\big)`, independent between points: the first term rounds
 queries, the second sums. The mean is then off by :math:`\sum_i r_i \epsilon_i (v_i - m)`, of standard deviation at most
 :math:`\delta \sqrt{\max r \operatorname{tr} \mathrm{Cov}(v|x)}` with :math:`\max r = 1/z` and the posterior's own
-:math:`E|y_i - o|^2`. Queries for which four of these exceed a tolerance are evaluated again in float64."""
+:math:`E|y_i - o|^2`. Where four of these exceed the tolerance by a factor :math:`\rho`, a second pass over the points
+collects those with weights above :math:`\max r / 2\rho^2` and evaluates their part of the sums in float64. The points
+below have a :math:`\max r` smaller by :math:`2\rho^2`, and so an error within the tolerance."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,import-not-found,import-untyped,untyped-decorator"
 
@@ -23,6 +25,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -40,12 +44,38 @@ PROGRAMS, LEAST = 528, 4096  # programs that fill a GPU; points for each
 LOG2E = 1 / math.log(2)
 LOGITS = 1 << 27  # in float64, at once
 CHANNELS = 4  # at most
+ROOM, ROOM_ALL = 2048, 1 << 27  # heavy points of a query, and of all queries at once
 
 
 @triton.jit
-def _kernel(q_high, q_low, y_high, y_low, half, log_w, value, gain, slope, out, B, N, share,
-            K: tl.constexpr, C: tl.constexpr, SPLIT: tl.constexpr, WEIGHTED: tl.constexpr,
+def _logits(q_high, q_low, y_high, y_low, half, log_w, row, live, g, a, col, inside,
+            K: tl.constexpr, SPLIT: tl.constexpr, WEIGHTED: tl.constexpr,
             BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """Return the logits of one tile in units of log 2, ``(BM, BN)``, and half the squared norms of its points."""
+    k = tl.arange(0, BK)
+    product = tl.zeros([BM, BN], tl.float32)
+    for at in range(0, K, BK):
+        there = col[:, None].to(tl.int64) * K + (at + k)[None, :]
+        here = row[:, None].to(tl.int64) * K + (at + k)[None, :]
+        y = tl.load(y_high + there, mask=inside[:, None], other=0.0)
+        q = tl.load(q_high + here, mask=live[:, None], other=0.0)
+        product = tl.dot(q, tl.trans(y), product)
+        if SPLIT:
+            rest = tl.load(y_low + there, mask=inside[:, None], other=0.0)
+            product = tl.dot(q, tl.trans(rest), product)
+        q = tl.load(q_low + here, mask=live[:, None], other=0.0)
+        product = tl.dot(q, tl.trans(y), product)
+    h = tl.load(half + col, mask=inside, other=0.0)
+    logit = product * g[:, None] - a[:, None] * h[None, :]
+    if WEIGHTED:
+        logit += tl.load(log_w + col, mask=inside, other=0.0)[None, :]
+    return tl.where(inside[None, :], logit, -1e30), h
+
+
+@triton.jit
+def _average(q_high, q_low, y_high, y_low, half, log_w, gain, slope, value, out, B, N, share,
+             K: tl.constexpr, C: tl.constexpr, SPLIT: tl.constexpr, WEIGHTED: tl.constexpr,
+             BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
     """One block of queries with one share of the points: write (largest logit, z, Σ |v|², Σ |y|²/2, Σ v) of each."""
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     live = row < B
@@ -61,27 +91,11 @@ def _kernel(q_high, q_low, y_high, y_low, half, log_w, value, gain, slope, out, 
     u3 = tl.zeros([BM], tl.float32)
     first = tl.program_id(1) * share
     last = tl.minimum(first + share, N)
-    k = tl.arange(0, BK)
     for start in range(first, last, BN):
         col = start + tl.arange(0, BN)
         inside = col < last
-        product = tl.zeros([BM, BN], tl.float32)
-        for at in range(0, K, BK):
-            there = col[:, None].to(tl.int64) * K + (at + k)[None, :]
-            here = row[:, None].to(tl.int64) * K + (at + k)[None, :]
-            y = tl.load(y_high + there, mask=inside[:, None], other=0.0)
-            q = tl.load(q_high + here, mask=live[:, None], other=0.0)
-            product = tl.dot(q, tl.trans(y), product)
-            if SPLIT:
-                rest = tl.load(y_low + there, mask=inside[:, None], other=0.0)
-                product = tl.dot(q, tl.trans(rest), product)
-            q = tl.load(q_low + here, mask=live[:, None], other=0.0)
-            product = tl.dot(q, tl.trans(y), product)
-        h = tl.load(half + col, mask=inside, other=0.0)
-        logit = product * g[:, None] - a[:, None] * h[None, :]
-        if WEIGHTED:
-            logit += tl.load(log_w + col, mask=inside, other=0.0)[None, :]
-        logit = tl.where(inside[None, :], logit, -1e30)
+        logit, h = _logits(q_high, q_low, y_high, y_low, half, log_w, row, live, g, a, col, inside,
+                           K, SPLIT, WEIGHTED, BM, BN, BK)  # fmt: skip
         new = tl.maximum(top, tl.max(logit, 1))
         e = tl.exp2(logit - new[:, None])
         old = tl.exp2(top - new)
@@ -118,6 +132,33 @@ def _kernel(q_high, q_low, y_high, y_low, half, log_w, value, gain, slope, out, 
         tl.store(to + 7 * B, u3, mask=live)
 
 
+@triton.jit
+def _collect(q_high, q_low, y_high, y_low, half, log_w, gain, slope, least, found, logits, count, B, N, share,
+             ROOM: tl.constexpr, K: tl.constexpr, SPLIT: tl.constexpr, WEIGHTED: tl.constexpr,
+             BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """Write the points whose logits exceed ``least`` and these logits, ``(B, ROOM)``, and the number of them."""
+    row = tl.program_id(0) * BM + tl.arange(0, BM)
+    live = row < B
+    g = tl.load(gain + row, mask=live, other=0.0)
+    a = tl.load(slope + row, mask=live, other=0.0)
+    limit = tl.load(least + row, mask=live, other=1e30)
+    first = tl.program_id(1) * share
+    last = tl.minimum(first + share, N)
+    for start in range(first, last, BN):
+        col = start + tl.arange(0, BN)
+        inside = col < last
+        logit, _ = _logits(q_high, q_low, y_high, y_low, half, log_w, row, live, g, a, col, inside,
+                           K, SPLIT, WEIGHTED, BM, BN, BK)  # fmt: skip
+        hit = logit > limit[:, None]
+        if tl.max(tl.max(hit.to(tl.int32), 1), 0) > 0:
+            number = tl.sum(hit.to(tl.int32), 1)
+            place = tl.atomic_add(count + row, number, mask=live & (number > 0))
+            at = place[:, None] + tl.cumsum(hit.to(tl.int32), 1) - 1
+            to = row[:, None].to(tl.int64) * ROOM + at
+            tl.store(found + to, tl.broadcast_to(col[None, :], [BM, BN]), mask=hit & (at < ROOM))
+            tl.store(logits + to, logit, mask=hit & (at < ROOM))
+
+
 class Streamed:
     """The average of the middle pixels of all patches of one class of places."""
 
@@ -152,64 +193,132 @@ class Streamed:
 
     def __call__(self, x: Tensor, alpha: Tensor, var: Tensor, tolerance: float) -> Tensor:
         """Return the mean of the middle pixels for queries ``x (B, d)``, ``(B, C)`` in float64."""
-        x = (x - alpha[:, None] * self.zero) / self.step
-        mean, error = self._fast(x, alpha, var / self.step**2)
-        rest = (error * self.step > tolerance).nonzero().flatten()
-        if len(rest):
-            mean[rest] = self._float64(x[rest], alpha[rest], var[rest] / self.step**2)
-        return mean * self.step + self.zero
+        queries = SplitQueries.of((x - alpha[:, None] * self.zero) / self.step, alpha, var / self.step**2, self.width)
+        sums = self._sums(queries)
+        mean, excess = sums[4:] / sums[1], self._error(queries, sums) * self.step / tolerance
+        coarse = (excess > 1).nonzero().flatten()
+        for some in coarse.split(ROOM_ALL // ROOM):
+            mean[:, some] = self._corrected(queries[some], sums[:, some], excess[some])
+        return mean.mT * self.step + self.zero
+
+    def _error(self, q: SplitQueries, sums: Tensor) -> Tensor:
+        """Return four standard deviations of the error of the mean, ``(B,)``."""
+        top, z, square, norm = sums[:4]
+        trace, norm = (square / z - (sums[4:] / z).square().sum(0)).clamp_min(0), (2 * norm / z).sqrt()
+        along = (top / LOG2E * q.var + (q.alpha * norm).square() / 2).abs()  # α x·y of the heaviest point
+        d = self.patches.d
+        delta = 2.0**-22 / q.var * (q.alpha * q.x.norm(dim=1) * norm / math.sqrt(d) + math.sqrt(d) / 64 * along)
+        return 4 * delta * (trace / z).sqrt()
+
+    def _parts(self) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
+        """Yield parts of the patches, ``(N, d)``, and as a kernel reads them: two fp16 parts, norms, weights."""
+        first, split = 0, self.bytes is None
+        for cut in self._cut():
+            high = padded(cut, self.width)
+            low = padded(cut - cut.half().double(), self.width) if split else high
+            half = (cut if split else cut.float()).square().sum(1).float() / 2
+            log_w = self._log_weights(first, len(cut)).float() * LOG2E if self.weighted else half
+            yield cut, (high, low, half, log_w)
+            first += len(cut)
+
+    def _log_weights(self, first: int, count: int) -> Tensor:
+        return self.patches.weights[first : first + count].log().clamp_min(LIGHT)
+
+    def _shape(self, q: SplitQueries, points: int) -> tuple[tuple[int, int], int, dict[str, Any]]:
+        """Return the grid of programs, the points of each, and the constants of a kernel."""
+        small, split = self.width <= 64 or len(q.x) <= 64, self.bytes is None
+        blocks = {"BM": 64, "BN": 128} if small else {"BM": 128, "BN": 128 if split else 256}
+        rows = -(-len(q.x) // blocks["BM"])
+        share = blocks["BN"] * -(-max(LEAST, points * rows // PROGRAMS) // blocks["BN"])
+        constants = {"K": self.width, "SPLIT": split, "WEIGHTED": self.weighted, "num_stages": 3}
+        constants |= {"BK": 64 if self.width % 64 == 0 else 32, "num_warps": 4 if small else 8}
+        return (rows, -(-points // share)), share, constants | blocks
+
+    def _sums(self, q: SplitQueries) -> Tensor:
+        """Return (largest logit, z, Σ |v|², Σ |y|²/2, Σ v) over all points, ``(4 + C, B)`` in float64."""
+        channels, count = self.patches.image[0], len(q.x)
+        done = torch.empty(0, 4 + channels, count, device=q.x.device)
+        for cut, points in self._parts():
+            grid, share, constants = self._shape(q, len(cut))
+            out = torch.empty(grid[1], 4 + channels, count, device=q.x.device)
+            value = cut[:, self.patches.middle].float().mT.contiguous()
+            _average[grid](q.high, q.low, *points, q.gain, q.slope, value, out, count, len(cut), share,
+                           C=channels, **constants)  # fmt: skip
+            done = _merged(torch.cat([done, out]))[None]
+        return done[0].double()
+
+    def _corrected(self, q: SplitQueries, sums: Tensor, excess: Tensor) -> Tensor:
+        """Return the mean, ``(C, B)``, with the heavy points in float64."""
+        count, top, sums = len(q.x), sums[0], sums[1:].clone()
+        least = (top - 2 * excess.log2() - 1).float()
+        first, full = 0, torch.zeros(count, dtype=torch.bool, device=q.x.device)
+        for cut, points in self._parts():
+            grid, share, constants = self._shape(q, len(cut))
+            found = torch.empty(count, ROOM, dtype=torch.int32, device=q.x.device)
+            logits, hits = torch.empty_like(found, dtype=torch.float32), torch.zeros_like(found[:, 0])
+            _collect[grid](q.high, q.low, *points, q.gain, q.slope, least, found, logits, hits, count, len(cut), share,
+                           ROOM=ROOM, **constants)  # fmt: skip
+            full |= hits > ROOM
+            held = torch.arange(ROOM, device=q.x.device) < hits[:, None]
+            for query, place in zip(*(a.split(LOGITS // self.width) for a in held.nonzero(as_tuple=True)), strict=True):
+                point = found[query, place].long()
+                y, x = cut[point].double(), q.x[query]
+                exact = (x * y).sum(1) * (q.alpha / q.var)[query]
+                exact -= (q.alpha.square() / (2 * q.var))[query] * y.square().sum(1)
+                exact += self._log_weights(first, len(cut))[point] if self.weighted else 0.0
+                change = torch.exp2(exact * LOG2E - top[query]) - torch.exp2(logits[query, place].double() - top[query])
+                sums[0].index_add_(0, query, change)
+                sums[3:].index_add_(1, query, change * y[:, self.patches.middle].mT)
+            first += len(cut)
+        mean = sums[3:] / sums[0]
+        if bool(full.any()):
+            mean[:, full] = self._float64(q.x[full], q.alpha[full], q.var[full]).mT
+        return mean
 
     def _float64(self, x: Tensor, alpha: Tensor, var: Tensor) -> Tensor:
+        """Return the mean from all points in float64, ``(B, C)``: for the rare query with too many heavy points."""
         found, first = Average(), 0
         for part in self._cut():
             for y in part.split(max(1, LOGITS // len(x))):
                 wide = y.double()
                 logit = (x * (alpha / var)[:, None]) @ wide.mT
                 logit -= (alpha.square() / (2 * var))[:, None] * wide.square().sum(1)
-                logit += self.patches.weights[first : first + len(y)].log().clamp_min(LIGHT)
+                logit += self._log_weights(first, len(y))
                 found.add(logit[..., None], wide[:, self.patches.middle])
                 first += len(y)
         return found.value
 
-    def _fast(self, x: Tensor, alpha: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean and the error that it may have."""
-        count, d, channels = len(x), self.patches.d, self.patches.image[0]
-        largest = x.abs().amax(1).clamp_min(1e-300)
-        q_high = (x * (TOP / largest)[:, None]).half()
-        q_low = self._padded((x * (TOP / largest)[:, None]) - q_high.double())
-        q_high = self._padded(q_high)
-        gain, slope = (alpha / var * largest / TOP * LOG2E).float(), (alpha.square() / var * LOG2E).float()
-        small, split = self.width <= 64 or count <= 64, self.bytes is None
-        blocks = {"BM": 64, "BN": 128} if small else {"BM": 128, "BN": 128 if split else 256}
-        done, first = torch.empty(0, 4 + channels, count, device=x.device), 0
-        for cut in self._cut():
-            high = self._padded(cut)
-            low = self._padded(cut - cut.half().double()) if split else high
-            half = (cut if split else cut.float()).square().sum(1).float() / 2
-            share = max(LEAST, len(cut) * -(-count // blocks["BM"]) // PROGRAMS)
-            share = blocks["BN"] * -(-share // blocks["BN"])
-            out = torch.empty(-(-len(cut) // share), 4 + channels, count, device=x.device)
-            weights = self.patches.weights[first : first + len(cut)]
-            log_w = weights.log().clamp_min(LIGHT).float() * LOG2E if self.weighted else half
-            value = cut[:, self.patches.middle].float().mT.contiguous()
-            _kernel[(-(-count // blocks["BM"]), len(out))](
-                q_high, q_low, high, low, half, log_w, value, gain, slope, out, count, len(cut), share,
-                K=self.width, C=channels, SPLIT=split, WEIGHTED=self.weighted, BK=64 if self.width % 64 == 0 else 32,
-                **blocks, num_warps=4 if small else 8, num_stages=3,
-            )  # fmt: skip
-            done, first = _merged(torch.cat([done, out]))[None], first + len(cut)
-        top, z, square, norm, *sums = done[0].double()
-        mean = torch.stack(sums, 1) / z[:, None]
-        trace, norm = (square / z - mean.square().sum(1)).clamp_min(0), (2 * norm / z).sqrt()
-        along = (top / LOG2E * var + (alpha * norm).square() / 2).abs()  # α x·y of the heaviest point
-        delta = 2.0**-22 / var * (alpha * x.norm(dim=1) * norm / math.sqrt(d) + math.sqrt(d) / 64 * along)
-        return mean, 4 * delta * (trace / z).sqrt()
 
-    def _padded(self, rows: Tensor) -> Tensor:
-        """Return ``rows (N, d)`` in fp16, with zeros up to the width."""
-        out = torch.zeros(len(rows), self.width, dtype=torch.float16, device=rows.device)
-        out[:, : rows.shape[1]] = rows
-        return out
+@dataclass(frozen=True)
+class SplitQueries:
+    """SplitQueries in steps from the zero point, in float64 and as a kernel reads them: a sum of two fp16 numbers."""
+
+    x: Tensor
+    alpha: Tensor
+    var: Tensor
+    high: Tensor
+    low: Tensor
+    gain: Tensor  # of products in logits, in units of log 2
+    slope: Tensor  # of half squared norms
+
+    @classmethod
+    def of(cls, x: Tensor, alpha: Tensor, var: Tensor, width: int) -> SplitQueries:
+        largest = x.abs().amax(1).clamp_min(1e-300)
+        scaled = x * (TOP / largest)[:, None]
+        gain, slope = (alpha / var * largest / TOP * LOG2E).float(), (alpha.square() / var * LOG2E).float()
+        return cls(x, alpha, var, padded(scaled, width), padded(scaled - scaled.half().double(), width), gain, slope)
+
+    def __getitem__(self, rows: Tensor) -> SplitQueries:
+        return SplitQueries(
+            *(a[rows] for a in (self.x, self.alpha, self.var, self.high, self.low, self.gain, self.slope))
+        )
+
+
+def padded(rows: Tensor, width: int) -> Tensor:
+    """Return ``rows (N, d)`` in fp16, with zeros up to the width."""
+    out = torch.zeros(len(rows), width, dtype=torch.float16, device=rows.device)
+    out[:, : rows.shape[1]] = rows
+    return out
 
 
 def _merged(parts: Tensor) -> Tensor:
