@@ -27,6 +27,7 @@ from vkernel.process import DDPM, EDM, VE, VP, Anisotropic, Cosine, FlowMatching
 from vkernel.reports.audit.audit import audit
 from vkernel.reports.audit.saved import audit_samples
 from vkernel.reports.compare import compare
+from vkernel.reports.explain.explain import explain
 from vkernel.reports.profile import Profile, profile
 from vkernel.sample import path
 from vkernel.sample.scores import Scores
@@ -74,6 +75,7 @@ __all__ = [
     "compare",
     "core",
     "data",
+    "explain",
     "features",
     "kernels",
     "load",

@@ -7,20 +7,17 @@ number would be of a misreading. Networks that see the same noisy images form a 
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
-from vkernel.adapters.checkpoints import Checkpoint, Checkpoints
-from vkernel.core.errors import InputError, require
+from vkernel.core.errors import require
 from vkernel.core.memory import check_memory
 from vkernel.core.progress import Progress, progress as report_progress
 from vkernel.data import Empirical
@@ -29,23 +26,21 @@ from vkernel.metrics.features import Features, extractor
 from vkernel.process import Process
 from vkernel.reports.audit.axes import arranged, for_network
 from vkernel.reports.audit.classes import Class, Labels, by_class, in_class
-from vkernel.reports.audit.denoising import as_network
 from vkernel.reports.audit.draw import sampling_times
 from vkernel.reports.audit.group import NetworkGroup, alike, together, work
 from vkernel.reports.audit.kept import Kept
 from vkernel.reports.audit.levels import check_inputs
+from vkernel.reports.audit.networks import Model, as_networks
 from vkernel.reports.audit.plan import Plan, device_of, measure, using_threads
 from vkernel.reports.audit.report import text
 from vkernel.reports.audit.result import Audit, DataStatistics, NetworkAudit, Sizes
 from vkernel.reports.audit.samples import Data, as_data, check_count, in_memory
-from vkernel.sample import Scores
-from vkernel.score import Score, Wrapped, as_score
+from vkernel.score import Wrapped
 
 if TYPE_CHECKING:
     from vkernel.reports.profile import Profile
 
 DATA = 2  # share of the work, in units of those of vkernel.reports.audit.group
-Model = Score | Scores | Callable[[Tensor, Tensor], Tensor] | str | Path
 
 
 def audit(
@@ -91,7 +86,7 @@ def audit(
     began = time.monotonic()
     data, held = as_data(data, "training"), None if test is None else as_data(test, "test")
     others = {name: as_data(points, name) for name, points in (also or {}).items()}
-    nets = _networks(models, process, data)
+    nets = as_networks(models, process, data)
     shape, stored, name = for_network(nets[0], data.shape), data.shape, nets[0].name
     data, held = arranged(data, shape), None if held is None else arranged(held, shape)
     others = {name: arranged(points, shape) for name, points in others.items()}
@@ -172,30 +167,6 @@ def _statistics(
     net, given = good.nets[0], (good.sizes.queries, good.seed)
     about = functools.partial(DataStatistics.of, net.scaled(data), net.process, *given)
     return kept.get(f"statistics {net.name}", about)
-
-
-def _networks(models: Model | Sequence[Model], process: Process | None, data: Empirical) -> list[Wrapped]:
-    """Return all models as networks with different names."""
-    given: Iterable[Any] = models if isinstance(models, Sequence) and not isinstance(models, str) else [models]
-    nets: list[Wrapped] = []
-    for model in given:
-        if isinstance(model, Scores):
-            found = {m: as_network(model.member(m), data) for m in range(len(model)) if m not in model.diverged}
-            nets += [n if isinstance(model, Checkpoints) else replace(n, name=f"member {m}") for m, n in found.items()]
-        elif isinstance(model, str | Path):
-            nets.append(Checkpoint.from_diffusers(model))
-        elif isinstance(model, Score):
-            nets.append(as_network(model, data))
-        elif callable(model) and process is not None:
-            name = model.__name__ if inspect.isroutine(model) else type(model).__name__
-            nets.append(as_score(model, process, range=(-1, 1), name=name))
-        else:
-            needs = "give a Score, a diffusers folder, or a function (x, t) with process="
-            raise InputError(f"A {type(model).__name__} cannot be audited alone: {needs}.")
-    require(nets, "There is no network to audit.")
-    names = [net.name for net in nets]
-    numbered = [f"{name} ({k + 1})" if names.count(name) > 1 else name for k, name in enumerate(names)]
-    return [replace(net, name=name) for net, name in zip(nets, numbered, strict=True)]
 
 
 def _announce(plan: Plan, net: Wrapped, sizes: Sizes, quick: Sizes, nets: int, test: bool, progress: Progress) -> None:

@@ -45,7 +45,7 @@ def draw(
     x_T: Tensor,
     kind: str = "ode",
     *,
-    steps: int | None = 50,
+    steps: int | Tensor | None = 50,
     seed: int = 0,
     first: int = 0,
     progress: Progress = False,
@@ -53,13 +53,15 @@ def draw(
     """Sample from ``x_T (n, *shape)``, like it; samples that diverge are returned as they are.
 
     ``kind`` is "ode" or "ancestral"; ``steps`` are evaluations of the network (``None``: every index of a DDPM, 1,000
-    in continuous time). Ancestral steps of a DDPM are evenly spaced indices; times that share an index count once.
+    in continuous time), or their times (:func:`sampling_times` of another score). Ancestral steps of a DDPM are evenly
+    spaced indices; times that share an index count once.
     ``first`` is the index of the first sample, where ``x_T`` is a part of more."""
     _check(score, seed)
     check_choice(kind, "kind", KINDS)
     require(isinstance(x_T, Tensor), f"x_T must be a torch tensor, not {type(x_T).__name__}.")
     require(x_T.ndim >= 2 and x_T.numel() > 0, f"x_T must be (n, *shape), not of shape {tuple(x_T.shape)}.")
-    times, shape = sampling_times(score, kind, steps), tuple(x_T.shape)
+    times = steps if isinstance(steps, Tensor) else sampling_times(score, kind, steps)
+    shape = tuple(x_T.shape)
     score = score.conditioned(first) if isinstance(score, Wrapped) else score
 
     def noise(k: int) -> Tensor:

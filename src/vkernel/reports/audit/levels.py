@@ -243,14 +243,15 @@ def same_process(a: Process, b: Process) -> bool:
     return (a.eps, a.T) == (b.eps, b.T) and all(torch.allclose(f(t), g(t), 1e-6, 0) for f, g in curves)
 
 
-def audit_times(model: Score | Scores, data: Empirical, times: Times = None) -> Tensor:
-    """Return the times of an audit, ascending and distinct; networks with an index input are evaluated at indices."""
+def audit_times(model: Score | Scores, data: Empirical, times: Times = None, count: int = COUNT) -> Tensor:
+    """Return the times of an audit, by default ``count``, ascending and distinct; networks with an index input are
+    evaluated at indices."""
     process = model.process
     if times is None:
         reach, s = process.ratios, data.spread / math.sqrt(data.d)
         low, high = max(LOW * s, reach[0]), min(HIGH * s, reach[1])
         require(low < high, f"{process!r} does not reach the scale of the data, {s:.3g} a pixel; give times=.")
-        t = process.time(torch.logspace(math.log10(low), math.log10(high), COUNT, dtype=torch.float64).clamp(low, high))
+        t = process.time(torch.logspace(math.log10(low), math.log10(high), count, dtype=torch.float64).clamp(low, high))
     else:
         try:
             t = torch.as_tensor(times, dtype=torch.float64).cpu().reshape(-1)
@@ -295,12 +296,15 @@ def dataset(columns: Mapping[str, object], coords: Mapping[str, object], attrs: 
     return xarray.Dataset(columns, coords, attrs)
 
 
-def variables(estimates: Mapping[str, Estimate | Estimate[Tensor]], *dims: str) -> dict[str, object]:
-    """Return the variables ``name``, ``name_se``, ``name_low`` and ``name_high`` of a Dataset for each estimate."""
+def variables(
+    estimates: Mapping[str, Estimate | Estimate[Tensor]], *dims: str, texts: Mapping[str, str] = TEXTS["variables"]
+) -> dict[str, object]:
+    """Return the variables ``name``, ``name_se``, ``name_low`` and ``name_high`` of a Dataset for each estimate;
+    ``texts`` describe them."""
     ends = {"": "", "_se": "standard error: ", "_low": "low end (95 %): ", "_high": "high end (95 %): "}
     return {
         name + end: (dims, torch.as_tensor(v, dtype=torch.float64).numpy(), {"long_name": words + about, "units": "1"})
-        for name, about in TEXTS["variables"].items()
+        for name, about in texts.items()
         if name in estimates
         for (end, words), v in zip(ends.items(), estimates[name].fields, strict=True)
     }

@@ -1,5 +1,6 @@
-"""Which closed-form theory explains a trained network: the result, :class:`Explanation`."""
+"""Which closed-form theory explains a trained network: :func:`explain` and its result, :class:`Explanation`."""
 
+from vkernel.reports.explain.explain import explain
 from vkernel.reports.explain.result import Explanation, Sizes
 
-__all__ = ["Explanation", "Sizes"]
+__all__ = ["Explanation", "Sizes", "explain"]

@@ -95,16 +95,11 @@ class Explanation:
     def best(self) -> dict[str, tuple[str | None, ...]]:
         """The theory with the largest gain, by network and level; ``None`` where no gain is above 0, and above that of
         permuted images, beyond doubt."""
-        found = self.verdict
-        above = (found.gain_low > 0) & (found.gain_low > found.permuted)
-        gain = found.gain.where(above)
-        return {
-            name: tuple(
-                None if math.isnan(float(column.max())) else str(column.theory.values[int(column.argmax())])
-                for column in (gain.sel(network=name).isel(level=k) for k in range(gain.sizes["level"]))
-            )
-            for name in self.networks
-        }
+        found, out = self.verdict, {}
+        gain = found.gain.where((found.gain_low > 0) & (found.gain_low > found.permuted), -math.inf)
+        for name, rows in zip(self.networks, gain.transpose("network", "level", "theory").values, strict=True):
+            out[name] = tuple(self.theories[int(row.argmax())] if row.max() > 0 else None for row in rows)
+        return out
 
     @property
     def well(self) -> dict[str, tuple[bool, ...]]:
