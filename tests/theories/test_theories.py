@@ -231,6 +231,46 @@ def test_theories_are_scores(make):
     assert sample.isfinite().all()
 
 
+@pytest.mark.parametrize("make", [
+    lambda y: Smoothed(y, PROCESS, 0.3),
+    lambda y: Smoothed(y, PROCESS, 0.3, "draws", 2),
+    lambda y: EquivariantLocal(y, PROCESS, 3),
+    lambda y: Local(y, PROCESS, 3),
+    lambda y: PCALocal(y, PROCESS, soft=True),
+])  # fmt: skip
+def test_second_derivatives(make):
+    y = images(5, (3, 4))
+    theory, x, t, step = make(y), 0.3 * noisy(y, 0.2, 1)[0], 0.2, 1e-5
+    pixel = lambda x: theory.denoise(x, t)[1, 2]  # noqa: E731
+    slope = torch.func.grad(pixel)
+    v = torch.randn(x.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    numeric = (slope(x + step * v) - slope(x - step * v)) / (2 * step)
+    assert numeric.abs().max() > 1e-5
+    close(torch.autograd.functional.vhp(pixel, x, v)[1], numeric, 1e-7)
+    close(torch.func.jvp(slope, (x,), (v,))[1], numeric, 1e-7)
+    close(torch.func.jacrev(lambda x: theory.denoise(x, t))(x)[1, 2], slope(x))
+    close(torch.func.jacfwd(lambda x: theory.denoise(x, t))(x)[1, 2], slope(x))
+
+
+def test_points_of_weight_zero_count_neither_as_neighbours_nor_as_a_limit():
+    y, weights = images(6, (4, 5)), torch.tensor([1.0, 0, 2, 3, 0, 1])
+    x, data, kept = (
+        noisy(images(6, (4, 5)), 0.1),
+        vk.Empirical(y, weights),
+        vk.Empirical(y[weights > 0], weights[weights > 0]),
+    )
+    close(Nearest(data, PROCESS, 6).denoise(x, 0.1), vk.EmpiricalScore(data, PROCESS).denoise(x, 0.1))
+    close(Nearest(data, PROCESS, 2).denoise(x, 0.1), Nearest(kept, PROCESS, 2).denoise(x, 0.1))
+    close(Local(data, PROCESS, 3).denoise(x, 0.1), Local(kept, PROCESS, 3).denoise(x, 0.1))
+
+
+def test_the_last_time_in_float32_is_accepted():
+    process, y = vk.Cosine(), images(3, (4, 5))
+    last = torch.tensor(process.T)
+    assert float(last) > process.T
+    close(Local(y, process, 3).denoise(y, last), Local(y, process, 3).denoise(y, process.T))
+
+
 def test_switch_mixes_two_theories_and_samplers_stop_at_its_jump():
     y = images(6, (4, 5))
     above, below = Gaussian(y, PROCESS), vk.EmpiricalScore(y, PROCESS)
@@ -242,6 +282,10 @@ def test_switch_mixes_two_theories_and_samplers_stop_at_its_jump():
     vk.sample.pf_ode(theory, x, steps=4, callback=lambda k, time, _: seen.append(time))
     assert len(seen) == 6
     assert t in seen
+    assert Switch(theory, Nearest(y, PROCESS), at=0.1).jumps == (
+        float(PROCESS.time(torch.tensor(0.1, dtype=torch.float64))),
+        t,
+    )
     smooth = Switch(above, below, at=1.0, width=0.5)
     alpha, sigma = levels(0.3)
     w = 1 / (1 + (sigma / alpha) ** 2)
@@ -331,6 +375,17 @@ def test_a_theory_on_other_data_is_the_theory_that_is_built_on_them(make):
 
 
 GAUSSIAN = Gaussian(images(5, (3, 4)), PROCESS)
+
+
+def test_equivariant_patches_under_noise_that_differs_between_channels():
+    y = images(3, (2, 3, 4))
+    x, root = noisy(y, 0.1), torch.tensor([0.5, 2.0], dtype=torch.float64)[:, None, None]
+    process = vk.Anisotropic(PROCESS, root.square().expand(2, 3, 4))
+    found = EquivariantLocal(y, process, 3).denoise(x, 0.1)
+    white = brute_local((x / root).numpy(), (y / root).numpy(), 0.1, 3, equivariant=True)
+    close(found, torch.as_tensor(white) * root, 1e-8)
+
+
 MATRIX = vk.Anisotropic(vk.VP(), vk.core.covariance.Matrix(torch.eye(12).double() + 0.1, (3, 4)))
 
 
@@ -344,9 +399,13 @@ MATRIX = vk.Anisotropic(vk.VP(), vk.core.covariance.Matrix(torch.eye(12).double(
     (lambda: EquivariantLocal(images(5, (3, 4)), vk.Anisotropic(PROCESS, torch.rand(3, 4) + 1), 3), "Γ varies"),
     (lambda: Nearest(images(5, (3, 4)), PROCESS, 6), "1 to 5"),
     (lambda: Smoothed(images(5, (3, 4)), PROCESS, -1), "h must be"),
+    (lambda: Smoothed(images(5, (3, 4)), PROCESS, 1e200), "at most"),
+    (lambda: Gaussian(images(5, (3, 4)), PROCESS, memory=0), "memory must be"),
+    (lambda: Gaussian(images(5, (3, 4)), PROCESS, memory="1 GB"), "memory must be"),
     (lambda: Gaussian(images(5, (3, 4)), PROCESS, rank=0), "rank"),
     (lambda: Gaussian(images(5, (3, 4)), "vp"), "process"),
     (lambda: PCALocal(images(5, (3, 4)), PROCESS, -1), "threshold"),
+    (lambda: PCALocal(images(5, (3, 4)), PROCESS, soft="yes"), "soft must be a bool"),
     (lambda: Local(images(5, (3, 4)), PROCESS, {}), "table"),
     (lambda: Local(images(5, (3, 4)), PROCESS, 3, "mirror"), "borders"),
     (lambda: Smoothed(images(5, (3, 4)), PROCESS, {0.1: -1}), "h must be"),
@@ -357,6 +416,8 @@ MATRIX = vk.Anisotropic(vk.VP(), vk.core.covariance.Matrix(torch.eye(12).double(
     (lambda: Switch(GAUSSIAN, vk.as_score(lambda x, t: -x, PROCESS, (3, 4)), 1.0).on(images(5, (3, 4))), "not built"),
     (lambda: Switch(Gaussian(images(5), PROCESS), Gaussian(images(5), vk.VE()), 1.0), "one process"),
     (lambda: Local(images(5, (3, 4)), PROCESS, 3).denoise(torch.full((1, 3, 4), torch.nan), 0.5), "NaN"),
+    (lambda: Nearest(images(5, (3, 4)), PROCESS).denoise(images(1, (3, 4)) * 1e200, 0.5), "sigma away"),
+    (lambda: Gaussian(images(5), PROCESS)(images(1), torch.tensor(0.5, requires_grad=True)), "not in t"),
 ])  # fmt: skip
 def test_bad_input_gets_a_sentence(make, words):
     with pytest.raises(vk.InputError, match=words):

@@ -31,6 +31,7 @@ from vkernel.process import Anisotropic, Process
 from vkernel.score.base import DataScore, Time, differentiated, wide_time
 
 Data = Empirical | Tensor
+FARTHEST = 1e15  # |x| / σ beyond which float64 cannot distinguish training points
 NODES = 1 << 31  # pairs (node, point) that a quadrature in one dimension may take
 
 
@@ -145,8 +146,10 @@ class EmpiricalScore(DataScore):
         rows, *levels = self._prepare(x, t)
         rows = rows.double()
         alpha, var = (rows.new_full((len(rows),), a) if isinstance(a, float) else a for a in levels)
-        if not bool(((rows.square().sum(-1) < 1e30 * var) & (var > 0)).all()):  # one synchronisation; then the reason
-            raise _refused(rows, var)
+        if not bool(
+            ((rows.square().sum(-1) < FARTHEST**2 * var) & (var > 0)).all()
+        ):  # one synchronisation; then the reason
+            raise refused(rows, var)
         return Queries(rows, alpha, var)
 
     def _posterior(self, x: Tensor, t: Tensor) -> Posterior:
@@ -172,7 +175,7 @@ class EmpiricalScore(DataScore):
             rows, alpha, var = self._prepare(x, t)
             s = direct.score(rows, alpha, var)
             if s is None:
-                raise _refused(rows, torch.as_tensor(var))
+                raise refused(rows, torch.as_tensor(var))
             return s.reshape(x.shape)
         queries = self.queries(x, t)
         mean = self.engine.moments(queries).mean
@@ -185,13 +188,13 @@ class EmpiricalScore(DataScore):
         return (_derivative(x, t, self, v) * (alpha / var).square() - v / var).to(v.dtype)
 
 
-def _refused(rows: Tensor, var: Tensor) -> InputError:
+def refused(rows: Tensor, var: Tensor) -> InputError:
     """Return the error that says why there is no score at some of the queries."""
     if not bool(rows.isfinite().all()):
         return InputError("x holds NaN or infinite values: the score there has no meaning.")
     if not bool((var > 0).all()):
         return InputError("There is no noise at this t (S = 0), hence no score; choose a larger t.")
-    return InputError("x is more than 1e15 sigma away: float64 cannot tell the training points apart there.")
+    return InputError(f"x is more than {FARTHEST:.0e} sigma away: float64 cannot tell the training points apart there.")
 
 
 class Whitened:

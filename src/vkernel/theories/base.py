@@ -15,21 +15,23 @@ v_i` of each part, two parts merge as :math:`L = \max(L_a, L_b)`, :math:`z = e^{
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from vkernel.core.checks import check_number
 from vkernel.core.covariance import Diagonal, over_event
 from vkernel.core.errors import require
 from vkernel.core.memory import free_memory
 from vkernel.data import Empirical
-from vkernel.posterior import Engine, Points, Queries
+from vkernel.posterior import Engine, Points, Posterior, Queries
 from vkernel.posterior.weights import blocks
 from vkernel.process import Anisotropic, Process
 from vkernel.score.base import DataScore, Time
-from vkernel.score.empirical import Whitened
+from vkernel.score.empirical import FARTHEST, Whitened, refused
 
 Data = Empirical | Tensor
 
@@ -50,7 +52,7 @@ class Theory(DataScore):
         kept = data.weights.nonzero().flatten()
         self.data = data if len(kept) == data.n else data.subset(kept)
         self.shape, self.device = data.shape, data.device
-        self.memory = free_memory(data.device) // 4 if memory is None else int(memory)
+        self.memory = free_memory(data.device) // 4 if memory is None else int(check_number(memory, "memory", 1))
 
     @abstractmethod
     def mean(self, x: Tensor, alpha: Tensor, var: Tensor) -> Tensor:
@@ -72,14 +74,14 @@ class Theory(DataScore):
     def _rows(self, x: Tensor, t: Time) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return x as a floating-point tensor, its whitened rows on the data's device, alpha and sigma² of each."""
         x, t = self.check(x, t)
-        require(bool(x.isfinite().all()), "x holds NaN or infinite values; a theory denoises finite points.")
-        batch = self.split(x)[0]
-        levels = self.levels(self.process.check(t.double()))
-        alpha, var = (a.to(self.device).expand(batch).reshape(-1) for a in levels)
-        require(
-            bool((var > 0).all()), f"There is no noise at t = {self.process.eps:g}, where the score is not defined."
-        )
-        return x, self.process.whiten(x.to(self.device, torch.float64)).reshape(-1, *self.shape), alpha, var
+        require(not t.requires_grad, f"{type(self).__name__} is differentiable in x, not in t: detach t.")
+        levels = self.levels(self.process.check(t))
+        alpha, var = (a.to(self.device).expand(self.split(x)[0]).reshape(-1) for a in levels)
+        rows = self.process.whiten(x.to(self.device, torch.float64)).reshape(-1, *self.shape)
+        far = rows.detach().flatten(1).square().sum(1) / var
+        if not bool(((far < FARTHEST**2) & (var > 0)).all()):
+            raise refused(rows.detach(), var)
+        return x, rows, alpha, var
 
     @property
     def white(self) -> Points:
@@ -130,39 +132,65 @@ class Average:
 
 
 class PosteriorMean(torch.autograd.Function):
-    r"""The mean of an engine's posterior, some coordinates of it: :math:`m(x) = \sum_i r_i y_i` with the derivative
-    :math:`\frac{\alpha}{\sigma^2} \mathrm{Cov}(x_0|x)`; ``x (B, d)``, ``alpha`` and ``var`` ``(B,)``, float64."""
+    r"""The mean of an engine's posterior and its derivatives. ``apply(x, alpha, var, engine, *vectors)`` is
+    :math:`m(x) = \sum_i r_i y_i` without vectors, :math:`\mathrm{Cov}(x_0|x)\, v` with one, and with two
+    :math:`\sum_i r_i (y_i-m) ((y_i-m)\cdot v) ((y_i-m)\cdot u)`; the derivative of each is :math:`\alpha/\sigma^2`
+    times the next. ``x`` and the vectors are ``(B, d)``, ``alpha`` and ``var`` ``(B,)``, all in float64."""
 
     @staticmethod
-    def forward(x: Tensor, alpha: Tensor, var: Tensor, engine: Engine, kept: slice | Tensor) -> Tensor:
-        return engine.moments(Queries(x.detach(), alpha, var)).mean[:, kept]
+    def forward(x: Tensor, alpha: Tensor, var: Tensor, engine: Engine, *vectors: Tensor) -> Tensor:
+        queries, (count, d) = Queries(x.detach(), alpha, var), x.shape
+        if not vectors:
+            return engine.moments(queries).mean
+        v, *more = (v.detach() for v in vectors)
+        if not more:
+            return engine.moments(queries, vector=v).present()["product"]
+        return Posterior(engine, queries, (count,), (d,), x.dtype, x.device).third(v, more[0])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, alpha, var, ctx.engine, ctx.kept = inputs
-        ctx.save_for_backward(x, alpha, var)
-        ctx.save_for_forward(x, alpha, var)
+        x, alpha, var, ctx.engine, *vectors = inputs
+        ctx.save_for_backward(x, alpha, var, *vectors)
+        ctx.save_for_forward(x, alpha, var, *vectors)
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def _product(ctx: Any, v: Tensor) -> Tensor:
-        x, alpha, var = ctx.saved_tensors
-        moments = ctx.engine.moments(Queries(x.detach(), alpha, var), vector=v)
-        return (alpha / var)[:, None] * moments.present()["product"]
+    def _along(ctx: Any, saved: Sequence[Tensor], dx: Tensor | None, dv: Tensor | None) -> Tensor | None:
+        """Return the derivative for the changes dx of x and dv of the vector; it is symmetric in both."""
+        x, alpha, var, *vectors = saved
+        good = dx is None or len(vectors) < 2
+        require(good, "Theories of posteriors have derivatives up to the second; the third is not provided.")
+        by_x = None if dx is None else (alpha / var)[:, None] * posterior_mean(ctx.engine, x, alpha, var, *vectors, dx)
+        by_v = None if dv is None else posterior_mean(ctx.engine, x, alpha, var, dv)
+        return by_x if by_v is None else by_v if by_x is None else by_x + by_v
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        v = torch.zeros_like(ctx.saved_tensors[0])
-        v[:, ctx.kept] = grads[0]
-        return PosteriorMean._product(ctx, v), None, None, None, None
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        g, needed = grads[0], ctx.needs_input_grad
+        dx = PosteriorMean._along(ctx, ctx.saved_tensors, g, None) if needed[0] else None
+        return dx, None, None, None, *(PosteriorMean._along(ctx, ctx.saved_tensors, None, g) for _ in needed[4:])
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        return PosteriorMean._product(ctx, tangents[0])[:, ctx.kept]
+    def jvp(ctx: Any, *tangents: Any) -> Tensor | None:
+        # what was saved, without the tangents of the level that is being differentiated
+        saved = [forward_ad.unpack_dual(a).primal for a in ctx.saved_tensors]
+        with forward_ad._set_fwd_grad_enabled(True):  # torch turns it off here, and with it every outer jvp
+            return PosteriorMean._along(ctx, saved, tangents[0], *(tangents[4:] or (None,)))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
+        """Map: the mapped axis becomes part of the batch."""
+        size = info.batch_size
+        pairs = zip((*inputs[:3], *inputs[4:]), (*in_dims[:3], *in_dims[4:]), strict=True)
+        mapped = [a.expand(size, *a.shape) if k is None else a.movedim(k, 0) for a, k in pairs]
+        x, alpha, var, *vectors = (a.flatten(0, 1) for a in mapped)
+        return posterior_mean(inputs[3], x, alpha, var, *vectors).unflatten(0, (size, -1)), 0
 
 
-def posterior_mean(engine: Engine, x: Tensor, alpha: Tensor, var: Tensor, kept: slice | Tensor = slice(None)) -> Tensor:
-    """Return the mean of the posterior over the engine's points, its coordinates ``kept``; differentiable in ``x``."""
-    out: Tensor = PosteriorMean.apply(x, alpha, var, engine, kept)
+def posterior_mean(engine: Engine, x: Tensor, alpha: Tensor, var: Tensor, *vectors: Tensor) -> Tensor:
+    """Return the mean of the posterior over the engine's points, or with vectors its derivatives, ``(B, d)``; twice
+    differentiable in ``x``."""
+    out: Tensor = PosteriorMean.apply(x, alpha, var, engine, *vectors)
     return out
 
 

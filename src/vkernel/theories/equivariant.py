@@ -60,9 +60,8 @@ class PlaceClass:
 
     def mean(self, x: Tensor, alpha: Tensor, var: Tensor) -> Tensor:
         """Return the estimates of the middle pixels of patches ``x (B, d)``, ``(B, C)``."""
-        middle = self.patches.middle
         if self.streamed is None or differentiated(x):
-            return posterior_mean(self.engine, x, alpha, var, middle)
+            return posterior_mean(self.engine, x, alpha, var)[:, self.patches.middle]
         return self.streamed(x, alpha, var, self.tolerance)
 
 
@@ -73,8 +72,10 @@ class EquivariantLocal(Patched):
         self, data: Data, process: Process, k: Scale, borders: str = "zeros", memory: int | None = None
     ) -> None:
         super().__init__(data, process, k, borders, memory)
-        even = process.gamma is None or bool((process.gamma.diag() == process.gamma.diag().flatten()[0]).all())
-        require(even, "EquivariantLocal compares different places, which needs the same noise in all pixels; Γ varies.")
+        if process.gamma is not None:
+            noise = process.gamma.diag().reshape(self.image)
+            even = bool((noise == noise[:, :1, :1]).all())
+            require(even, "EquivariantLocal compares different places, which needs the same noise at all; Γ varies.")
 
     def patch_mean(self, x: Tensor, alpha: Tensor, var: Tensor, k: int) -> Tensor:
         _, height, width = self.image

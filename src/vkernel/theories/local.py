@@ -20,6 +20,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,6 +55,7 @@ class Patched(Theory):
 
     def _check(self, k: object) -> int:
         name, most = type(self).__name__, self.most
+        k = int(k) if isinstance(k, np.integer) else k
         require(is_whole(k) and k >= 1 and k % 2 == 1, f"{name} needs an odd patch size k, 1 or more; got {k!r}.")
         size = "×".join(str(side) for side in self.image[1:])
         limit = f"k = {k} is too large for {size} images with borders={self.borders!r}: at most {most}"

@@ -11,28 +11,36 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vkernel.core.checks import is_whole
+from vkernel.core.checks import check_whole
 from vkernel.core.errors import require
+from vkernel.data import Empirical
 from vkernel.posterior import Engine, Queries
 from vkernel.posterior.weights import blocks
 from vkernel.process import Anisotropic, Process
 from vkernel.score.empirical import Whitened
-from vkernel.theories.base import Data, Theory
+from vkernel.theories.base import Data, Theory, posterior_mean
 
 
 class Nearest(Theory):
-    """The denoiser of the ``k`` training points nearest to ``x / alpha``."""
+    """The denoiser of the ``k`` training points nearest to ``x / alpha``, which is exact for k = n.
+
+    >>> import torch, vkernel as vk
+    >>> theory = vk.theories.Nearest(torch.randn(100, 3), vk.VP(), k=5)
+    >>> theory.denoise(torch.randn(5, 3), 0.5).shape
+    torch.Size([5, 3])
+    """
 
     def __init__(self, data: Data, process: Process, k: int = 1, memory: int | None = None) -> None:
+        data = data if isinstance(data, Empirical) else Empirical(data)
         super().__init__(data, process, memory)
-        good = is_whole(k) and 1 <= k <= self.data.n
-        require(good, f"k must be a number of training points, 1 to {self.data.n}; got {k!r}.")
-        self.k, weights = k, self.data.weights
+        self.k = check_whole(k, "k")
+        require(self.k <= data.n, f"k must be a number of training points, 1 to {data.n}; got {k!r}.")
+        weights, self.exact = self.data.weights, self.k >= self.data.n
         # of unequal weights the engine would find the heaviest points, not the nearest
-        equal = bool((weights == weights[0]).all())
-        even = self.data if equal else self.data.segment(0, self.data.n, torch.full_like(weights, 1 / self.data.n))
-        self.even = Whitened(even, process) if isinstance(process, Anisotropic) else even
-        self.engine = Engine(self.even, self.memory)
+        even = self.data.segment(0, self.data.n, torch.full_like(weights, 1 / self.data.n))
+        kept = self.data if self.exact or bool((weights == weights[0]).all()) else even
+        self.kept = Whitened(kept, process) if isinstance(process, Anisotropic) else kept
+        self.engine = Engine(self.kept, self.memory)
 
     @property
     def options(self) -> dict[str, object]:
@@ -40,10 +48,12 @@ class Nearest(Theory):
 
     def mean(self, x: Tensor, alpha: Tensor, var: Tensor) -> Tensor:
         rows, log_w, out = x.flatten(1), self.data.weights.log(), []
+        if self.exact:
+            return posterior_mean(self.engine, rows, alpha, var).reshape(x.shape)
         for part in blocks(len(rows), self.memory // (32 * self.k * rows.shape[1])):
             a, v, here = alpha[part], var[part], rows[part]
             index = self.engine.nearest(Queries(here.detach(), a, v), self.k)[1]
-            y = self.even.take(index.flatten()).double().reshape(*index.shape, -1)
+            y = self.kept.take(index.flatten()).double().reshape(*index.shape, -1)
             gap = here[:, None] - a[:, None, None] * y
             r = (log_w[index] - gap.square().sum(-1) / (2 * v[:, None])).softmax(1)
             out.append((r[:, None] @ y)[:, 0])

@@ -20,7 +20,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vkernel.core.checks import check_number
+from vkernel.core.checks import check_number, check_type
 from vkernel.posterior.weights import blocks
 from vkernel.process import Process
 from vkernel.theories.base import Average, Data, Theory, check_images
@@ -45,7 +45,8 @@ class PCALocal(Theory):
     ) -> None:
         super().__init__(data, process, memory)
         check_images(self.data, process, "PCALocal")
-        self.threshold, self.soft, self.published = check_number(threshold, "threshold", 0.0), soft, published
+        self.threshold = check_number(threshold, "threshold", 0.0)
+        self.soft, self.published = check_type(soft, "soft", bool), check_type(published, "published", bool)
         self.gaussian = Gaussian(self.data, process, memory=memory)
 
     @property

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.checks import check_choice, check_number, check_whole
+from vkernel.core.checks import check_choice, check_number, check_whole, is_number
 from vkernel.core.covariance import over_event
+from vkernel.core.errors import require
 from vkernel.core.rng import Generator
 from vkernel.posterior import Engine
 from vkernel.process import Process
@@ -29,6 +30,8 @@ from vkernel.score.base import Score, check_score
 from vkernel.theories.base import Data, Theory, posterior_mean
 from vkernel.theories.fit import Levels, fit
 from vkernel.theories.scale import ByLevel, Scale
+
+WIDEST = 1e100  # whose square is a number
 
 
 class Smoothed(Theory):
@@ -46,7 +49,7 @@ class Smoothed(Theory):
         memory: int | None = None,
     ) -> None:
         super().__init__(data, process, memory)
-        self.widths = ByLevel(h, "h", process, lambda h: check_number(h, "h", 0.0))
+        self.widths = ByLevel(h, "h", process, self._check)
         self.kind = check_choice(kind, "kind", ("kde", "draws"))
         self.engine = Engine(self.white, self.memory)
         # a seed, so that the draws can be made again for other data
@@ -54,6 +57,11 @@ class Smoothed(Theory):
         self.seed = int(rng.keys((), rng.as_generator(generator))) if fresh else generator
         size = (check_whole(draws, "draws") if kind == "draws" else 0, self.data.d)
         self.draws = rng.randn(size, rng.as_generator(self.seed), self.device, torch.float64)
+
+    @staticmethod
+    def _check(h: object) -> float:
+        require(not is_number(h) or h <= WIDEST, f"h must be a width, at most {WIDEST:g}; got {h!r}.")
+        return check_number(h, "h", 0.0)
 
     @property
     def h(self) -> Scale:

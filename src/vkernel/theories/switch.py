@@ -37,8 +37,9 @@ class Switch(DataScore):
         self.process, self.shape = above.process, next(iter(shapes), None)
         self.at, self.width = check_positive(at, "at"), check_number(width, "width", 0.0)
         low, high = self.process.ratios
-        if self.width == 0 and low < self.at < high:
-            self.jumps = (float(self.process.time(torch.tensor(self.at, dtype=torch.float64))),)
+        here = self.width == 0 and low < self.at < high
+        own = [float(self.process.time(torch.tensor(self.at, dtype=torch.float64)))] if here else []
+        self.jumps = tuple(sorted({*above.jumps, *below.jumps, *own}))
 
     def on(self, data: Data) -> Self:
         for part in (self.above, self.below):
