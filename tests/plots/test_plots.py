@@ -144,6 +144,7 @@ DRAW = {
     ),
     "noise_profile": lambda: plots.noise_profile(CURVES, collapse_time=0.01, window=(0.02, 0.3), points=100),
     "distances": lambda: plots.distances([0, 1, 1.5, 2]),
+    "image_rows": lambda: plots.image_rows({"one": rng.uniform(size=(3, 4, 4)), "two": rng.uniform(size=(3, 4, 4))}),
     "image_row": lambda: plots.image_row(rng.uniform(size=(13, 4, 4)), [str(k) for k in range(13)]),
     "pairs": lambda: plots.pairs(rng.uniform(size=(9, 3, 4, 4)), rng.uniform(size=(9, 3, 4, 4)), ["a"] * 9),
     "scatter_pairs": lambda: plots.scatter_pairs(rng.normal(size=(8, 2)), [1], [[0, 2], [3, 4]]),
@@ -170,13 +171,14 @@ def test_all_names_are_tested() -> None:
         "comparison",
         "copy_curve",
         "denoising_errors",
+        "explanation",
         "image_moments",
         "membership_losses",
         "neighbour_ratios",
         "responses",
         "thumbnails",
         "score_deviation",
-    }  # in test_plots_audits.py and test_compare.py
+    }  # in test_plots_audits.py, test_compare.py and test_explain_report.py
     assert set(plots.__all__) == set(DRAW) | helpers | elsewhere
 
 

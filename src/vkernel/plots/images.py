@@ -20,8 +20,17 @@ from vkernel.core.estimate import Estimate
 from vkernel.plots import base
 from vkernel.plots.base import DOT, Curves, Names, Notes, Several, Size, Values, array, ink, lines, styled
 
-__all__ = ["end_images", "fraction_maps", "image_row", "law_grid", "law_panels", "line_maps", "member_laws", "pairs"]
-__all__ += ["path_maps", "plane_laws", "scatter_pairs", "single_laws", "thumbnails", "variance_panels"]
+__all__ = ["end_images", "fraction_maps", "image_row", "image_rows", "law_grid", "law_panels", "line_maps"]
+__all__ += [
+    "member_laws",
+    "pairs",
+    "path_maps",
+    "plane_laws",
+    "scatter_pairs",
+    "single_laws",
+    "thumbnails",
+    "variance_panels",
+]
 Limits = tuple[float, float] | None
 Paths = Sequence[np.ndarray]
 Laws = Mapping[str, Several]
@@ -63,6 +72,16 @@ def thumbnails(images: Values, limits: Limits = None, side: int = 128) -> list[s
 def image_row(images: Values, titles: Names = (), per_row: int = 10, limits: Limits = None) -> Figure:
     """Draw images side by side, ``per_row`` in a row, each with its title."""
     return _rows([("", _pictures(images, limits), titles)], per_row)
+
+
+@styled
+def image_rows(rows: Mapping[str, Values], limits: Limits = None) -> Figure:
+    """Draw rows of images with their labels, all on one scale: column by column what belongs together."""
+    require(rows, "There is no image to show.")
+    every = _pictures(np.concatenate([array(images) for images in rows.values()]), limits)
+    counts = [len(array(images)) for images in rows.values()]
+    parts = np.split(every, np.cumsum(counts)[:-1])
+    return _rows([(label, part, ()) for label, part in zip(rows, parts, strict=True)], max(counts))
 
 
 @styled

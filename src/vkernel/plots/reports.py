@@ -19,19 +19,22 @@ from matplotlib.patches import Rectangle
 from vkernel.core.errors import require
 from vkernel.core.estimate import Estimate
 from vkernel.plots import base
-from vkernel.plots.base import DASHED, MARKERS, LineStyle, Several, Values, array, ink, lines, styled
+from vkernel.plots.base import DASHED, DOTTED, MARKERS, LineStyle, Several, Values, array, ink, lines, styled
 from vkernel.plots.curves import curve_panels, panel
 
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["agreement_curves", "comparison", "copy_curve", "denoising_errors", "image_moments"]
+__all__ = ["agreement_curves", "comparison", "copy_curve", "denoising_errors", "explanation", "image_moments"]
 __all__ += ["membership_losses", "neighbour_ratios", "responses", "score_deviation"]
 REFERENCE = "test images"  # the label that is drawn dashed
+FLOORS = "floor: theories of held-out images", "floor: images permuted"
+GREY = "#8a929c"  # seen on both themes
 SHOWN = 2000  # points of a scatter
 FAR = 5.0  # spans of the data; a scatter that reaches further gets a symmetric logarithmic axis
 CONDITIONS = 4  # conditions, or times, in one picture
 LAWS = {"ensemble": "trained ensemble", "field": "Gaussian field of V", "semiclassical": "semiclassical"}
+BOTTOM = -0.5  # of the axis of gains: what is lower leaves the picture
 DEEP = 1e3  # the axis ends this factor below the model's errors, as the ideal error falls to rounding
 
 
@@ -190,6 +193,48 @@ def agreement_curves(ds: xarray.Dataset) -> Figure:
         handles.append(Line2D([], [], color=ink(), ls=ls, label=label))
     base.legend_below(figure, handles)
     return figure
+
+
+@styled
+def explanation(ds: xarray.Dataset, titles: Mapping[str, str] | None = None) -> Figure:
+    """Draw gains over the Gaussian theory against σ/α (``vkernel.explain(…).denoising``), a line with its band for each
+    theory, beside the ceiling (dashed) and the largest floors (grey). Rows are networks, columns sets of images. The
+    theory "gaussian" is the line at 0; ``titles`` are labels of theories."""
+    lacking = [name for name in ("gain", "ceiling", "elsewhere", "permuted") if name not in ds]
+    require(not lacking, f"explanation draws what vkernel.explain returns; the data set has no {', '.join(lacking)}.")
+    networks, sets = [str(name) for name in ds["network"].values], [str(name) for name in ds["images"].values]
+    names = [str(name) for name in ds["theory"].values if name != "gaussian"]
+    size = (4.6 * len(sets) + 1.0, 3.5 * len(networks) + 1.0)
+    figure, axes = base.axes(size, len(networks), len(sets), sharey=True)
+    for (row, column), ax in np.ndenumerate(axes):
+        one = ds.isel(network=row, images=column)
+        x = array(one["ratio"], 1, "noise levels")
+        own = {(titles or {}).get(name, name): _curve(one.sel(theory=name), "gain") for name in names}
+        for k, (label, curve) in enumerate(own.items()):
+            base.band(ax, x, curve, lines()[k % 6], label, "-" if k < 6 else DASHED, MARKERS[k % 6])
+        base.band(ax, x, _curve(one, "ceiling"), ink(), "ceiling", DASHED)
+        ax.axhline(0, color=ink(), lw=1, label="Gaussian theory")
+        for name, label, ls in (("elsewhere", FLOORS[0], DOTTED), ("permuted", FLOORS[1], "-.")):
+            floor = np.fmax.reduce(array(one[name].sel(theory=names)), 0) if names else np.full(len(x), np.nan)
+            order = np.argsort(x)
+            ax.plot(x[order], floor[order], color=GREY, ls=ls, lw=1.5, label=label, zorder=1)
+        base.log_axis(ax, "x", x)
+        ax.set(ylim=(BOTTOM, 1.05), xlabel="noise level σ/α" if row == len(networks) - 1 else "")
+        ax.set_title(f"{sets[column]} images" if row == 0 else "")
+        if column == 0:
+            ax.set_ylabel(
+                f"{networks[row]}\n\ngain $R^2_G$" if len(networks) > 1 else "gain over the Gaussian theory, $R^2_G$"
+            )
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    known = [k for k, handle in enumerate(handles) if _drawn(axes, labels[k])]
+    base.legend_below(figure, [handles[k] for k in known], [labels[k] for k in known], 4)
+    return figure
+
+
+def _drawn(axes: np.ndarray, label: str) -> bool:
+    """Whether a line of this label has a value anywhere."""
+    lines = (line for ax in axes.flat for line in ax.lines if line.get_label() == label)
+    return any(np.isfinite(np.asarray(line.get_ydata(), float)).any() for line in lines)
 
 
 @styled

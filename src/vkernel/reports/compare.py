@@ -54,7 +54,7 @@ from vkernel.core.estimate import Estimate, jackknife_se, leave_one_out, ratio_t
 from vkernel.core.progress import Progress, Reporter, part, progress as show_progress
 from vkernel.core.variance import Groups, kurtosis, skewness
 from vkernel.kernels import Kernel, Linear, Measured
-from vkernel.reports.html import read, render
+from vkernel.reports.html import aligned, read, render
 from vkernel.sample import Options, pf_ode, semiclassical
 from vkernel.sample.scores import Scores
 from vkernel.sample.sde import Learned
@@ -390,11 +390,7 @@ def table(ds: xarray.Dataset) -> str:
     """Return the numbers in aligned columns: a row for each condition, then one for each time."""
     laws = [n for n in ("field", "closure", "semiclassical", "theory", "floor") if f"tv_{n}" in ds]
     text = render("compare_table.txt", laws=laws, times=ds.t.values, **_values(ds))
-    parts = []
-    for rows in ([line.split("‖") for line in block.splitlines()] for block in text.split("\n\n")):
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        parts += ["\n".join("  ".join(map(str.rjust, row, widths)).rstrip() for row in rows)]
-    return "\n\n".join(parts)
+    return "\n\n".join(aligned([line.split("‖") for line in block.splitlines()]) for block in text.split("\n\n"))
 
 
 def _values(ds: xarray.Dataset) -> dict[str, Any]:

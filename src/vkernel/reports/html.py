@@ -5,8 +5,9 @@ from __future__ import annotations
 import datetime
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import resources
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from vkernel.core.errors import require
@@ -33,14 +34,14 @@ def _extremes(ds: xarray.Dataset, name: str) -> str:
     return " … ".join(dict.fromkeys(ends)) or "an unknown amount"
 
 
-def _digits(value: float, digits: int = 2) -> str:
+def significant(value: float, digits: int = 2) -> str:
     """Return significant digits; large numbers, below a billion, have no exponent."""
     rounded = float(f"{float(value):.{digits}g}")
     return f"{rounded:,.0f}" if 10**digits <= abs(rounded) < 1e9 else f"{rounded:.{digits}g}"
 
 
 def _ends(digits: int, form: str) -> Callable[[Estimate], str]:
-    return lambda e: form.format(*(_digits(v, digits) for v in (e.value, e.low, e.high)))
+    return lambda e: form.format(*(significant(v, digits) for v in (e.value, e.low, e.high)))
 
 
 FILTERS = {  # numbers in templates: an Estimate with its ends (or one of a Dataset), the range of an array, digits
@@ -48,8 +49,8 @@ FILTERS = {  # numbers in templates: an Estimate with its ends (or one of a Data
     "short": _ends(3, "{} ({} to {})"),
     "bracket": _ends(2, "{} [{}, {}]"),
     "share": lambda e: f"{_percent(e.value)} ({_percent(e.low)} to {_percent(e.high)})",
-    "range": lambda array: f"{_digits(array.min())} … {_digits(array.max())}",
-    "digits": _digits,
+    "range": lambda array: f"{significant(array.min())} … {significant(array.max())}",
+    "digits": significant,
     "percent": _percent,
     "extremes": _extremes,
     "p": lambda chance: "< 0.001" if chance < 0.001 else f"= {float(chance):.2g}",
@@ -68,6 +69,11 @@ def picture(draw: Callable[[], Figure]) -> dict[str, str | int]:
             drawn = draw()
             found |= {look: plots.to_data_uri(drawn, dpi=DOTS), "width": round(DOTS * drawn.get_figwidth())}
     return found
+
+
+def is_image(shape: Sequence[int]) -> bool:
+    """Whether points of this shape can be shown as pictures."""
+    return len(shape) == 2 or (len(shape) == 3 and shape[0] in (1, 3))
 
 
 def read(name: str) -> str:
@@ -95,6 +101,18 @@ def sentences(template: str, block: str, **values: object) -> str:
     held = _environment(False, False).get_template(template)
     require(block in held.blocks, f"{template} has no sentences on {block}.")
     return " ".join("".join(held.blocks[block](held.new_context(values))).split())
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int = 0) -> str:
+    """Return cells in columns, of which the first ``left`` begin and the others end at one place; a cell may have
+    several lines."""
+    lines = [line for row in rows for line in zip_longest(*(cell.split("\n") for cell in row), fillvalue="")]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    shown = (
+        [c.ljust(w) if k < left else c.rjust(w) for k, (c, w) in enumerate(zip(line, widths, strict=True))]
+        for line in lines
+    )
+    return "\n".join("  ".join(cells).rstrip() for cells in shown)
 
 
 def page(template: str, **values: object) -> str:

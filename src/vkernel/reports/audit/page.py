@@ -50,6 +50,7 @@ def page(audit: Audit) -> str:
         figures[saved.name] = list(_of_comparison(audit, saved.samples, audit.data).values())
         pictures[saved.name] = _pictures(audit, saved.samples, audit.data, saved.range)
     values |= {"figures": figures, "pictures": pictures, "same_noise": _same_noise(audit)}
+    values["explained"] = None if audit.explanation is None else audit.explanation.section(audit.decoder)
     return html.page("audit.html", title=title, audit=audit, **values)
 
 
@@ -98,17 +99,12 @@ def _moments(images: Tensor) -> tuple[Tensor, ...]:
     return image_moments(images[images.flatten(1).isfinite().all(1)]).unbind(1)
 
 
-def _is_image(shape: tuple[int, ...]) -> bool:
-    """Whether points of this shape can be shown as pictures."""
-    return len(shape) == 2 or (len(shape) == 3 and shape[0] in (1, 3))
-
-
 def _pictures(
     audit: Audit, samples: dict[str, SampleAudit], data: Empirical, limits: tuple[float, float] | None
 ) -> list[dict[str, Any]]:
     """Return strips of images: samples above the training images that they resemble most, those of the quoted sampler
     first, and the first samples of each sampler."""
-    if not samples or not (audit.decoder or _is_image(data.shape)):
+    if not samples or not (audit.decoder or html.is_image(data.shape)):
         return []
     strips, typical, most = [], data[:POINTS].float().cpu(), quoted(samples)
     kinds = sorted(samples, key=lambda kind: kind != most)
@@ -182,7 +178,7 @@ def _together(audit: Audit) -> list[dict[str, Any]]:
 
 def _same_noise(audit: Audit) -> list[dict[str, Any]]:
     """Return a column for each noise: what each run makes of it."""
-    if audit.agreement is None or not (audit.decoder or _is_image(audit.data.shape)):
+    if audit.agreement is None or not (audit.decoder or html.is_image(audit.data.shape)):
         return []
     rows, typical = [], audit.members[0].net.scaled(audit.data)[:POINTS].float().cpu()
     for s in (n.samples["ode"] for n in audit.members):

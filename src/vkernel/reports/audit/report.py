@@ -235,7 +235,8 @@ def sentences(audit: Audit) -> list[str]:
     """Return the results in sentences: what was compared, every verdict, the advice."""
     out = [text("compared", audit=audit), *audit.notes]
     out += [f"{v.network + ': ' if v.network else ''}{QUESTIONS[v.question]} {v.words}" for v in audit.verdicts]
-    return out + [f"Advice ({a.sure}): {a.change} {a.evidence}" for a in audit.advice]
+    out += [f"Advice ({a.sure}): {a.change} {a.evidence}" for a in audit.advice]
+    return out if audit.explanation is None else [*out, *audit.explanation.summary.splitlines()]
 
 
 def screen(audit: Audit) -> Group:
@@ -275,7 +276,8 @@ def screen(audit: Audit) -> Group:
             topic = TEXTS["topics"][v.question] + (f" ({v.network})" if several else "")
             lines.append(Text.assemble((f"{topic}: ", colour), words))
             shown |= {v.question, words}
-    return Group(*lines, *(Text.assemble((f"advice ({a.sure}): ", "bold"), a.change) for a in audit.advice[:3]))
+    lines += [Text.assemble((f"advice ({a.sure}): ", "bold"), a.change) for a in audit.advice[:3]]
+    return Group(*lines, *(() if audit.explanation is None else audit.explanation.screen()))
 
 
 def _cell(v: Verdict | None) -> Any:
@@ -287,9 +289,9 @@ def _cell(v: Verdict | None) -> Any:
 
 def as_dict(audit: Audit) -> dict[str, object]:
     """Return everything but pictures as numbers, lists and dictionaries; numbers without a value are ``None``."""
-    plain = {
-        name: _plain(value) for name, value in vars(audit).items() if name not in ("networks", "agreement", "saved")
-    }
+    apart = ("networks", "agreement", "saved", "explanation")
+    plain = {name: _plain(value) for name, value in vars(audit).items() if name not in apart}
+    plain["explanation"] = None if audit.explanation is None else audit.explanation.to_dict()
     plain["saved"] = None if audit.saved is None else _plain(audit.saved, audit.saved.name)
     plain |= {"memorised": _plain(audit.memorised), "verdicts": _plain(audit.verdicts), "advice": _plain(audit.advice)}
     plain |= {"networks": [_network(n) for n in audit.networks], "agreement": None}

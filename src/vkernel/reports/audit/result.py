@@ -33,6 +33,7 @@ from vkernel.score import EmpiricalScore, Wrapped
 if TYPE_CHECKING:
     import xarray
 
+    from vkernel.reports.explain.result import Explanation
     from vkernel.reports.profile import Profile
 
 BISECTIONS = 8  # for the collapse
@@ -156,6 +157,7 @@ class Audit:
     across: SameNoise | None = None  # samples of networks whose schedules, time inputs or ranges differ
     decoder: Decoder | None = None
     classes: tuple[int, ...] = ()  # if each class was audited
+    explanation: Explanation | None = field(default=None, repr=False)  # which theory explains the networks
 
     def __repr__(self) -> str:
         alarms = ", ".join(dict.fromkeys(v.question for v in self.verdicts if v.level == "alarm"))

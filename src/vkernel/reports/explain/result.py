@@ -16,12 +16,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from vkernel.core.files import write, write_json
+from vkernel.reports.audit.decoder import Decoder, Decoding, decoder as as_decoder
+from vkernel.reports.explain.page import figure, gallery, page, section
+from vkernel.reports.explain.report import as_dict, screen, sentences, tables
+
 if TYPE_CHECKING:
     import xarray
+    from matplotlib.figure import Figure
+    from rich.table import Table
+    from rich.text import Text
 
 ENOUGH = 0.5  # of the ceiling, or of 1: a theory with less gain does not explain a network
 
@@ -114,3 +123,42 @@ class Explanation:
                 one is not None and float(own.sel(theory=one)[k]) >= ENOUGH * top for k, (one, top) in pairs
             )
         return out
+
+    @property
+    def summary(self) -> str:
+        """The verdict on each network and what qualifies it, in sentences."""
+        return "\n".join(sentences(self))
+
+    @property
+    def table(self) -> str:
+        """The gains by noise level and the samples of each network, in aligned columns."""
+        return "\n\n".join(str(grid) for name in self.networks for grid in tables(self, name))
+
+    def screen(self) -> list[Text | Table]:
+        """Return the verdict and the tables for the terminal, in parts."""
+        return screen(self)
+
+    def figure(self, network: str | None = None) -> Figure:
+        """Draw the gains against σ/α, beside ceiling and floors, of one network or of all."""
+        return figure(self, network)
+
+    def gallery(self, network: str | None = None) -> Figure:
+        """Draw final images from the same noise, of a network (default: the first) and of each theory."""
+        return gallery(self, network)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return everything but pictures as numbers, lists and dictionaries; numbers without a value are ``None``."""
+        return as_dict(self)
+
+    def to_json(self, path: str | Path) -> Path:
+        """Write :meth:`to_dict` to a file."""
+        return write_json(path, self.to_dict())
+
+    def section(self, decoder: Decoder | None = None) -> dict[str, Any]:
+        """Return what the section of a page shows (``templates/explain_section.html``)."""
+        return section(self, decoder)
+
+    def to_html(self, path: str | Path, decoder: Decoding | None = None) -> Path:
+        """Write one self-contained page: verdict, figures, pictures and tables. A ``decoder``
+        (:func:`vkernel.reports.audit.decoder`) shows latents as images."""
+        return write(path, page(self, None if decoder is None else as_decoder(decoder)))
