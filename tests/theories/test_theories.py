@@ -298,6 +298,10 @@ def test_scales_by_noise_level_and_by_time():
     table = Local(y, PROCESS, {0.1: 1, 10.0: 5})
     close(table.denoise(x, 0.01), Local(y, PROCESS, 1).denoise(x, 0.01))
     close(table.denoise(x, 0.9), Local(y, PROCESS, 5).denoise(x, 0.9))
+    indices = vk.DDPM(torch.linspace(1e-4, 0.02, 50))
+    sizes = [1 + 2 * (i % 4) for i in range(50)]
+    by_index = Local(y, indices, lambda t: sizes[int(t)])
+    assert [by_index.scale(float(indices.sigma(i) / indices.alpha(i))) for i in torch.arange(50.0).double()] == sizes
     by_time = Local(y, PROCESS, lambda t: 5 if t > 0.5 else 1)
     close(by_time.denoise(x, 0.6), Local(y, PROCESS, 5).denoise(x, 0.6))
     width = Smoothed(y, PROCESS, {0.1: 0.0, 10.0: 0.7})

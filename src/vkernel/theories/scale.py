@@ -36,7 +36,7 @@ class ByLevel:
             return self.given[min(self.given, key=lambda r: abs(math.log(r / ratio)))]
         if callable(self.given):
             t = self.process.base.time(torch.tensor(ratio, dtype=torch.float64))
-            return self.check(self.given(float(t)))
+            return self.check(self.given(float(f"{t:.12g}")))  # a time that was given, such as 500, is found again
         return self.given
 
     def __call__(self, ratios: Tensor) -> Tensor:

@@ -35,8 +35,18 @@ WIDEST = 1e100  # whose square is a number
 
 
 class Smoothed(Theory):
-    """The exact score smoothed over a width ``h``, in units of the data ("kde") or of x ("draws", of which there are
-    ``draws``, fixed by ``generator``)."""
+    """The exact score smoothed over a width ``h``.
+
+    Args:
+        h: the width, in units of the data ("kde") or of x ("draws"): a number, a function of t, or a table {σ/α: h}.
+        kind: ``"kde"`` widens the training points, ``"draws"`` averages the denoiser over ``draws`` shifts of x, which
+            ``generator`` fixes.
+
+    >>> import torch, vkernel as vk
+    >>> theory = vk.theories.Smoothed(torch.randn(100, 3), vk.VP(), h=0.2)
+    >>> theory.denoise(torch.randn(5, 3), 0.5).shape
+    torch.Size([5, 3])
+    """
 
     def __init__(
         self,

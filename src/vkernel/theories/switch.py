@@ -26,7 +26,15 @@ ROUNDING = 1e-9  # of the ratio at a time that was computed from it
 
 
 class Switch(DataScore):
-    """``above`` at σ/α > ``at``, ``below`` elsewhere; both are scores under one process."""
+    """The score ``above`` where σ/α > ``at``, and ``below`` elsewhere; both are scores under one process. ``width``
+    makes the change gradual, in units of log σ/α.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = torch.randn(100, 3), vk.VP()
+    >>> theory = vk.theories.Switch(vk.theories.Gaussian(data, process), vk.EmpiricalScore(data, process), at=1.0)
+    >>> theory.denoise(torch.randn(5, 3), 0.5).shape
+    torch.Size([5, 3])
+    """
 
     def __init__(self, above: Score, below: Score, at: float, width: float = 0.0) -> None:
         self.above, self.below = check_score(above, "Switch"), check_score(below, "Switch")
