@@ -113,8 +113,12 @@ class Smoothed(Theory):
         if self.kind == "kde":
             a, v, own, total = (over_event(c, self.shape) for c in (alpha, var, h.square(), self._widened(alpha, var)))
             return (v * self._mean(x, alpha, var) + a * own * x) / total
-        found = (posterior_mean(self.engine, x.flatten(1) + h[:, None] * u, alpha, var) for u in self.draws)
-        return torch.stack(list(found)).mean(0).reshape(x.shape)
+        rows, parts = x.flatten(1), []
+        for u in self.draws.split(max(1, self.memory // (64 * max(1, rows.numel())))):
+            near = (rows + h[:, None] * u[:, None]).flatten(0, 1)
+            found = posterior_mean(self.engine, near, alpha.repeat(len(u)), var.repeat(len(u)))
+            parts.append(found.reshape(len(u), *x.shape).sum(0))
+        return torch.stack(parts).sum(0) / len(self.draws)
 
     def residual(self, x: Tensor, alpha: Tensor, var: Tensor) -> Tensor:
         if self.kind == "draws":
