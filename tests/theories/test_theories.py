@@ -83,6 +83,28 @@ def test_local_theories_are_sums_over_patches(t, borders, k):
         close(found, brute_local(x.numpy(), y.numpy(), t, k, circular, equivariant, weights.numpy()), 2e-6)
 
 
+@pytest.mark.parametrize("t", [0.005, *TIMES])
+@pytest.mark.parametrize(("borders", "k"), [("zeros", 1), ("zeros", 3), ("zeros", 5), ("circular", 3), ("circular", 5)])
+def test_blocks_of_float32_logits_are_sums_over_patches(monkeypatch, t, borders, k):
+    """Small blocks: several parts of the training images and of the queries, and rows without weight in a block."""
+    for name, value in {"QUERIES": 7, "LOGITS": 100}.items():
+        monkeypatch.setattr(f"vkernel.theories.blocked.{name}", value)
+    monkeypatch.setattr("vkernel.theories.equivariant.MANY", 0)
+    y = images()
+    x, weights = noisy(y, t), torch.arange(1.0, 8.0, dtype=torch.float64) / 28
+    found = EquivariantLocal(vk.Empirical(y, weights), PROCESS, k, borders).denoise(x, t)
+    close(found, brute_local(x.numpy(), y.numpy(), t, k, borders == "circular", True, weights.numpy()), 5e-5)
+
+
+def test_pixels_with_inaccurate_float32_logits_are_evaluated_in_float64(monkeypatch):
+    monkeypatch.setattr("vkernel.theories.equivariant.MANY", 0)
+    y = images(shape=(1, 5, 6)) / 3 + 1e3  # the logits of two values 1e3 ± 1 differ in digits that float32 has not
+    y = torch.cat([y, torch.zeros(7, 1, 5, 6, dtype=torch.float64)])
+    x = noisy(y[:7], 0.02)
+    found = EquivariantLocal(y, PROCESS, 3).denoise(x, 0.02)
+    close(found, brute_local(x.numpy(), y.numpy(), 0.02, 3, equivariant=True), 1e-6)
+
+
 @pytest.mark.parametrize("t", TIMES)
 def test_large_patches_are_the_exact_denoiser(t):
     y = images(shape=(5, 6))

@@ -34,6 +34,7 @@ from vkernel.score.base import DataScore, Time
 from vkernel.score.empirical import FARTHEST, Whitened, refused
 
 Data = Empirical | Tensor
+LEAST = -700.0  # the least logit, from the largest on, that is not denormal as a weight: those are slow on a CPU
 
 
 class Theory(DataScore):
@@ -119,7 +120,7 @@ class Average:
         top = logit.detach().amax(1)
         if self.top is not None:
             top = torch.maximum(top, self.top)
-        e = (logit - top[:, None]).exp()
+        e = (logit - top[:, None]).clamp_min(LEAST).exp()
         z, total = e.sum(1), torch.einsum("bk...,k...->b...", e, value)
         if self.top is not None:
             share = (self.top - top).exp()

@@ -10,8 +10,10 @@ equal distances, clipped at k // 2, to all four borders are compared; from k = m
 its own, and the theory is :class:`~vkernel.theories.Local`. With ``"circular"`` borders all places are alike, and for
 odd k = H = W it is the exact denoiser of all shifts of the training images.
 
-Patches are points, so the exact engine evaluates them, separately for each class of places with equal distances. On a
-GPU :mod:`vkernel.theories.streamed` evaluates them faster."""
+Patches are points, so the exact engine evaluates them, separately for each class of places with equal distances. From
+a few thousand patches on there are faster methods: :mod:`vkernel.theories.streamed` on a GPU and
+:mod:`vkernel.theories.blocked` on a CPU, in float32 with a bound of the error; the pixels for which the bound exceeds
+a tolerance are evaluated again in float64."""
 
 from __future__ import annotations
 
@@ -29,6 +31,7 @@ from vkernel.posterior import Engine
 from vkernel.process import Process
 from vkernel.score.base import differentiated
 from vkernel.theories.base import Data, posterior_mean
+from vkernel.theories.blocked import Blocked
 from vkernel.theories.local import Local, Patched
 from vkernel.theories.patches import Patches, Span
 from vkernel.theories.scale import Scale
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from vkernel.theories.streamed import Streamed
 
 TOLERANCE = 1e-4  # of the data's spread per coordinate
+MANY = 1 << 12  # places of all training images, from which on blocks are faster than the engine on a CPU
 
 
 class PlaceClass:
@@ -81,6 +85,8 @@ class EquivariantLocal(Patched):
         _, height, width = self.image
         if self.borders == "zeros" and k >= max(height, width):
             return self.same_place.patch_mean(x, alpha, var, k)
+        if self.device.type == "cpu" and self.data.n * height * width >= MANY and not differentiated(x):
+            return self._blocked_mean(x, alpha, var, k)
         rows: dict[int, list[Tensor]] = {}
         for kind in self._classes(k):  # row by row
             patches = kind.patches
@@ -88,6 +94,19 @@ class EquivariantLocal(Patched):
             found = kind.mean(patches.windows(x), a, v).reshape(len(x), patches.y.count, patches.x.count, -1)
             rows.setdefault(patches.y.start, []).append(found.permute(0, 3, 1, 2))
         return torch.cat([torch.cat(row, 3) for row in rows.values()], 2)
+
+    def _blocked_mean(self, x: Tensor, alpha: Tensor, var: Tensor, k: int) -> Tensor:
+        """Return the denoiser from blocks of logits in float32, and in float64 where these are too inaccurate."""
+        mean, error = Blocked(self.white, self.image, k, self.borders)(x, alpha, var)
+        for kind in self._classes(k):
+            patches, places = kind.patches, kind.patches.area
+            again = (error[:, *places] > kind.tolerance).flatten().nonzero().flatten()
+            if len(again):
+                image = again // patches.places
+                found = patches.mean(patches.windows(x)[again], alpha[image], var[image])
+                part = mean[:, :, *places].permute(0, 2, 3, 1)
+                part[image, again % patches.places // patches.x.count, again % patches.x.count] = found
+        return mean
 
     @functools.cached_property
     def same_place(self) -> Local:

@@ -8,6 +8,10 @@ import torch
 from torch import Tensor
 
 from vkernel.posterior import Points
+from vkernel.posterior.weights import blocks
+from vkernel.theories.base import Average
+
+LOGITS = {"cpu": 1 << 20, "cuda": 1 << 27}  # in float64, at once
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,11 @@ class Patches:
         self.center = self.windows(images.center.reshape(1, *image)).mean(0)
 
     @property
+    def area(self) -> tuple[slice, slice]:
+        """The rows and columns of the places."""
+        return tuple(slice(s.start - self.margin, s.start - self.margin + s.count) for s in (self.y, self.x))  # type: ignore[return-value]
+
+    @property
     def middle(self) -> Tensor:
         """The coordinates of the pixel that is estimated, one for each channel."""
         area = self.y.width * self.x.width
@@ -62,6 +71,16 @@ class Patches:
         first, last = start // self.places, -(-stop // self.places)
         found = self.windows(self.images.rows(first, last).reshape(-1, *self.image))
         return found[start - first * self.places : stop - first * self.places]
+
+    def mean(self, x: Tensor, alpha: Tensor, var: Tensor) -> Tensor:
+        """Return the mean of the middle pixels for queries ``x (B, d)``, ``(B, C)``, directly in float64."""
+        found = Average()
+        scaled, slope = x * (alpha / var)[:, None], (alpha.square() / (2 * var))[:, None]
+        for part in blocks(self.n, LOGITS[self.device.type] // len(x)):
+            y = self.rows(part.start, part.stop).double()
+            logit = scaled @ y.mT - slope * y.square().sum(1) + self.weights[part].log()
+            found.add(logit[..., None], y[:, self.middle])
+        return found.value
 
     def take(self, indices: Tensor) -> Tensor:
         image, place = indices // self.places, indices % self.places
