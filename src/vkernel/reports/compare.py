@@ -171,6 +171,7 @@ def _pairs(scores: Scores | Sequence[Scores], theory: Theory | Sequence[Theory])
     pairs = list(zip(every, theories, strict=True))
     for s, V in pairs:
         require(isinstance(s, Scores), f"compare needs an Ensemble or Checkpoints, or a list of them; got {s!r}.")
+        require(not isinstance(V, Scores), "The theory is Scores; give their kernel, or their mean, scores.mean_score.")
         good = isinstance(V, Kernel | Score)
         require(good, f"The theory must be a V-kernel such as vk.kernels.Linear(…), or a Score; got {V!r}.")
         why = "this kernel is white: its cov is the coefficient of δ(t-t'), which no ensemble of models has"

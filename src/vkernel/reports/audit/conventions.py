@@ -19,6 +19,7 @@ and v differ, and with trivial errors below .1 counted as .1. The **ideal** erro
 Another reading is **named** only if the network denoises better than a linear denoiser with it, and if its contrast is
 within a tenth of the lowest found, that with the best time at each level included: what is better than a bad reading
 may be bad too. If the network fits none, wrong data, a wrong schedule and too little training cannot be told apart.
+No other times and schedules are tried for a score that is built on data for a process, such as a theory.
 
 Other readings are evaluated on fewer images (turned ones on 32) and the same noise. The levels follow the pixel range,
 which changes :math:`s`. Another prediction reuses the same outputs. Another time or range is tried first; if none fits,
@@ -41,8 +42,8 @@ from vkernel.data.empirical import Empirical
 from vkernel.process import DDPM
 from vkernel.reports.audit.denoising import LinearDenoiser, NoisyBatch, as_network
 from vkernel.reports.audit.levels import dataset
-from vkernel.reports.audit.schedule import Schedule, candidates, schedule, under
-from vkernel.score import EmpiricalScore, Score, Wrapped
+from vkernel.reports.audit.schedule import FACTORS, Schedule, candidates, schedule, under
+from vkernel.score import DataScore, EmpiricalScore, Score, Wrapped
 from vkernel.score.wrapped import RANGES, TimeInput
 
 if TYPE_CHECKING:
@@ -179,10 +180,13 @@ def check(
     span = (float(some.min()), float(some.max()))
     turned = batch.first(min(images, TURNS))
     as_given = Trial.of(errors[:, : len(turned.x0)], turned.trivial_errors())
+    # the times of a score that was built for this process are right, even if it smooths so much that others fit better
+    timed = isinstance(net.net, DataScore) and net.net.process == net.process and net.time == "t"
     tried = _search(net, stated, few, good) | _of_images(net, stated, turned, span if floats else None)
-    own, times = tried[stated], schedule(net, few)
+    tried = {c: trial for c, trial in tried.items() if c.time == stated.time or not timed}
+    own, times = tried[stated], schedule(net, few, () if timed else FACTORS)
     best_times = Trial.of(times.errors, few.trivial_errors())
-    if not (good and times.fits):
+    if not (good and times.fits) and not timed:
         tried |= _of_schedules(net, stated, few)
     rest = few.others(data)
     linear, center = LinearDenoiser.of(rest, seed, FITTED), rest.center.cpu().reshape(data.shape)

@@ -17,7 +17,7 @@ Images of another law can move levels too. A schedule is therefore named only if
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -58,12 +58,12 @@ class Schedule:
         return min(range(len(self.gain)), key=lambda k: (not self.moved[k], self.gain[k]))
 
 
-def schedule(net: Wrapped, batch: NoisyBatch) -> Schedule:
+def schedule(net: Wrapped, batch: NoisyBatch, factors: Sequence[float] = FACTORS) -> Schedule:
     """Find the times at which the network denoises a batch best."""
     process, best, errors, gains, moved = net.process, [], [], [], []
     for level, (x, t, alpha, sigma) in enumerate(batch.queries()):
         tried: dict[float, Tensor] = {}
-        for factor in (1.0, *FACTORS):
+        for factor in (1.0, *factors):
             ratio = torch.tensor(factor * sigma / alpha, dtype=torch.float64).clamp(*process.ratios)
             at = t if factor == 1 else net.at(process.time(ratio))
             if float(at) not in tried:
