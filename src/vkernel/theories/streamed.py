@@ -17,7 +17,9 @@ queries, the second sums. The mean is then off by :math:`\sum_i r_i \epsilon_i (
 :math:`\delta \sqrt{\max r \operatorname{tr} \mathrm{Cov}(v|x)}` with :math:`\max r = 1/z` and the posterior's own
 :math:`E|y_i - o|^2`. Where four of these exceed the tolerance by a factor :math:`\rho`, a second pass over the points
 collects those with weights above :math:`\max r / 2\rho^2` and evaluates their part of the sums in float64. The points
-below have a :math:`\max r` smaller by :math:`2\rho^2`, and so an error within the tolerance."""
+below have a :math:`\max r` smaller by :math:`2\rho^2`, and so an error within the tolerance. Where :math:`\delta` itself
+is large, at very low noise, the weights are unknown: then all points whose logits could be within 45 powers of 2 of the
+largest are collected, and they alone are averaged."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,import-not-found,import-untyped,untyped-decorator"
 
@@ -44,6 +46,8 @@ PROGRAMS, LEAST = 528, 4096  # programs that fill a GPU; points for each
 LOG2E = 1 / math.log(2)
 LOGITS = 1 << 27  # in float64, at once
 CHANNELS = 4  # at most
+ROUGH, UNKNOWN = 0.5, 25.0  # errors of logits from which on weights are unknown, and float64 is used for all points
+ERRORS, REST = 12.0, 45.0  # errors between two logits, and powers of 2, beyond which a point has no weight
 ROOM, ROOM_ALL = 2048, 1 << 27  # heavy points of a query, and of all queries at once
 
 
@@ -195,20 +199,21 @@ class Streamed:
         """Return the mean of the middle pixels for queries ``x (B, d)``, ``(B, C)`` in float64."""
         queries = SplitQueries.of((x - alpha[:, None] * self.zero) / self.step, alpha, var / self.step**2, self.width)
         sums = self._sums(queries)
-        mean, excess = sums[4:] / sums[1], self._error(queries, sums) * self.step / tolerance
-        coarse = (excess > 1).nonzero().flatten()
+        delta, error = self._error(queries, sums)
+        mean, excess = sums[4:] / sums[1], error * self.step / tolerance
+        coarse = ((excess > 1) | (delta > ROUGH)).nonzero().flatten()
         for some in coarse.split(ROOM_ALL // ROOM):
-            mean[:, some] = self._corrected(queries[some], sums[:, some], excess[some])
+            mean[:, some] = self._corrected(queries[some], sums[:, some], excess[some], delta[some])
         return mean.mT * self.step + self.zero
 
-    def _error(self, q: SplitQueries, sums: Tensor) -> Tensor:
-        """Return four standard deviations of the error of the mean, ``(B,)``."""
+    def _error(self, q: SplitQueries, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the error of logits, and four standard deviations of the error of the mean, ``(B,)``."""
         top, z, square, norm = sums[:4]
         trace, norm = (square / z - (sums[4:] / z).square().sum(0)).clamp_min(0), (2 * norm / z).sqrt()
         along = (top / LOG2E * q.var + (q.alpha * norm).square() / 2).abs()  # α x·y of the heaviest point
         d = self.patches.d
         delta = 2.0**-22 / q.var * (q.alpha * q.x.norm(dim=1) * norm / math.sqrt(d) + math.sqrt(d) / 64 * along)
-        return 4 * delta * (trace / z).sqrt()
+        return delta, 4 * delta * (trace / z).sqrt()
 
     def _parts(self) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
         """Yield parts of the patches, ``(N, d)``, and as a kernel reads them: two fp16 parts, norms, weights."""
@@ -247,11 +252,12 @@ class Streamed:
             done = _merged(torch.cat([done, out]))[None]
         return done[0].double()
 
-    def _corrected(self, q: SplitQueries, sums: Tensor, excess: Tensor) -> Tensor:
+    def _corrected(self, q: SplitQueries, sums: Tensor, excess: Tensor, delta: Tensor) -> Tensor:
         """Return the mean, ``(C, B)``, with the heavy points in float64."""
-        count, top, sums = len(q.x), sums[0], sums[1:].clone()
-        least = (top - 2 * excess.log2() - 1).float()
-        first, full = 0, torch.zeros(count, dtype=torch.bool, device=q.x.device)
+        count, top, rough = len(q.x), sums[0], delta > ROUGH
+        sums = sums[1:] * ~rough  # all of the sums, or what the heavy points have in them, is replaced
+        margin = torch.where(rough, ERRORS * LOG2E * delta + REST, 2 * excess.log2() + 1)
+        least, first, full = (top - margin).float(), 0, delta > UNKNOWN
         for cut, points in self._parts():
             grid, share, constants = self._shape(q, len(cut))
             found = torch.empty(count, ROOM, dtype=torch.int32, device=q.x.device)
@@ -266,7 +272,8 @@ class Streamed:
                 exact = (x * y).sum(1) * (q.alpha / q.var)[query]
                 exact -= (q.alpha.square() / (2 * q.var))[query] * y.square().sum(1)
                 exact += self._log_weights(first, len(cut))[point] if self.weighted else 0.0
-                change = torch.exp2(exact * LOG2E - top[query]) - torch.exp2(logits[query, place].double() - top[query])
+                coarse = torch.exp2(logits[query, place].double() - top[query]) * ~rough[query]
+                change = torch.exp2(exact * LOG2E - top[query]) - coarse
                 sums[0].index_add_(0, query, change)
                 sums[3:].index_add_(1, query, change * y[:, self.patches.middle].mT)
             first += len(cut)
