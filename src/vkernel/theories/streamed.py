@@ -17,8 +17,8 @@ queries, the second sums. The mean is then off by :math:`\sum_i r_i \epsilon_i (
 :math:`\delta \sqrt{\max r \operatorname{tr} \mathrm{Cov}(v|x)}` with :math:`\max r = 1/z` and the posterior's own
 :math:`E|y_i - o|^2`. Where four of these exceed the tolerance by a factor :math:`\rho`, a second pass over the points
 collects those with weights above :math:`\max r / 2\rho^2` and evaluates their part of the sums in float64. The points
-below have a :math:`\max r` smaller by :math:`2\rho^2`, and so an error within the tolerance. Where :math:`\delta` itself
-is large, at very low noise, the weights are unknown: then all points whose logits could be within 45 powers of 2 of the
+below have a :math:`\max r` smaller by :math:`2\rho^2`, and so an error within the tolerance. Where :math:`\delta` is
+large, at very low noise, the weights are unknown: then all points whose logits could be within 45 powers of 2 of the
 largest are collected, and they alone are averaged."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,import-not-found,import-untyped,untyped-decorator"
