@@ -288,8 +288,8 @@ def test_latents(bench: Bench, vkernel: Callable[..., Left], refused: Callable[.
     assert "--range does not apply" in told
 
 
-def test_the_share_that_fails(bench: Bench, vkernel: Callable[..., Left], refused: Callable[..., str]) -> None:
-    """Training on 20 images is written as the exact score of these: it copies, and the exit code says so if asked."""
+def memorising(bench: Bench) -> dict[str, object]:
+    """The exact score of 20 images as a network, exact.pt: what training on them to the end would give."""
     few = bench("few.npy")
     np.save(few, np.load(bench("train.npy"))[:20])
     bench("exact.py").write_text(
@@ -306,20 +306,51 @@ def test_the_share_that_fails(bench: Bench, vkernel: Callable[..., Left], refuse
         "        return -sigma * self.score(x, t.double())\n"
     )
     torch.save({"unused": torch.zeros(1)}, bench("exact.pt"))
-    options = [*bench.options(module=f"{bench('exact.py')}:Exact", data=few), "--samples", 16]
-    left = vkernel("audit", bench("exact.pt"), *options)
+    return {"module": f"{bench('exact.py')}:Exact", "data": few}
+
+
+def test_a_network_that_memorises(
+    bench: Bench, vkernel: Callable[..., Left], refused: Callable[..., str], tmp_path: Path
+) -> None:
+    """It copies, and the exit code says so if asked; the exact denoiser explains it, wholly."""
+    given, files = memorising(bench), {"json": tmp_path / "a.json", "html": tmp_path / "a.html"}
+    options = [*bench.options(**given), "--samples", 16]
+    named = [part for name, path in files.items() for part in (f"--{name}", path)]
+    left = vkernel("audit", bench("exact.pt"), *options, *named, "--explain", "--theories", "pca, exact")
     assert left.code == 0, left.err
     assert "copies" in left.out
+    out, found = " ".join(left.out.split()), json.loads(files["json"].read_text())["explanation"]
+    assert "the exact denoiser of the training set explains it best, R²_G = 1.00 (1.00 to 1.00)" in out
+    assert "Training images that each theory was built from: all 20 (PCA-local, exact)." in out
+    assert set(found["best"]["exact.pt"]) == {"exact"}
+    assert all(found["well"]["exact.pt"])
+    own = found["denoising"]["theory"]["values"].index("exact")
+    assert np.array(found["denoising"]["r2"]["values"])[0, own].min() > 1 - 1e-6
+    assert found["samples"]["r2"]["values"][0][own] > 1 - 1e-6
+    page = files["html"].read_text()
+    assert "Which theory explains it?" in page
+    assert found["verdicts"]["exact.pt"].split("R²_G")[0] in page
     left = vkernel("audit", bench("exact.pt"), *options, "--fail-if-memorised", 0.1, "-q")
     assert left.code == 1
     assert "% of the samples are copies, more than 10 %." in left.err
     assert "e+" not in left.err
     assert vkernel("audit", bench("exact.pt"), *options, "--fail-if-memorised", 1, "-q").code == 0
-    wrong = bench.options(module=f"{bench('exact.py')}:Exact", data=few, predicts="v")
-    left = vkernel("audit", bench("exact.pt"), *wrong, "--fail-if-memorised", 1, "-q")
+    wrong = bench.options(**given, predicts="v", json=files["json"])
+    left = vkernel("audit", bench("exact.pt"), *wrong, "--fail-if-memorised", 1, "--explain", "-q")
     assert left.code == 2  # misread, and so not measured
     assert "copies its training images cannot be told" in left.err
+    held = json.loads(files["json"].read_text())
+    assert held["explanation"] is None
+    assert "exact.pt is not compared with theories" in " ".join(held["notes"])
     assert "between 0 and 1" in refused("audit", bench("exact.pt"), *options, "--fail-if-memorised", 2)
+
+
+def test_theories_that_cannot_be_compared(bench: Bench, refused: Callable[..., str]) -> None:
+    labels = bench.options(labels=bench("train-labels.npy"), test=None)
+    assert "give both" in refused("audit", bench("a.pt"), *bench.options(), "--theories", "exact")
+    assert "'blur'" in refused("audit", bench("a.pt"), *bench.options(), "--explain", "--theories", "exact,blur")
+    assert "one class at a time" in refused("audit", bench("conditional.pt"), *labels, "--explain")
+    assert "--explain describes a network" in refused("audit", "--from-samples", bench("test.npy"), "--explain")
 
 
 # --- diffusers ------------------------------------------------------------------------------------------------------

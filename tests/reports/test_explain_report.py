@@ -80,6 +80,13 @@ def test_floors_and_training_images_qualify_the_verdict():
     assert "On training images it is explained best at σ/α = 0.1 … 8 by the local theory (LS)." in lines
 
 
+def test_theories_within_the_interval_of_the_best_are_named():
+    close = {"local": [0.7, 0.7, 0.7, 0.7], "pca": [0.1, 0.66, 0.64, 0.67], "Wiener": [-1.0, 0.1, 0.2, 0.3]}
+    line = "Not distinguished from the best, within its interval: the PCA-local theory at σ/α = 0.1 and 2."
+    assert line in details(explanation(close), "net")  # ± .05
+    assert not any("distinguished" in words for words in details(explanation(close, half=0.01), "net"))
+
+
 def test_the_text_says_how_many_training_images_each_theory_saw():
     line = compared(explanation(GAINS))[0]
     assert "all 600 (Gaussian); 100 (local (LS), PCA-local), of 600" in line

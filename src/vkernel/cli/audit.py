@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "bf16", "fp16")
 NETWORK = {"module", "predicts", "time", "betas", "range", "strip", "group", "quick", "full_sampler", "steps", "batch"}
-NETWORK |= {"dtype", "resume", "condition", "condition_name", "also"}
+NETWORK |= {"dtype", "resume", "condition", "condition_name", "also", "explain", "theories"}
 SAVED = {"samples_range", "samples_key"}
 
 
@@ -78,6 +78,8 @@ def audit(
     batch: Annotated[int | None, option("audit.batch")] = None,
     dtype: Annotated[str, option("audit.dtype")] = "float32",
     resume: Annotated[Path | None, option("audit.resume")] = None,
+    explain: Annotated[bool, option("audit.explain")] = False,
+    theories: Annotated[str | None, option("audit.theories")] = None,
     seed: Seed = 0,
     device: Device = "cpu",
     json: Json = None,
@@ -98,6 +100,7 @@ def audit(
     from vkernel.reports.audit import Sizes, decoder as as_decoder
     from vkernel.reports.audit.report import screen
     from vkernel.reports.audit.saved import check_apart
+    from vkernel.reports.explain.candidates import named as check_theories
     from vkernel.score.wrapped import interval
 
     require(0 <= (limit or 0) <= 1, f"--fail-if-memorised must be a share between 0 and 1; got {limit}.")
@@ -109,6 +112,11 @@ def audit(
     for flag, number in {"--steps": steps, "--batch": batch}.items():
         require(number is None or number >= 1, f"{flag} must be 1 or more; got {number}.")
     check_choice(dtype, "--dtype", DTYPES)
+    require(theories is None or explain, "--theories names the theories of --explain; give both.")
+    names = None if theories is None else [name.strip() for name in theories.split(",")]
+    check_theories(names)  # before the work
+    single = labels is None or label is not None
+    require(single or not explain, "--explain examines one class at a time: give --label, the class.")
     if from_samples is not None:
         check_apart(from_samples, data or latents or "")
     where = on_device(device)
@@ -152,11 +160,27 @@ def audit(
         found = found if saved is None else found.beside(saved)
     else:
         found = saved
+    if explain:
+        how: dict[str, Any] = {"samples": samples, "steps": steps, "quick": quick, "seed": seed}
+        found = _explained(found, names, **how, progress=not quiet)
     command = shlex.join(["vkernel", *sys.argv[1:]]).encode(errors="replace").decode()
     found = replace(found, command=command, decoder=decode)
     write(found, None if quiet else screen(found), json, html)
     if limit is not None:
         raise typer.Exit(_memorised(found, limit))
+
+
+def _explained(found: Audit, theories: list[str] | None, **how: Any) -> Audit:
+    """Return the audit with the theories that explain those of its networks that denoise as stated."""
+    from vkernel.reports.explain.report import text
+
+    good = [n for n in found.networks if n.can_be_read]
+    left = [n.name for n in found.networks if n not in good]
+    notes = (*found.notes, *([text("left_out", names=left)] if left else []))
+    if not good:
+        return replace(found, notes=notes)
+    explanation = vk.explain([n.net for n in good], theories, found.data, found.test, **how)
+    return replace(found, notes=notes, explanation=explanation)
 
 
 def _memorised(found: Audit, limit: float) -> int:

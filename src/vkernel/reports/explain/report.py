@@ -39,6 +39,7 @@ class Level:
     permuted: float
     elsewhere: Estimate
     gaussian: float  # R² of the Gaussian theory
+    ties: tuple[str, ...]  # other theories whose gain lies within the interval of the best
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,8 @@ def _level(at: xarray.Dataset, theory: str | None, well: bool) -> Level:
     # R² = 1 - E/S and R²_G = 1 - E/E_G, so that the Gaussian theory has 1 - E_G/S
     gaussian = 1 - float((1 - own.r2) / (1 - own.gain)) if float(own.gain) < 1 else math.nan
     facts = _estimate(own, "gain"), _estimate(own, "ceiling"), float(own.permuted), _estimate(own, "elsewhere")
-    return Level(float(at.ratio), grade, theory, *facts, gaussian)
+    ties = tuple(str(n) for n in at.theory.values[at.gain.values >= float(own.gain_low)] if n not in (theory, BASELINE))
+    return Level(float(at.ratio), grade, theory, *facts, gaussian, ties)
 
 
 def _estimate(one: xarray.Dataset, name: str) -> Estimate:
@@ -162,7 +164,9 @@ def details(e: Explanation, network: str) -> list[str]:
     given = {"images": images, "found": answers(levels), "trained": answers(trained), "copying": copying, "own": own}
     given |= {"specific": where(own_images, levels)}
     given |= {"general": where([one for one in good if one not in own_images], levels)}
-    words = (text(block, network=network, **given) for block in ("on_training", "floor", "copies"))
+    best = [one for one in levels if one.grade == "explains"]
+    given["ties"] = {n: where([one for one in best if n in one.ties], levels) for n in e.theories}
+    words = (text(block, network=network, **given) for block in ("ties", "on_training", "floor", "copies"))
     return [some for some in words if some]
 
 
