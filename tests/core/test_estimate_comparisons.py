@@ -21,6 +21,7 @@ from vkernel.core.estimate import (
     fisher_exact,
     holm,
     matched_correlation,
+    ratio_of_sums,
     spearman,
     twins,
 )
@@ -111,6 +112,30 @@ def test_ratio_covers_and_has_no_end_where_the_denominator_may_vanish():
     assert math.isnan(fieller_ratio(torch.ones(5), torch.zeros(5)).value)
     small = fieller_ratio(1e-200 * normal(30).abs(), 1e200 * normal(30).abs())
     assert 0 <= small.low <= small.value
+
+
+def test_ratios_of_sums_of_skewed_pairs_are_covered():
+    a, b = normal(9).square(), normal(9, seed=1).square()
+    found = ratio_of_sums(a, b)
+    kept = [torch.arange(9) != k for k in range(9)]
+    logs = torch.stack([(a[k].sum() / b[k].sum()).log() for k in kept])
+    se = math.sqrt(8 / 9 * float((logs - logs.mean()).square().sum()))
+    assert (found.value, found.se) == pytest.approx((float(a.sum() / b.sum()), float(a.sum() / b.sum()) * se))
+    inside = 0
+    for seed in range(600):
+        size = normal(24, seed=2 * seed).square()  # of both: a = s u, b = s u + 1 with E u = 1
+        a = size * normal(24, seed=2 * seed + 1).square()
+        found = ratio_of_sums(a, a + 1)
+        inside += found.low <= 0.5 <= found.high
+    assert 0.9 <= inside / 600 <= 0.97
+    same = ratio_of_sums(a, a)
+    assert (same.low, same.value, same.high) == pytest.approx((1, 1, 1))
+    assert ratio_of_sums(0 * a, a).high == 0
+    assert math.isnan(ratio_of_sums(a, 0 * a).value)
+    assert math.isnan(ratio_of_sums(a[:1], a[:1]).value)
+    one = ratio_of_sums(torch.eye(24)[0].double(), torch.ones(24).double())
+    assert one.low < 1e-6  # one pair holds the sum
+    assert one.high > 1
 
 
 def test_auc_is_mann_and_whitneys():

@@ -201,6 +201,20 @@ def ratio_of_means(a: Tensor, b: Tensor, *, paired: bool) -> Estimate[N]:
     return Estimate.of_log(value, (va + vb).sqrt(), max(1, int(dof.min())))
 
 
+def ratio_of_sums(a: Tensor, b: Tensor) -> Estimate:
+    """Estimate Σa / Σb of paired ``a, b (n,)``, not negative; the error is the jackknife's of the logarithm, whose
+    interval covers skewed numbers better than those of the delta method and of Fieller. Nothing is known of one pair or
+    where b underflows."""
+    n, over, under = len(a), float(a.sum()), float(b.sum())
+    if n < 2 or not under > TINY:
+        return Estimate.unknown()
+    if not over > 0:
+        return Estimate.exact(0.0)
+    least = torch.finfo(a.dtype).eps  # of the sum: where one pair holds it all, the rest is rounding
+    without = (1 - a / over).clamp_min(least).log() - (1 - b / under).clamp_min(least).log()
+    return Estimate.of_log(over / under, jackknife_se(without), n - 1)
+
+
 def ratio_test(value: Number, without: Tensor, other: Tensor) -> tuple[Estimate, float]:
     """Estimate a positive ratio, and return the p value of its being 1 by Student's test of the logarithm. Of its two
     independent errors one is the jackknife's, of values ``without (n,)`` each unit, and one that of the mean of

@@ -6,6 +6,7 @@ that of n images times the pairs of pixels that are compared."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
@@ -33,7 +34,7 @@ FITTED: dict[str, type[Smoothed | Patched]] = {"smoothed": Smoothed, "local": Lo
 DEFAULT = ("gaussian", "exact", "smoothed", "local", "equivariant", "pca")
 SHOWN = ("k", "h", "threshold", "rank")  # parameters that are reported
 BUDGET, QUICK = 1 << 29, 1 << 27  # training images × pairs of pixels, on a CPU
-SAME_PLACE = 64  # pairs for each pixel, where patches are compared at one place only
+SAME_PLACE = 256  # pairs for each pixel, where patches are compared at one place only
 
 
 def named(theories: Theories) -> dict[str, Given]:
@@ -173,10 +174,7 @@ class Builder:
 
     def with_elsewhere(self, score: Score) -> Candidate:
         """Add the same theory on as many held-out images, if it is built on data."""
-        held = self.split.elsewhere(points(score))
-        if held is None or not isinstance(score, DataScore):
-            return Candidate((score,))
-        try:
-            return Candidate((score,), score.on(held))
-        except InputError:  # k neighbours among fewer points, or a switch to a network
-            return Candidate((score,))
+        with contextlib.suppress(InputError):  # k neighbours among fewer points, or a switch to a network
+            if isinstance(score, DataScore) and (held := self.split.elsewhere(points(score))) is not None:
+                return Candidate((score,), score.on(held))
+        return Candidate((score,))

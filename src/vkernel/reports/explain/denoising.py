@@ -1,7 +1,7 @@
 r"""How well theories predict the denoisers of networks on noisy images, by noise level.
 
-Each quantity is one less a ratio of sums over images, with Fieller's interval
-(:func:`vkernel.core.estimate.fieller_ratio`). Images on which a network is not finite are left out; where the
+Each quantity is one less a ratio of sums over images, with the jackknife's interval
+(:func:`vkernel.core.estimate.ratio_of_sums`). Images on which a network is not finite are left out; where the
 denominator is rounding, nothing is known. Of ``Scores`` squared errors are averaged over members. All networks of a
 group see the same noisy images."""
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from vkernel.core.estimate import Estimate, fieller_ratio, stacked
+from vkernel.core.estimate import Estimate, ratio_of_sums, stacked
 from vkernel.core.progress import Reporter
 from vkernel.reports.audit.levels import NoisyImages, variables
 from vkernel.reports.explain.candidates import Candidate, coordinates
@@ -57,9 +57,9 @@ class Denoised:
     def share(self, error: Tensor, reference: Tensor) -> Estimate:
         """Return the explained share, 1 - Σ error / Σ reference, over the images on which both are finite."""
         good = error.isfinite() & reference.isfinite()
-        if int(good.sum()) < 2 or not float(reference[good].sum()) > self.rounding:
+        if not float(reference[good].sum()) > self.rounding:
             return Estimate.unknown()
-        return fieller_ratio(error[good], reference[good]).complement()
+        return ratio_of_sums(error[good], reference[good]).complement()
 
 
 def squared(a: Tensor, b: Tensor) -> Tensor:

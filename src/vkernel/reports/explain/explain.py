@@ -20,6 +20,7 @@ from vkernel.core.progress import Progress, Reporter, progress as report_progres
 from vkernel.data import Empirical
 from vkernel.process import Process
 from vkernel.reports.audit.axes import arranged, for_network
+from vkernel.reports.audit.classes import Class, Labels, by_class, in_class
 from vkernel.reports.audit.group import alike
 from vkernel.reports.audit.levels import NoisyImages, audit_times, check_inputs
 from vkernel.reports.audit.networks import Model, as_networks
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 FIT = 4  # the work of building a theory, in units of one noise level
 LEAST = {"images": 2, "samples": 2}
+ALONE = ("permuted_", "seconds_", "own_seconds_")  # variables without an interval
 
 
 def explain(
@@ -50,6 +52,8 @@ def explain(
     samples: int | None = None,
     steps: int | None = None,
     train: int | None = None,
+    labels: Labels = None,
+    test_labels: Labels = None,
     quick: bool = False,
     seed: int = 0,
     progress: Progress = False,
@@ -70,7 +74,9 @@ def explain(
         levels, images, samples, steps: noise levels, even in log σ/α; noisy images of each set; samples, and the steps
             of their sampler. The defaults are those of :class:`Sizes`, smaller ones with ``quick``.
         train: the number of training images that theories of pixels see, by default all on a GPU and as many as are
-            affordable on a CPU; the result holds the number for each theory."""
+            affordable on a CPU; the result holds the number for each theory.
+        labels, test_labels: the classes of the images. Class-conditional networks ``net(x, time, labels)`` are then
+            compared in every class with theories of its images."""
     began = time.monotonic()
     if data is None:
         raise InputError("Give data=, the training set of the networks.")
@@ -82,16 +88,20 @@ def explain(
         fits = net.shape in (None, training.shape)
         require(fits, f"The training data have shape {training.shape}, but {net.name} takes {net.shape}.")
         held = check_inputs(net, training, held)[2]
-    nets = [replace(net, shape=shape) for net in nets]
+    nets, notes, classes = [replace(net, shape=shape) for net in nets], list[str](), dict[int, Class]()
+    if labels is not None:
+        classes, notes = by_class(training, labels, held, test_labels)
+        nets = [replace(net, label=c, name=net.name + in_class(c)) for net in nets for c in classes]
     sizes = _sizes(Sizes.quick() if quick else Sizes(), levels=levels, images=images, samples=samples, steps=steps)
     if train is not None:
         check_whole(train, "train")
     scores = len(nets) * (1 + 2 * len(given))
     check_memory(8 * sizes.images * training.d * scores, f"An explanation with {sizes.images:,} images")
-    kinds, notes = 1 if held is None else 2, list[str]()
+    kinds, whole = 1 if held is None else 2, Class(None, training, held)
     work = len(nets) * (FIT * len(given) + kinds * sizes.levels + SAMPLES * len(given))
     with report_progress(work, progress) as step:
-        groups = [Group.of(some, training, held, sizes, train, quick, seed) for some in alike(nets)]
+        options = (sizes, train, quick, seed)
+        groups = [Group.of(some, classes.get(some[0].label or 0, whole), *options) for some in alike(nets)]
         for name, one in list(given.items()):
             try:
                 for group in groups:
@@ -134,7 +144,8 @@ def _joined(nets: Sequence[Wrapped], tables: Sequence[xarray.Dataset]) -> xarray
     import xarray
 
     names = xarray.DataArray([net.name for net in nets], dims="network", name="network")
-    return xarray.concat(tables, names, coords="all", join="outer")
+    joined = xarray.concat(tables, names, coords="all", join="outer")
+    return joined.drop_vars([name for name in map(str, joined) if name.endswith("_se") or name.startswith(ALONE)])
 
 
 @dataclass(eq=False)
@@ -152,8 +163,7 @@ class Group:
     def of(
         cls,
         nets: list[Wrapped],
-        data: Empirical,
-        test: Empirical | None,
+        own: Class,
         sizes: Sizes,
         train: int | None,
         quick: bool,
@@ -161,7 +171,7 @@ class Group:
     ) -> Group:
         """Divide images in the networks' units; theories are added later."""
         first = nets[0]
-        data, test = first.scaled(data), None if test is None else first.scaled(test)
+        data, test = first.scaled(own.data), None if own.test is None else first.scaled(own.test)
         times, process = audit_times(first, data, count=sizes.levels), first.process
         ratios = (process.sigma(times) / process.alpha(times)).clamp(*process.ratios).tolist()
         split = Split.of(data, test, sizes.images, sizes.fit, seed)

@@ -44,13 +44,13 @@ class Sizes:
     images: int = 64
     samples: int = 64
     steps: int = 20
-    fit: int = 16
+    fit: int = 8
     pictures: int = 8
 
     @classmethod
     def quick(cls) -> Sizes:
         """Return sizes for a first look."""
-        return cls(5, 16, 12, 20, 6)
+        return cls(5, 12, 8, 20, 3)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ theory gets wrong. The i-th sample of ``Scores`` is that of the member i mod M."
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -132,6 +133,7 @@ def ceiling(net: Wrapped, images: Mapping[str, Tensor], others: Sequence[Wrapped
     import xarray
 
     pairs = {other.name: agreement(images[other.name], images[net.name]) for other in others}
+    pairs = {name: found for name, found in pairs.items() if not math.isnan(found.value)}
     partner = max(pairs, key=lambda name: pairs[name].value, default="")
     columns = variables({"ceiling": pairs.get(partner, Estimate.unknown())}, texts=ABOUT)
     return xarray.Dataset(columns, {"partner": partner})
