@@ -105,6 +105,19 @@ def test_pixels_with_inaccurate_float32_logits_are_evaluated_in_float64(monkeypa
     close(found, brute_local(x.numpy(), y.numpy(), 0.02, 3, equivariant=True), 1e-6)
 
 
+@pytest.mark.parametrize("sigma", [1e-6, 1e-4, 1e-2])
+def test_equivariant_patches_at_very_low_noise(sigma):
+    """Logits of 1e12, of which float32 loses the differences: one patch, or a few near duplicates, has all weight."""
+    y = images(20, (2, 12, 18))
+    y[1:4] = y[0] + 1e-4 * images(3, (2, 12, 18), 1)
+    x = y[:1] + sigma * images(1, (2, 12, 18), 2)
+    found = EquivariantLocal(y, vk.EDM(eps=1e-8), 3).denoise(x, sigma)
+    exact = vk.EmpiricalScore(y[:4, :, 5:8, 5:8].flatten(1), vk.EDM(eps=1e-8))  # the patches around one pixel
+    near = exact.denoise(x[:, :, 5:8, 5:8].flatten(1), sigma).reshape(2, 3, 3)
+    close(found[0, :, 6, 6], near[:, 1, 1], 1e-4)
+    assert found.isfinite().all()
+
+
 @pytest.mark.parametrize("t", TIMES)
 def test_large_patches_are_the_exact_denoiser(t):
     y = images(shape=(5, 6))

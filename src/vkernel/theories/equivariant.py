@@ -100,7 +100,7 @@ class EquivariantLocal(Patched):
         mean, error = Blocked(self.white, self.image, k, self.borders)(x, alpha, var)
         for kind in self._classes(k):
             patches, places = kind.patches, kind.patches.area
-            again = (error[:, *places] > kind.tolerance).flatten().nonzero().flatten()
+            again = (~(error[:, *places] <= kind.tolerance)).flatten().nonzero().flatten()  # NaN: no weight was left
             if len(again):
                 image = again // patches.places
                 found = patches.mean(patches.windows(x)[again], alpha[image], var[image])
