@@ -214,7 +214,9 @@ def _samples(e: Explanation, network: str) -> Grid:
     for name in e.theories:
         own = ds.sel(theory=name)
         rows.append((title(name), f"{int(own.points):,}", _cell(_estimate(own, "r2")), *_of_samples(own)))
-    return Grid(text("samples_title", network=network, e=e), text("samples_note", e=e), tuple(rows))
+    known = [k for k, column in enumerate(zip(*rows[1:], strict=True)) if set(column) != {"–"}]
+    kept = tuple(tuple(row[k] for k in known) for row in rows)
+    return Grid(text("samples_title", network=network, e=e), text("samples_note", e=e), kept)
 
 
 def _of_samples(one: xarray.Dataset, who: str = "") -> tuple[str, ...]:
