@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import accuracy, curves, ensembles, theories
+from benchmarks import accuracy, curves, ensembles, theories, theories_direct
 from benchmarks.report import render
 from benchmarks.results import HERE, QUICK, into
 from vkernel.core.progress import Reporter, progress
@@ -40,6 +40,7 @@ def works(device: str, quick: bool) -> dict[str, tuple[int, Work]]:
     for name in curves.CURVES:
         found[name] = curves.steps(name, device, quick), lambda report, n=name: curves.curve(n, device, quick, report)
     found["theories"] = theories.steps(device, quick), lambda report: theories.run(device, quick, report)
+    found["direct"] = theories_direct.steps(device, quick), lambda report: theories_direct.run(device, quick, report)
     found["linear"] = 8, lambda report: ensembles.linear(device, quick, report)
     found["mlps"] = 1, lambda report: ensembles.mlps(device, quick, report)
     found["members"] = 9 if quick else 19, lambda report: ensembles.members(device, quick, report)

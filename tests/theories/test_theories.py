@@ -461,3 +461,42 @@ MATRIX = vk.Anisotropic(vk.VP(), vk.core.covariance.Matrix(torch.eye(12).double(
 def test_bad_input_gets_a_sentence(make, words):
     with pytest.raises(vk.InputError, match=words):
         make()
+
+
+@pytest.mark.parametrize("sigma", [0.003, 0.1, 5.0])
+@pytest.mark.parametrize(("borders", "k"), [("zeros", 3), ("zeros", 23), ("circular", 5)])
+def test_local_in_float32_is_accurate_in_chunks_of_any_size(sigma, borders, k):
+    """Offsets and close pairs of training images make logits of float32 products inexact; those are float64 then."""
+    y = 0.3 * images(40, (2, 12, 11)) + 3
+    y[20:] = y[:20] + 2 * sigma / k * images(20, (2, 12, 11), 4)
+    data, process = vk.Empirical(y, torch.linspace(1, 2, 40)), vk.EDM()
+    x = (y[15:21] + sigma * images(6, (2, 12, 11), 5)).float()
+    expected = Local(data, process, k, borders).denoise(x.double(), sigma)
+    if k < 23:
+        with torch.no_grad():
+            gap = (x.double()[:, None] - y).square().sum(2).reshape(-1, 1, 12, 11)
+            mode = {"zeros": "constant", "circular": "circular"}[borders]
+            box = torch.nn.functional.pad(gap, (k // 2,) * 4, mode=mode).unfold(2, k, 1).unfold(3, k, 1).sum((-1, -2))
+            logit = data.weights.log()[:, None, None] - box.reshape(6, 40, 12, 11) / (2 * sigma**2)
+            close(expected, torch.einsum("bihw,ichw->bchw", logit.softmax(1), y), 1e-7)
+    for memory in (None, 1 << 15):
+        found = Local(data, process, k, borders, memory=memory).denoise(x, sigma).double()
+        assert (found - expected).flatten(1).norm(dim=1).max() < 1e-4 * data.spread
+
+
+@pytest.mark.parametrize("sigma", [0.003, 0.1, 5.0])
+@pytest.mark.parametrize("options", [{}, {"soft": True}, {"threshold": 0.6}, {"published": True, "soft": True}])
+def test_pca_local_in_float32_is_accurate_in_chunks_of_any_size(sigma, options):
+    y = 0.3 * images(40, (2, 5, 6)).cumsum(-1) + 3
+    y[20:] = y[:20] + sigma * images(20, (2, 5, 6), 4)
+    data, process = vk.Empirical(y, torch.linspace(1, 2, 40)), vk.EDM()
+    x = (y[15:21] + sigma * images(6, (2, 5, 6), 5)).float()
+    theory = PCALocal(data, process, **options)
+    mask = theory.mask(torch.tensor(1.0).double(), torch.tensor(sigma**2).double(), slice(0, 60))
+    gap = (x.double()[:, None] - y).square().flatten(2)
+    logit = data.weights.log()[:, None] - gap @ mask.mT / (2 * sigma**2)
+    expected = torch.einsum("bip,ip->bp", logit.softmax(1), y.flatten(1))
+    close(theory.denoise(x.double(), sigma).flatten(1), expected, 1e-7)
+    for memory in (None, 1 << 15):
+        found = PCALocal(data, process, **options, memory=memory).denoise(x, sigma).double().flatten(1)
+        assert (found - expected).norm(dim=1).max() < 1e-4 * data.spread

@@ -7,15 +7,25 @@ A theory defines the denoiser :math:`m(x,t)`, its estimate of :math:`x_0`; its s
 Under an anisotropic process both are evaluated in whitened coordinates :math:`\Gamma^{-1/2} x`, where the noise is
 isotropic; theories of pixels need a diagonal :math:`\Gamma`, which leaves every pixel its own coordinate.
 
-**Averages in parts.** A pixel's estimate :math:`\sum_i e^{l_i} v_i / \sum_i e^{l_i}` over all training points follows
-from those over parts: with the largest logit :math:`L`, :math:`z = \sum e^{l_i - L}` and :math:`u = \sum e^{l_i - L}
-v_i` of each part, two parts merge as :math:`L = \max(L_a, L_b)`, :math:`z = e^{L_a - L} z_a + e^{L_b - L} z_b`, and
-:math:`u` likewise. The result does not depend on the parts, unlike an average of the parts' own estimates."""
+**Averages in parts.** A pixel's estimate :math:`m = \sum_i r_i v_i` with :math:`r_i = e^{l_i} / z` over all training
+points follows from those of parts: two parts merge as :math:`m = m_a + p\,(m_b - m_a)` with the share :math:`p = z_b /
+(z_a + z_b)`. The result does not depend on the parts, unlike an average of the parts' own estimates.
+
+**Float32.** Queries in float64 are evaluated in float64. For queries in float32 some theories evaluate logits by
+products of float32 numbers, :math:`l_i = \frac{\alpha}{\sigma^2} x \cdot y_i - \frac{\alpha^2}{2\sigma^2} |y_i|^2`, x
+and y less the mean. The rounding error of a logit, a sum of K products, has a standard deviation of about
+:math:`\delta = 2^{-24} \big(1 + \sqrt K / 3\big) \big(\frac{\alpha}{\sigma^2} |x| |y| / \sqrt d +
+\frac{\alpha^2}{\sigma^2} |y|^2 + |\log z|\big)`: partial sums are as large as products of random signs or, of the heavy
+points, :math:`\alpha x \cdot y \approx \sigma^2 \log z + \alpha^2 |y|^2 / 2`. It is independent between points, so that
+the mean is off by :math:`\sum_i r_i \epsilon_i (v_i - m)`, of standard deviation at most :math:`\delta \sqrt{\max r
+\operatorname{tr} \mathrm{Cov}(v|x)}`. Images for which four of these, all pixels together, exceed a tolerance, or
+:math:`\delta > 1`, are evaluated again in float64, or parts of them."""
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import torch
@@ -30,11 +40,11 @@ from vkernel.data import Empirical
 from vkernel.posterior import Engine, Points, Posterior, Queries
 from vkernel.posterior.weights import blocks
 from vkernel.process import Anisotropic, Process
-from vkernel.score.base import DataScore, Time
+from vkernel.score.base import DataScore, Time, differentiated
 from vkernel.score.empirical import FARTHEST, Whitened, refused
 
 Data = Empirical | Tensor
-LEAST = -700.0  # the least logit, from the largest on, that is not denormal as a weight: those are slow on a CPU
+TOLERANCE = 5e-5  # the error of an image in float32 that may remain, of the data's spread
 
 
 class Theory(DataScore):
@@ -42,6 +52,7 @@ class Theory(DataScore):
     quarter of what is free). Training points of weight zero are left out."""
 
     shape: tuple[int, ...]
+    narrow = False  # whether :meth:`mean` evaluates queries in float32 faster, to 1e-4 of the data's spread
 
     def __init__(self, data: Data, process: Process, memory: int | None = None) -> None:
         good = isinstance(process, Process)
@@ -54,10 +65,13 @@ class Theory(DataScore):
         self.data = data if len(kept) == data.n else data.subset(kept)
         self.shape, self.device = data.shape, data.device
         self.memory = free_memory(data.device) // 4 if memory is None else int(check_number(memory, "memory", 1))
+        self._kept: tuple[int, list[tuple[Tensor, Tensor]]] = 0, []
 
     @abstractmethod
     def mean(self, x: Tensor, alpha: Tensor, var: Tensor) -> Tensor:
-        """Return the denoiser in whitened coordinates at ``x (B, *shape)``, with alpha and sigma² ``(B,)``, float64."""
+        """Return the denoiser in whitened coordinates at ``x (B, *shape)``, with alpha and sigma² ``(B,)``, float64.
+        ``x`` is in float64; in float32 if that is what was given, the theory is ``narrow`` and no derivative is taken.
+        """
 
     def denoise(self, x: Tensor, t: Time) -> Tensor:
         x, rows, alpha, var = self._rows(x, t)
@@ -82,7 +96,8 @@ class Theory(DataScore):
         far = rows.detach().flatten(1).square().sum(1) / var
         if not bool(((far < FARTHEST**2) & (var > 0)).all()):
             raise refused(rows.detach(), var)
-        return x, rows, alpha, var
+        narrow = self.narrow and x.dtype != torch.float64 and not differentiated(x)
+        return x, rows.float() if narrow else rows, alpha, var
 
     @property
     def white(self) -> Points:
@@ -94,6 +109,38 @@ class Theory(DataScore):
         for part in blocks(self.data.n, step):
             rows = self.data.rows(part.start, part.stop).double().reshape(-1, *self.shape)
             yield self.process.whiten(rows), self.data.weights[part].log()
+
+    @functools.cached_property
+    def center(self) -> Tensor:
+        """The mean of the training points in whitened coordinates, ``(d,)``."""
+        return self.process.whiten(self.data.center.reshape(self.shape)).flatten()
+
+    def columns(
+        self, step: int, dtype: torch.dtype, arrange: Callable[[Tensor], Tensor]
+    ) -> Iterable[tuple[Tensor, Tensor]]:
+        """Return ``arrange(y - mean)``, contiguous, and the log weights of the training points, in parts of ``step``.
+        In float32 they are kept between calls if they fit into half of the memory."""
+        parts = (
+            (arrange(y.flatten(1) - self.center).to(dtype).contiguous(), log_w.to(dtype))
+            for y, log_w in self.points(step)
+        )
+        if dtype == torch.float64 or 16 * self.data.n * self.data.d > self.memory:
+            return parts
+        if self._kept[0] != step:
+            self._kept = step, list(parts)
+        return self._kept[1]
+
+    @functools.cached_property
+    def extent(self) -> Tensor:
+        """The largest square of each coordinate of the training points less their mean, ``(d,)``."""
+        step = max(1, self.memory // (32 * self.data.d))
+        parts = [(y.flatten(1) - self.center).square().amax(0) for y, _ in self.points(step)]
+        return torch.stack(parts).amax(0)
+
+    @functools.cached_property
+    def weighted(self) -> bool:
+        """Whether the weights of the training points differ."""
+        return bool((self.data.weights != self.data.weights[0]).any())
 
     @property
     def options(self) -> dict[str, object]:
@@ -109,27 +156,44 @@ class Theory(DataScore):
 
 
 class Average:
-    """The average of values with weights exp(logit) over training points that arrive in parts."""
+    """The average of values with weights exp(logit) over training points that arrive in parts; ``peak`` is the largest
+    weight."""
 
     def __init__(self) -> None:
-        self.top: Tensor | None = None
-        self.z = self.total = torch.zeros(())
+        self.log_z: Tensor | None = None
+        self.value = self.peak = torch.zeros(())
 
     def add(self, logit: Tensor, value: Tensor) -> None:
-        """Add points: ``logit (B, k, *place)`` and ``value (k, *place)``, which broadcasts to the logits' places."""
-        top = logit.detach().amax(1)
-        if self.top is not None:
-            top = torch.maximum(top, self.top)
-        e = (logit - top[:, None]).clamp_min(LEAST).exp()
-        z, total = e.sum(1), torch.einsum("bk...,k...->b...", e, value)
-        if self.top is not None:
-            share = (self.top - top).exp()
-            z, total = z + share * self.z, total + share * self.total
-        self.top, self.z, self.total = top, z, total
+        """Add k points: ``logit (…, B, k)`` and ``value (…, k, V)``, for which :attr:`value` is ``(…, B, V)``."""
+        top, r = logit.amax(-1).double(), logit.softmax(-1)
+        peak, mean = r.amax(-1).double(), (r @ value).double()
+        log_z = top - peak.log()  # of any point; the heaviest one's weight is not 0
+        if self.log_z is not None:
+            share = torch.sigmoid(log_z - self.log_z)
+            mean = self.value + share[..., None] * (mean - self.value)
+            peak = torch.maximum((1 - share) * self.peak, share * peak)
+            log_z = torch.logaddexp(log_z, self.log_z)
+        self.log_z, self.value, self.peak = log_z, mean, peak
 
-    @property
-    def value(self) -> Tensor:
-        return self.total / self.z
+
+def rounding(
+    alpha: Tensor, var: Tensor, x: Tensor, y: Tensor, size: Tensor | int, terms: Tensor | int, log_z: Tensor
+) -> Tensor:
+    """Return the error of logits that are float32 sums of ``terms`` numbers, given the norms ``x`` and ``y`` of
+    vectors of ``size`` coordinates."""
+    size, terms = (torch.as_tensor(count, dtype=torch.float64, device=log_z.device) for count in (size, terms))
+    scale = alpha / var * x * y / size.sqrt() + alpha.square() / var * y.square() + log_z.abs()
+    return 2.0**-24 * (1 + terms.sqrt() / 3) * scale
+
+
+def doubt(value: Tensor, peak: Tensor, error: Tensor) -> Tensor:
+    """Return the squared errors ``(…)`` that averages ``value (…, V + 1)`` of ``[v…, |v|²]`` with the largest weight
+    ``peak (…)`` may have, four standard deviations, given the ``error (…)`` of their logits; infinite if that is > 1.
+    """
+    mean, square = value[..., :-1], value[..., -1]
+    # where nearly all weight is on one point the difference is rounding, and 1 - max r is not
+    trace = torch.minimum((square - mean.square().sum(-1)).clamp_min(0), (1 - peak) * 4 * square)
+    return torch.where(error > 1, torch.inf, 16 * error.square() * peak * trace)
 
 
 class PosteriorMean(torch.autograd.Function):

@@ -36,9 +36,6 @@ class Gaussian(Theory):
         self.rank = rank if rank is None else check_whole(rank, "rank")
         n, d = self.data.n, self.data.d
         step = max(1, self.memory // (64 * d))
-        self.center = sum(
-            ((log_w.exp()[:, None] * y.flatten(1)).sum(0) for y, log_w in self.points(step)), torch.zeros(d)
-        )
         if n < d:  # the n × n product has the same variances
             parts = [log_w.exp().sqrt()[:, None] * (y.flatten(1) - self.center) for y, log_w in self.points(step)]
             rows = torch.cat(parts)

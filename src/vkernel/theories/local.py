@@ -9,7 +9,9 @@ and only its centre is estimated: pixels combine parts of different training ima
 analytic theory of creativity in convolutional diffusion models"). ``borders="zeros"``: what lies outside of the image
 contributes nothing, so that k = 2 max(H, W) - 1 is the exact denoiser; ``"circular"``: patches wrap around.
 
-The sums over patches are differences of cumulative sums of :math:`|x_q - \alpha y_{iq}|^2`, whatever k is.
+The sum of :math:`\frac{\alpha}{\sigma^2} x_q y_{iq} - \frac{\alpha^2}{2\sigma^2} |y_{iq}|^2` over a patch is taken for
+a row of pixels at a time: over the patch's rows and channels by a product of matrices for each column of the image,
+and over its columns by sums of 2, 4, 8, … neighbours (sums without differences, which would lose digits).
 
 **The scale k** is a number, a function of t, or a table {σ/α: k} (:mod:`vkernel.theories.scale`). :meth:`Local.fit`
 chooses a table for a network."""
@@ -29,12 +31,13 @@ from vkernel.core.errors import require
 from vkernel.posterior.weights import blocks
 from vkernel.process import Process
 from vkernel.score.base import Score, check_score
-from vkernel.theories.base import Average, Data, Theory, check_images
+from vkernel.theories.base import TOLERANCE, Average, Data, Theory, check_images, doubt, rounding
 from vkernel.theories.fit import Levels, fit
 from vkernel.theories.scale import ByLevel, Scale
 
 BORDERS = ("zeros", "circular")
-IMAGES = 64  # training images at once
+TILE = 1 << 19, 1 << 27  # logits of a row of pixels at once, in the caches of a CPU, and on a GPU
+POINTS = 1 << 10, 1 << 14  # training images at once
 
 
 class Patched(Theory):
@@ -75,7 +78,7 @@ class Patched(Theory):
 
     def mean(self, x: Tensor, alpha: Tensor, var: Tensor) -> Tensor:
         scales = self.scales(var.sqrt() / alpha).int()
-        images, out = x.reshape(-1, *self.image), torch.empty_like(x.detach().reshape(-1, *self.image))
+        images, out = x.reshape(-1, *self.image), torch.empty(len(x), *self.image, dtype=torch.float64, device=x.device)
         for k in scales.unique().tolist():
             rows = (scales == k).nonzero().flatten()
             out = out.index_copy(0, rows, self.patch_mean(images[rows], alpha[rows], var[rows], k))
@@ -121,18 +124,81 @@ class Local(Patched):
     torch.Size([5, 8, 8])
     """
 
-    def patch_mean(self, x: Tensor, alpha: Tensor, var: Tensor, k: int) -> Tensor:
-        step = max(1, self.memory // (64 * IMAGES * x[0].numel()))
-        return torch.cat([self._block(x[part], alpha[part], var[part], k) for part in blocks(len(x), step)])
+    narrow = True
 
-    def _block(self, x: Tensor, alpha: Tensor, var: Tensor, k: int) -> Tensor:
-        found = Average()
-        for y, log_w in self.points(IMAGES):
-            y = y.reshape(-1, *self.image)
-            gap = (x[:, None] - alpha[:, None, None, None, None] * y).square().sum(2)
-            logit = log_w[:, None, None] - box(gap, k, self.borders) / (2 * var[:, None, None, None])
-            found.add(logit[:, :, None], y)
-        return found.value
+    def patch_mean(self, x: Tensor, alpha: Tensor, var: Tensor, k: int) -> Tensor:
+        width, gpu = self.image[2], x.device.type != "cpu"
+        pairs = max(1, self.memory // (96 * (width + k)))  # of a query and a training image: six arrays of a row
+        step = min(self.data.n, POINTS[gpu], pairs)
+        images = max(1, min(TILE[gpu] // (step * width), pairs // step))
+        parts = blocks(len(x), images)
+        return torch.cat([self._block(x[part], alpha[part], var[part], k, step) for part in parts])
+
+    def _block(self, x: Tensor, alpha: Tensor, var: Tensor, k: int, step: int) -> Tensor:
+        everything = torch.arange(len(x), device=x.device)
+        found = self._averages(x, alpha, var, k, step, dict.fromkeys(range(self.image[1]), everything))
+        value = torch.stack([row.value for row in found.values()])
+        mean = value[..., :-1]
+        if x.dtype != torch.float64:
+            peak, log_z = (torch.stack(part) for part in zip(*((r.peak, r.log_z) for r in found.values()), strict=True))
+            off = doubt(value, peak, self._error(x, alpha, var, k, log_z)).sum(1)  # (H, B)
+            budget = (TOLERANCE * self.data.spread) ** 2
+            bad = ((off.sum(0) > budget) & (off > budget / len(off))).cpu()
+            rows = {h: bad[h].nonzero().flatten().to(x.device) for h in range(len(bad)) if bad[h].any()}
+            again = self._averages(x.double(), alpha, var, k, step, rows) if rows else {}
+            for h, row in again.items():
+                mean[h, :, rows[h]] = row.value[..., :-1]
+        return mean.permute(2, 3, 0, 1) + self.center.reshape(self.image)
+
+    def _averages(
+        self, x: Tensor, alpha: Tensor, var: Tensor, k: int, step: int, rows: dict[int, Tensor]
+    ) -> dict[int, Average]:
+        """Return the averages ``(W, B, C + 1)`` of pixels and their square, less their mean, for queries of each of
+        some rows of pixels."""
+        (_, height, width), half = self.image, k // 2
+        alpha, var = alpha[:, None, None, None], var[:, None, None, None]
+        linear = (x - alpha * self.center.reshape(self.image)) * (alpha / var)
+        slope = (-alpha.square() / (2 * var)).expand(-1, 1, height, width)
+        left = torch.cat([linear, slope], 1).permute(3, 0, 2, 1).to(x.dtype)  # (W, B, H, C + 1)
+        found = {h: Average() for h in rows}
+        for y, log_w in self.columns(step, x.dtype, self._arranged):
+            for h, which in rows.items():
+                near = torch.arange(h - half, h + half + 1, device=x.device) % height
+                window = near if self.borders == "circular" else slice(max(0, h - half), h + half + 1)
+                logit = left[:, which][:, :, window].flatten(2) @ y[:, window].flatten(1, 2)  # (W, B, n)
+                logit = sliding(logit, half, self.borders)
+                found[h].add(logit + log_w if self.weighted else logit, y[:, h].mT)
+        return found
+
+    def _arranged(self, y: Tensor) -> Tensor:
+        """Return the columns of images ``y (n, d)`` with the square of each pixel, ``(W, H, C + 1, n)``."""
+        y = y.reshape(-1, *self.image)
+        return torch.cat([y, y.square().sum(1, keepdim=True)], 1).permute(3, 2, 1, 0)
+
+    def _error(self, x: Tensor, alpha: Tensor, var: Tensor, k: int, log_z: Tensor) -> Tensor:
+        """Return the rounding errors of logits in float32, ``(H, W, B)``."""
+        centred = x - alpha[:, None, None, None] * self.center.reshape(self.image)
+        there = box(centred.square().sum(1), k, self.borders).permute(1, 2, 0).sqrt()
+        size = box(self.extent.reshape(self.image).sum(0), k, self.borders)[..., None].sqrt()
+        area = box(torch.ones_like(x[0, 0]), k, self.borders)[..., None]
+        return rounding(alpha, var, there, size, self.image[0] * area, (self.image[0] + 2) * k, log_z)
+
+
+def sliding(a: Tensor, half: int, borders: str) -> Tensor:
+    """Return the sums over windows of 2 half + 1 of ``a (W, …)``, which continues with zeros or circularly."""
+    width = len(a)
+    half = min(half, width - 1)
+    if borders == "circular":
+        a = torch.cat([a[width - half :], a, a[:half]])
+    elif half:
+        edge = a.new_zeros(half, *a.shape[1:])
+        a = torch.cat([edge, a, edge])
+    total, start, size = a[:width], 1, 1
+    while 2 * size <= 2 * half + 1:  # ``a`` holds sums of ``size`` neighbours: for each binary digit of the window one
+        a, size = a[:-size] + a[size:], 2 * size
+        if (2 * half + 1) & size:
+            total, start = total + a[start : start + width], start + size
+    return total
 
 
 def box(a: Tensor, k: int, borders: str) -> Tensor:

@@ -79,7 +79,7 @@ class Patches:
         for part in blocks(self.n, LOGITS[self.device.type] // len(x)):
             y = self.rows(part.start, part.stop).double()
             logit = scaled @ y.mT - slope * y.square().sum(1) + self.weights[part].log()
-            found.add(logit[..., None], y[:, self.middle])
+            found.add(logit, y[:, self.middle])
         return found.value
 
     def take(self, indices: Tensor) -> Tensor:

@@ -13,9 +13,16 @@ coordinate is estimated from itself alone.
 ``published`` reproduces the mask of the authors' public code instead: :math:`M_{pq} = W_{pq}/W_{qq}`, or :math:`W_{pq}`
 where :math:`W_{qq} < 10^{-6}`, with its sign if ``soft``, else 1 where :math:`|M|` is at least ``threshold`` times its
 largest entry, which may leave a pixel out of its own mask. (That code also averages the estimates of batches of
-training images, and so depends on their size; this one does not.)"""
+training images, and so depends on their size; this one does not.)
+
+Neighbours have similar supports: the logits of coordinate p are those of p - 1 and the terms in which the rows of M
+differ, :math:`\sum_q (M_{pq} - M_{p-1,q}) \big(\frac{\alpha}{\sigma^2} x_q y_{iq} - \frac{\alpha^2}{2\sigma^2}
+y_{iq}^2\big)`."""
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -23,16 +30,21 @@ from torch import Tensor
 from vkernel.core.checks import check_number, check_type
 from vkernel.posterior.weights import blocks
 from vkernel.process import Process
-from vkernel.theories.base import Average, Data, Theory, check_images
+from vkernel.theories.base import TOLERANCE, Average, Data, Theory, check_images, doubt, rounding
 from vkernel.theories.gaussian import Gaussian
 
-IMAGES, ROWS = 64, 512  # training images, and rows of the mask, at once
+QUERIES, ROWS = 64, 512  # queries, and rows of the mask, at once
+POINTS = 1 << 14, 1 << 17  # training images at once, on a CPU and on a GPU
+TILE = 1 << 19, 1 << 27  # logits at once
+LENGTH = 64  # rows of the mask that are given by changes
 CONSTANT = 1e-12  # of the largest W_pp, below which a pixel is constant
 SMALL = 1e-6  # the least W_qq by which the public code divides
 
 
 class PCALocal(Theory):
     """The denoiser whose pixels are estimated from the pixels that correlate with them."""
+
+    narrow = True
 
     def __init__(
         self,
@@ -48,6 +60,7 @@ class PCALocal(Theory):
         self.threshold = check_number(threshold, "threshold", 0.0)
         self.soft, self.published = check_type(soft, "soft", bool), check_type(published, "published", bool)
         self.gaussian = Gaussian(self.data, process, memory=memory)
+        self._level: tuple[tuple[float, float], Mask] | None = None
 
     @property
     def options(self) -> dict[str, object]:
@@ -79,24 +92,117 @@ class PCALocal(Theory):
         return m * live * live[rows, None]
 
     def mean(self, x: Tensor, alpha: Tensor, var: Tensor) -> Tensor:
-        rows, out = x.flatten(1), torch.empty_like(x.detach().flatten(1))
+        rows, out = x.flatten(1), torch.empty(len(x), self.data.d, dtype=torch.float64, device=x.device)
         level, inverse = torch.stack([alpha, var]).unique(dim=1, return_inverse=True)
         for j, (a, v) in enumerate(level.mT):
-            for which in (inverse == j).nonzero().flatten().split(self._step):
-                found = [self._block(rows[which], a, v, part) for part in blocks(self.data.d, ROWS)]
-                out = out.index_copy(0, which, torch.cat(found, 1))
+            mask = self._mask(a, v)
+            for which in (inverse == j).nonzero().flatten().split(QUERIES):
+                out = out.index_copy(0, which, self._block(rows[which], a, v, mask))
         return out.reshape(x.shape)
 
-    @property
-    def _step(self) -> int:
-        """Queries at once."""
-        return max(1, self.memory // (32 * IMAGES * (self.data.d + ROWS)))
+    def _block(self, x: Tensor, alpha: Tensor, var: Tensor, mask: Mask) -> Tensor:
+        """Return the denoiser at queries ``x (B, d)`` of one noise level."""
+        found = self._averages(x, alpha, var, mask)
+        value = torch.cat([some.value for some in found])  # (d, B, 2)
+        mean = value[..., 0].mT
+        if x.dtype != torch.float64:
+            log_z, peak = (torch.cat(part) for part in zip(*((some.log_z, some.peak) for some in found), strict=True))
+            error = self._error(x, alpha, var, mask, log_z)
+            off = doubt(value, peak, error).sum(0)
+            wrong = (off > (TOLERANCE * self.data.spread) ** 2).nonzero().flatten()
+            if len(wrong):
+                mean[wrong] = self._block(x[wrong].double(), alpha, var, mask) - self.center
+        return mean + self.center
 
-    def _block(self, x: Tensor, alpha: Tensor, var: Tensor, part: slice) -> Tensor:
-        """Estimate some coordinates at queries ``x (B, d)`` of one noise level."""
-        mask, found = self.mask(alpha, var, part) / (2 * var), Average()
-        for y, log_w in self.points(IMAGES):
-            y = y.flatten(1)
-            gap = (x[:, None] - alpha * y).square()
-            found.add(log_w[:, None] - gap @ mask.mT, y[:, part])
-        return found.value
+    def _averages(self, x: Tensor, alpha: Tensor, var: Tensor, mask: Mask) -> list[Average]:
+        """Return the averages ``(p, B, 2)`` of coordinates and their squares, less the mean, group by group."""
+        (count, d), gpu = x.shape, x.device.type != "cpu"
+        slope = (-alpha.square() / (2 * var)).to(x.dtype)
+        linear = ((x - alpha * self.center) * (alpha / var)).to(x.dtype)
+        left = torch.cat([linear.mT, slope.expand(d, count)])  # (2 d, B)
+        changes = mask.changes(x.dtype)
+        step = max(1, min(self.data.n, POINTS[gpu], self.memory // (32 * (2 * d + 3 * count))))
+        group = min(d, max(1, min(TILE[gpu], self.memory // 32) // (count * step)))
+        found = [Average() for _ in range(0, d, group)]
+        for y, log_w in self.columns(step, x.dtype, lambda y: y.mT):
+            right = torch.cat([y, mask.squares(y)])  # (2 d, n)
+            nothing = log_w.expand(count, -1)
+            everything = nothing + linear @ y + slope * y.square().sum(0)
+            logit = nothing
+            for average, part in zip(found, blocks(d, group), strict=True):
+                logits = []
+                for p in range(part.start, part.stop):
+                    index = mask.index[p]
+                    logit = (logit, nothing, everything)[mask.start[p]]
+                    logit = torch.addmm(logit, (left[index] * changes[p]).mT, right[index])
+                    logits.append(logit)
+                average.add(torch.stack(logits), torch.stack([y[part], y[part].square()], -1))
+        return found
+
+    def _error(self, x: Tensor, alpha: Tensor, var: Tensor, mask: Mask, log_z: Tensor) -> Tensor:
+        """Return the rounding errors of logits in float32, ``(d, B)``."""
+        there = (mask.reach @ (x - alpha * self.center).square().mT).sqrt()[mask.chain]
+        size, width = (mask.reach @ self.extent).sqrt(), mask.reach.sum(1)
+        size, width, terms = (a[mask.chain, None] for a in (size, width, mask.terms))
+        return rounding(alpha, var, there, size, width, terms, log_z)
+
+    def _mask(self, alpha: Tensor, var: Tensor) -> Mask:
+        """Return the mask at one noise level, which is kept for the next call."""
+        level = float(alpha), float(var)
+        if self._level is None or self._level[0] != level:
+            self._level = level, Mask(self.mask(alpha, var, part) for part in blocks(self.data.d, ROWS))
+        return self._level[1]
+
+
+class Mask:
+    r"""The rows of a mask as changes: row p is row p - 1 plus a change at the coordinates ``index[p]``; at the start of
+    a chain it is the change alone (``start[p]`` = 1), or one plus the change (2).
+
+    A chain ends where its next change would be longer than a start, and after ``LENGTH`` rows, since rounding errors
+    add up. For their bound ``reach (chains, d)`` is the largest :math:`|M_{pq}|` of its rows, ``terms`` the number of
+    its changes, and ``chain (d,)`` the chain of each row. The last index of a row is d + p, of change 1: that of the
+    changed squares (:meth:`squares`)."""
+
+    def __init__(self, parts: Iterable[Tensor]) -> None:
+        self.index: list[Tensor] = []
+        self.start: list[int] = []
+        values: list[Tensor] = []
+        reach: list[Tensor] = []
+        lengths: list[int] = []
+        chain: list[int] = []
+        terms: list[int] = []
+        for mask in parts:
+            rows, d = mask.shape
+            place, first = torch.arange(rows, device=mask.device), len(self.start)
+            bases = torch.stack([torch.cat([mask[:1], mask[:-1]]), torch.zeros_like(mask), torch.ones_like(mask)])
+            counts = (mask != bases).sum(2)
+            counts[0, place % LENGTH == 0] = d + 1
+            start = counts.argmin(0)
+            changes = torch.cat([mask - bases[start, place], torch.zeros_like(mask)], 1)
+            changes[place, d + first + place] = 1.0
+            row, column = changes.nonzero(as_tuple=True)
+            lengths += (counts.amin(0) + 1).tolist()
+            self.index += column.split(lengths[first:])
+            self.start += start.tolist()
+            values.append(changes[row, column])
+            begins = (start != 0).nonzero().flatten().tolist()
+            for begin, end in itertools.pairwise([*begins, rows]):
+                chain += [len(reach)] * (end - begin)
+                reach.append(torch.cat([mask[begin:end], bases[start[begin], begin : begin + 1]]).abs().amax(0))
+                terms.append(sum(lengths[first + begin : first + end]))
+        self.values, self.lengths = torch.cat(values), lengths
+        device = self.values.device
+        self.reach, self.chain = torch.stack(reach), torch.tensor(chain, device=device)
+        self.terms = torch.tensor(terms, device=device)
+
+    def changes(self, dtype: torch.dtype) -> Sequence[Tensor]:
+        """Return the changes of each row, ``(K, 1)``."""
+        return self.values.to(dtype)[:, None].split(self.lengths)
+
+    def squares(self, y: Tensor) -> Tensor:
+        """Return the sums of squares of ``y (d, n)`` with the changes of each row as coefficients, ``(d, n)``."""
+        d, column = len(y), torch.cat(self.index)
+        row = torch.arange(d, device=y.device).repeat_interleave(torch.tensor(self.lengths, device=y.device))
+        inside = column < d
+        entries = torch.stack([row, column])[:, inside], self.values[inside].to(y.dtype)
+        return torch.sparse.mm(torch.sparse_coo_tensor(*entries, (d, d), check_invariants=False), y.square())

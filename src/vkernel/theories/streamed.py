@@ -291,7 +291,7 @@ class Streamed:
                 logit = (x * (alpha / var)[:, None]) @ wide.mT
                 logit -= (alpha.square() / (2 * var))[:, None] * wide.square().sum(1)
                 logit += self._log_weights(first, len(y))
-                found.add(logit[..., None], wide[:, self.patches.middle])
+                found.add(logit, wide[:, self.patches.middle])
                 first += len(y)
         return found.value
 
