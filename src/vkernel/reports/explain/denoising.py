@@ -39,9 +39,7 @@ class Denoised:
 
     def __init__(self, noisy: NoisyImages, level: int) -> None:
         self.t = noisy.times[level]
-        count = len(noisy.x0)
-        parts = -(-count // BATCH)
-        self.parts = [x for _, _, x, _ in noisy.parts(level, -(-count // parts))]
+        self.parts = [x for _, _, x, _ in noisy.parts(level, BATCH)]
         size = sum(float(x.double().square().sum()) for x in self.parts) / float(noisy.process.alpha(self.t)) ** 2
         self.rounding = (ROUNDING * torch.finfo(self.parts[0].dtype).eps) ** 2 * size
         self.known: dict[int, Tensor] = {}

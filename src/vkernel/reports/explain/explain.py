@@ -5,6 +5,7 @@ Networks of one process, pixel range, class and time input see the same noisy im
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -21,9 +22,11 @@ from vkernel.data import Empirical
 from vkernel.process import Process
 from vkernel.reports.audit.axes import arranged, for_network
 from vkernel.reports.audit.classes import Class, Labels, by_class, in_class
+from vkernel.reports.audit.draw import draw, start
 from vkernel.reports.audit.group import alike
 from vkernel.reports.audit.levels import NoisyImages, audit_times, check_inputs
 from vkernel.reports.audit.networks import Model, as_networks
+from vkernel.reports.audit.plan import device_of, fastest_threads, using_threads
 from vkernel.reports.audit.samples import Data, as_data, in_memory
 from vkernel.reports.explain.candidates import Builder, Candidate, Given, Theories, named
 from vkernel.reports.explain.denoising import denoising
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     import xarray
 
 FIT = 4  # the work of building a theory, in units of one noise level
+TRIAL = 16  # images that the number of threads is chosen with
 LEAST = {"images": 2, "samples": 2}
 ALONE = ("permuted_", "seconds_", "own_seconds_")  # variables without an interval
 
@@ -99,7 +103,11 @@ def explain(
     check_memory(8 * sizes.images * training.d * scores, f"An explanation with {sizes.images:,} images")
     kinds, whole = 1 if held is None else 2, Class(None, training, held)
     work = len(nets) * (FIT * len(given) + kinds * sizes.levels + SAMPLES * len(given))
-    with report_progress(work, progress) as step:
+    for net in nets:
+        draw(net, start(net, 2, seed, shape).to(training.device), steps=1)  # what fails does so before the work
+    trial = functools.partial(draw, nets[0], start(nets[0], TRIAL, seed, shape).to(training.device), steps=1)
+    threads = fastest_threads(trial, device_of(nets[0]).type)
+    with using_threads(threads), report_progress(work, progress) as step:
         options = (sizes, train, quick, seed)
         groups = [Group.of(some, classes.get(some[0].label or 0, whole), *options) for some in alike(nets)]
         for name, one in list(given.items()):

@@ -41,8 +41,8 @@ class Sizes:
     fits; pictures that are kept."""
 
     levels: int = 8
-    images: int = 64
-    samples: int = 64
+    images: int = 32
+    samples: int = 40
     steps: int = 20
     fit: int = 8
     pictures: int = 8
