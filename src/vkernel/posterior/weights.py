@@ -57,9 +57,11 @@ class Points(Protocol):
     n: int
     d: int
     device: torch.device
-    weights: Tensor
     center: Tensor
     in_memory: bool
+
+    @property
+    def weights(self) -> Tensor: ...
 
     def rows(self, start: int, stop: int) -> Tensor: ...
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from vkernel.theories.streamed import Streamed
 
 TOLERANCE = 1e-4  # of the data's spread per coordinate
+KEPT = 4  # patch sizes whose engines, which hold copies of the data, are kept
 MANY = 1 << 12  # places of all training images, from which on blocks are faster than the engine on a CPU
 
 
@@ -76,6 +77,7 @@ class EquivariantLocal(Patched):
         self, data: Data, process: Process, k: Scale, borders: str = "zeros", memory: int | None = None
     ) -> None:
         super().__init__(data, process, k, borders, memory)
+        self._made: dict[int, list[PlaceClass]] = {}
         if process.gamma is not None:
             noise = process.gamma.diag().reshape(self.image)
             even = bool((noise == noise[:, :1, :1]).all())
@@ -113,9 +115,15 @@ class EquivariantLocal(Patched):
         """The theory that this one is for large patches."""
         return Local(self.data, self.process, 1, self.borders, self.memory)
 
-    @functools.lru_cache(maxsize=4)  # noqa: B019 - a table of scales has a few values, and engines hold the data
     def _classes(self, k: int) -> list[PlaceClass]:
-        """Return the patches of all classes of places, row by row."""
+        """Return the patches of all classes of places, row by row; those of a few k are kept."""
+        if k not in self._made:
+            for oldest in list(self._made)[: len(self._made) - KEPT + 1]:
+                del self._made[oldest]
+            self._made[k] = self._make(k)
+        return self._made[k]
+
+    def _make(self, k: int) -> list[PlaceClass]:
         (_, height, width), half = self.image, k // 2
         if self.borders == "circular":
             rows, columns = (Span(half, size, half, half) for size in (height, width))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -44,8 +45,12 @@ class Patches:
         self.y, self.x, self.places = rows, columns, rows.count * columns.count
         self.n, self.d = images.n * self.places, image[0] * rows.width * columns.width
         self.device, self.in_memory = images.device, images.in_memory
-        self.weights = (images.weights / self.places).repeat_interleave(self.places)
         self.center = self.windows(images.center.reshape(1, *image)).mean(0)
+
+    @functools.cached_property
+    def weights(self) -> Tensor:
+        """The weights of the patches."""
+        return (self.images.weights / self.places).repeat_interleave(self.places)
 
     @property
     def area(self) -> tuple[slice, slice]:
