@@ -343,6 +343,9 @@ def test_scales_by_noise_level_and_by_time():
     times = torch.tensor([0.01, 0.9, 0.01], dtype=torch.float64)
     each = [Smoothed(y, PROCESS, h).denoise(x[j], times[j]) for j, h in enumerate((0.0, 0.7, 0.0))]
     close(width.denoise(x, times), torch.stack(each))
+    mask = PCALocal(y, PROCESS, {0.1: 0.0, 10.0: 1.5})
+    each = [PCALocal(y, PROCESS, cut).denoise(x[j], times[j]) for j, cut in enumerate((0.0, 1.5, 0.0))]
+    close(mask.denoise(x, times), torch.stack(each))
 
 
 def test_anisotropic_noise_is_whitened():
@@ -372,6 +375,7 @@ WIDTHS = functools.partial(Smoothed.fit, widths=(1.0, 0.25, 0.0))
     (lambda y, k: Local(y, PROCESS, k), Local.fit, (5, 3)),
     (lambda y, k: EquivariantLocal(y, PROCESS, k), EquivariantLocal.fit, (5, 3)),
     (lambda y, h: Smoothed(y, PROCESS, h), WIDTHS, (0.25, 1.0)),
+    (lambda y, cut: PCALocal(y, PROCESS, cut), PCALocal.fit, (0.2, 0.5)),
 ])  # fmt: skip
 def test_a_fit_finds_the_parameters_of_a_theory(make, fit, values):
     """The network is a theory whose parameters are known, in float32."""

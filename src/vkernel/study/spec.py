@@ -128,7 +128,7 @@ class Model(Table):
     draws: int = Field(64, ge=1)
     k: int | dict[float, int] | None = None
     borders: Literal["zeros", "circular"] = "zeros"
-    threshold: float = Field(0.02, ge=0)
+    threshold: float | dict[float, float] = 0.02
     soft: bool = False
     published: bool = False
     above: Model | None = None

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -30,8 +31,11 @@ from torch import Tensor
 from vkernel.core.checks import check_number, check_type
 from vkernel.posterior.weights import blocks
 from vkernel.process import Process
+from vkernel.score.base import Score, check_score
 from vkernel.theories.base import TOLERANCE, Average, Data, Theory, check_images, doubt, rounding
+from vkernel.theories.fit import Levels, fit
 from vkernel.theories.gaussian import Gaussian
+from vkernel.theories.scale import ByLevel, Scale
 
 QUERIES, ROWS = 64, 512  # queries, and rows of the mask, at once
 POINTS = 1 << 14, 1 << 17  # training images at once, on a CPU and on a GPU
@@ -50,32 +54,63 @@ class PCALocal(Theory):
         self,
         data: Data,
         process: Process,
-        threshold: float = 0.02,
+        threshold: Scale = 0.02,
         soft: bool = False,
         published: bool = False,
         memory: int | None = None,
     ) -> None:
         super().__init__(data, process, memory)
         check_images(self.data, process, "PCALocal")
-        self.threshold = check_number(threshold, "threshold", 0.0)
+        self.thresholds = ByLevel(threshold, "threshold", process, lambda cut: check_number(cut, "threshold", 0.0))
         self.soft, self.published = check_type(soft, "soft", bool), check_type(published, "published", bool)
         self.gaussian = Gaussian(self.data, process, memory=memory)
-        self._level: tuple[tuple[float, float], Mask] | None = None
+        self._level: tuple[tuple[float, ...], Mask] | None = None
+
+    @property
+    def threshold(self) -> Scale:
+        """The threshold of the mask: a number, a function of t, or a table {σ/α: threshold}."""
+        return self.thresholds.given
 
     @property
     def options(self) -> dict[str, object]:
         return {"threshold": self.threshold, "soft": self.soft, "published": self.published}
 
+    @classmethod
+    def fit(
+        cls,
+        network: Score,
+        data: Data,
+        images: Data,
+        *,
+        thresholds: Sequence[float] | None = None,
+        levels: Levels = 6,
+        published: bool = False,
+        seed: int = 0,
+        memory: int | None = None,
+    ) -> Self:
+        r"""Return the theory whose table of thresholds explains ``network`` best, on ``images`` apart from those of a
+        verdict.
+
+        ``thresholds`` are the candidates (default: eight, from 0 to 0.5), of which the smaller counts at a tie;
+        ``levels`` are noise levels σ/α, or how many (:mod:`vkernel.theories.fit`)."""
+        theory = cls(data, check_score(network, "A fit").process, published=published, memory=memory)
+        tried = sorted(thresholds or (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5))
+        return fit(theory, theory.thresholds, network, images, tried, levels, seed)
+
+    def _cut(self, alpha: Tensor, var: Tensor) -> float:
+        """Return the threshold at one noise level."""
+        return self.thresholds.at(float(var.sqrt() / alpha))
+
     def mask(self, alpha: Tensor, var: Tensor, rows: slice) -> Tensor:
         """Return rows of M at one noise level, ``(rows, d)``."""
-        m = self._relative(alpha, var, rows)
+        m, cut = self._relative(alpha, var, rows), self._cut(alpha, var)
         if self.published:
             if self.soft:
                 return m
             parts = blocks(self.data.d, ROWS)
             largest = torch.stack([self._relative(alpha, var, part).abs().max() for part in parts]).max()
-            return (m.abs() >= self.threshold * largest).to(m)
-        m = m if self.soft else (m >= self.threshold).to(m)
+            return (m.abs() >= cut * largest).to(m)
+        m = m if self.soft else (m >= cut).to(m)
         place = torch.arange(self.data.d, device=m.device)[rows]
         m[torch.arange(len(place), device=m.device), place] = 1.0
         return m
@@ -148,7 +183,7 @@ class PCALocal(Theory):
 
     def _mask(self, alpha: Tensor, var: Tensor) -> Mask:
         """Return the mask at one noise level, which is kept for the next call."""
-        level = float(alpha), float(var)
+        level = float(alpha), float(var), self._cut(alpha, var)
         if self._level is None or self._level[0] != level:
             self._level = level, Mask(self.mask(alpha, var, part) for part in blocks(self.data.d, ROWS))
         return self._level[1]
