@@ -11,6 +11,7 @@ of the worst of some pixels, against all patches in float64, in units of the pix
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -87,13 +88,14 @@ class Problem:
         noise = torch.randn(self.clean.shape, generator=torch.Generator().manual_seed(1)).to(self.device)
         return self.clean + sigma * noise
 
-    def images(self, stop: int) -> Tensor:
-        return self.data[:stop].float()
+    @functools.cached_property
+    def images(self) -> Tensor:
+        return self.data[:].float()
 
     def pixels(self, k: int) -> list[tuple[int, int]]:
-        """Two pixels inside, one at a border, one in a corner."""
+        """One pixel inside, one at a border."""
         _, height, width = self.data.shape
-        return [(height // 2, width // 2), (k // 2, width - 1 - k // 2), (0, width // 2), (height - 1, 1)]
+        return [(height // 2, width // 2), (0, width // 2)]
 
 
 def rows(problem: Problem, sizes: tuple[int, ...], sigmas: tuple[float, ...], report: Report) -> Iterator[Row]:
@@ -107,15 +109,13 @@ def rows(problem: Problem, sizes: tuple[int, ...], sigmas: tuple[float, ...], re
             report(f"{problem.name}, k = {k}, sigma = {sigma:g}")
             x = problem.noisy(sigma)
             small.denoise(x, sigma)  # compiles
-            if device.type == "cuda" and sigma == sigmas[0]:
-                theory.denoise(x, sigma)  # prepares
             convolution(problem.y[:2], x, sigma, k)
             known, far = once(lambda x=x, s=sigma, k=k: convolution(problem.y, x, s, k), device)
             ours, mean = once(lambda x=x, s=sigma, t=theory: t.denoise(x, s), device)
             known *= n / problem.part
             worst = bad = 0.0
             for r, c in problem.pixels(k):
-                truth = exact(problem.images(n), x, sigma, k, r, c)
+                truth = exact(problem.images, x, sigma, k, r, c)
                 worst = max(worst, float((mean[:, :, r, c].double() - truth).abs().max()) / problem.std)
                 if half <= min(r, c) and max(r, c) < data.shape[-1] - half:
                     truth = exact(problem.y, x, sigma, k, r, c) if problem.part < n else truth
@@ -123,7 +123,7 @@ def rows(problem: Problem, sizes: tuple[int, ...], sigmas: tuple[float, ...], re
                     bad = max(bad, float((there - truth).abs().max()) / problem.std)
             row: dict[str, Any] = {"data": problem.name, "k": k, "sigma": sigma, "vkernel (s)": ours}
             row |= {"vkernel error": worst, "known method (s)": known, "known error": bad, "ratio": known / ours}
-            if device.type == "cuda":
+            if device.type == "cuda" and sigma == 1.0:
                 row["borders"] = ours / once(lambda x=x, s=sigma, t=theory, k=k: inside(t, x, s, k), device)[0]
             yield row
 

@@ -39,7 +39,7 @@ from vkernel.theories.scale import Scale
 if TYPE_CHECKING:
     from vkernel.theories.streamed import Streamed
 
-TOLERANCE = 1e-4  # of the data's spread per coordinate
+TOLERANCE = 5e-5  # of the data's spread per coordinate
 KEPT = 4  # patch sizes whose engines, which hold copies of the data, are kept
 MANY = 1 << 12  # places of all training images, from which on blocks are faster than the engine on a CPU
 

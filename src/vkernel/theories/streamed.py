@@ -15,11 +15,10 @@ stored (as in FlashAttention, Dao et al. 2022). Parts of the points are merged a
 / \sqrt d + \sqrt d\, |(x - \alpha o) \cdot (y_i - o)| / 64\big)`, independent between points: the first term rounds
 queries, the second sums. The mean is then off by :math:`\sum_i r_i \epsilon_i (v_i - m)`, of standard deviation at most
 :math:`\delta \sqrt{\max r \operatorname{tr} \mathrm{Cov}(v|x)}` with :math:`\max r = 1/z` and the posterior's own
-:math:`E|y_i - o|^2`. Where four of these exceed the tolerance by a factor :math:`\rho`, a second pass over the points
-collects those with weights above :math:`\max r / 2\rho^2` and evaluates their part of the sums in float64. The points
-below have a :math:`\max r` smaller by :math:`2\rho^2`, and so an error within the tolerance. Where :math:`\delta` is
-large, at very low noise, the weights are unknown: then all points whose logits could be within 45 powers of 2 of the
-largest are collected, and they alone are averaged."""
+:math:`E|y_i - o|^2`. Where four of these exceed the tolerance by a factor :math:`\rho`, the shares of the points whose
+largest weight is above :math:`\max r / 2\rho^2` are evaluated again in float64; the others have an error within the
+tolerance. Where :math:`\delta` itself is large, at very low noise, weights are unknown, and so are all shares whose
+largest logit could be within 45 powers of 2 of the largest."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,import-not-found,import-untyped,untyped-decorator"
 
@@ -36,19 +35,17 @@ import triton.language as tl
 from torch import Tensor
 
 from vkernel.data import Empirical
-from vkernel.posterior.weights import LIGHT
-from vkernel.theories.base import Average
+from vkernel.posterior.weights import LIGHT, blocks
 from vkernel.theories.patches import Patches
 
 MIDDLE, TOP = 128, 1024.0  # the stored byte that is 0; the largest number of a query, far from fp16's smallest
 CHUNK = 1 << 29  # fp16 numbers of patches at once
-PROGRAMS, LEAST = 528, 4096  # programs that fill a GPU; points for each
+PROGRAMS, LEAST, SHARE = 528, 4096, 1 << 16  # programs that fill a GPU; points for each, at least and at most
 LOG2E = 1 / math.log(2)
-LOGITS = 1 << 27  # in float64, at once
+LOGITS, SUMS = 1 << 27, 1 << 29  # in float64, and sums over shares, at once
 CHANNELS = 4  # at most
-ROUGH, UNKNOWN = 0.5, 25.0  # errors of logits from which on weights are unknown, and float64 is used for all points
+ROUGH = 0.5  # the error of logits from which on weights are unknown
 ERRORS, REST = 12.0, 45.0  # errors between two logits, and powers of 2, beyond which a point has no weight
-ROOM, ROOM_ALL = 2048, 1 << 27  # heavy points of a query, and of all queries at once
 
 
 @triton.jit
@@ -136,33 +133,6 @@ def _average(q_high, q_low, y_high, y_low, half, log_w, gain, slope, value, out,
         tl.store(to + 7 * B, u3, mask=live)
 
 
-@triton.jit
-def _collect(q_high, q_low, y_high, y_low, half, log_w, gain, slope, least, found, logits, count, B, N, share,
-             ROOM: tl.constexpr, K: tl.constexpr, SPLIT: tl.constexpr, WEIGHTED: tl.constexpr,
-             BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """Write the points whose logits exceed ``least`` and these logits, ``(B, ROOM)``, and the number of them."""
-    row = tl.program_id(0) * BM + tl.arange(0, BM)
-    live = row < B
-    g = tl.load(gain + row, mask=live, other=0.0)
-    a = tl.load(slope + row, mask=live, other=0.0)
-    limit = tl.load(least + row, mask=live, other=1e30)
-    first = tl.program_id(1) * share
-    last = tl.minimum(first + share, N)
-    for start in range(first, last, BN):
-        col = start + tl.arange(0, BN)
-        inside = col < last
-        logit, _ = _logits(q_high, q_low, y_high, y_low, half, log_w, row, live, g, a, col, inside,
-                           K, SPLIT, WEIGHTED, BM, BN, BK)  # fmt: skip
-        hit = logit > limit[:, None]
-        if tl.max(tl.max(hit.to(tl.int32), 1), 0) > 0:
-            number = tl.sum(hit.to(tl.int32), 1)
-            place = tl.atomic_add(count + row, number, mask=live & (number > 0))
-            at = place[:, None] + tl.cumsum(hit.to(tl.int32), 1) - 1
-            to = row[:, None].to(tl.int64) * ROOM + at
-            tl.store(found + to, tl.broadcast_to(col[None, :], [BM, BN]), mask=hit & (at < ROOM))
-            tl.store(logits + to, logit, mask=hit & (at < ROOM))
-
-
 class Streamed:
     """The average of the middle pixels of all patches of one class of places."""
 
@@ -197,14 +167,26 @@ class Streamed:
 
     def __call__(self, x: Tensor, alpha: Tensor, var: Tensor, tolerance: float) -> Tensor:
         """Return the mean of the middle pixels for queries ``x (B, d)``, ``(B, C)`` in float64."""
-        queries = SplitQueries.of((x - alpha[:, None] * self.zero) / self.step, alpha, var / self.step**2, self.width)
-        sums = self._sums(queries)
-        delta, error = self._error(queries, sums)
-        mean, excess = sums[4:] / sums[1], error * self.step / tolerance
-        coarse = ((excess > 1) | (delta > ROUGH)).nonzero().flatten()
-        for some in coarse.split(ROOM_ALL // ROOM):
-            mean[:, some] = self._corrected(queries[some], sums[:, some], excess[some], delta[some])
-        return mean.mT * self.step + self.zero
+        x, var = (x - alpha[:, None] * self.zero) / self.step, var / self.step**2
+        at_once, found = max(1, SUMS * SHARE // (8 * self.patches.n)), []
+        for some in blocks(len(x), at_once):
+            found.append(
+                self._mean(SplitQueries.of(x[some], alpha[some], var[some], self.width), tolerance / self.step)
+            )
+        return torch.cat(found, 1).mT * self.step + self.zero
+
+    def _mean(self, q: SplitQueries, tolerance: float) -> Tensor:
+        """Return the mean, ``(C, B)``, with shares of the points in float64 where that is needed."""
+        share, tile = self._tile(len(q.x))
+        shares = self._sums(q, share, tile)
+        sums = merged(shares)
+        delta, error = self._error(q, sums)
+        mean, excess, rough = sums[4:] / sums[1], error / tolerance, delta > ROUGH
+        margin = torch.where(rough, ERRORS * LOG2E * delta + REST, 2 * excess.log2() + 1)
+        coarse = (rough | (excess > 1)).nonzero().flatten()
+        if len(coarse):
+            mean[:, coarse] = self._refined(q[coarse], shares[:, :, coarse], margin[coarse], share)
+        return mean
 
     def _error(self, q: SplitQueries, sums: Tensor) -> tuple[Tensor, Tensor]:
         """Return the error of logits, and four standard deviations of the error of the mean, ``(B,)``."""
@@ -229,71 +211,48 @@ class Streamed:
     def _log_weights(self, first: int, count: int) -> Tensor:
         return self.patches.weights[first : first + count].log().clamp_min(LIGHT)
 
-    def _shape(self, q: SplitQueries, points: int) -> tuple[tuple[int, int], int, dict[str, Any]]:
-        """Return the grid of programs, the points of each, and the constants of a kernel."""
-        small, split = self.width <= 64 or len(q.x) <= 64, self.bytes is None
-        blocks = {"BM": 64, "BN": 128} if small else {"BM": 128, "BN": 128 if split else 256}
-        rows = -(-len(q.x) // blocks["BM"])
-        share = blocks["BN"] * -(-max(LEAST, points * rows // PROGRAMS) // blocks["BN"])
+    def _tile(self, queries: int) -> tuple[int, dict[str, Any]]:
+        """Return the points of each program, and the constants of the kernel."""
+        small, split = self.width <= 64 or queries <= 64, self.bytes is None
+        tile = {"BM": 64, "BN": 128} if small else {"BM": 128, "BN": 128 if split else 256}
+        share = self.patches.n * -(-queries // tile["BM"]) // PROGRAMS
+        share = tile["BN"] * -(-min(max(LEAST, share), SHARE) // tile["BN"])
         constants = {"K": self.width, "SPLIT": split, "WEIGHTED": self.weighted, "num_stages": 3}
         constants |= {"BK": 64 if self.width % 64 == 0 else 32, "num_warps": 4 if small else 8}
-        return (rows, -(-points // share)), share, constants | blocks
+        return share, constants | tile
 
-    def _sums(self, q: SplitQueries) -> Tensor:
-        """Return (largest logit, z, Σ |v|², Σ |y|²/2, Σ v) over all points, ``(4 + C, B)`` in float64."""
-        channels, count = self.patches.image[0], len(q.x)
-        done = torch.empty(0, 4 + channels, count, device=q.x.device)
+    def _sums(self, q: SplitQueries, share: int, tile: dict[str, Any]) -> Tensor:
+        """Return (largest logit, z, Σ |v|², Σ |y|²/2, Σ v) over each share of the points, ``(shares, 4 + C, B)``."""
+        channels, count, found = self.patches.image[0], len(q.x), []
         for cut, points in self._parts():
-            grid, share, constants = self._shape(q, len(cut))
+            grid = -(-count // tile["BM"]), -(-len(cut) // share)
             out = torch.empty(grid[1], 4 + channels, count, device=q.x.device)
             value = cut[:, self.patches.middle].float().mT.contiguous()
             _average[grid](q.high, q.low, *points, q.gain, q.slope, value, out, count, len(cut), share,
-                           C=channels, **constants)  # fmt: skip
-            done = _merged(torch.cat([done, out]))[None]
-        return done[0].double()
+                           C=channels, **tile)  # fmt: skip
+            found.append(out)
+        return torch.cat(found)
 
-    def _corrected(self, q: SplitQueries, sums: Tensor, excess: Tensor, delta: Tensor) -> Tensor:
-        """Return the mean, ``(C, B)``, with the heavy points in float64."""
-        count, top, rough = len(q.x), sums[0], delta > ROUGH
-        sums = sums[1:] * ~rough  # all of the sums, or what the heavy points have in them, is replaced
-        margin = torch.where(rough, ERRORS * LOG2E * delta + REST, 2 * excess.log2() + 1)
-        least, first, full = (top - margin).float(), 0, delta > UNKNOWN
-        for cut, points in self._parts():
-            grid, share, constants = self._shape(q, len(cut))
-            found = torch.empty(count, ROOM, dtype=torch.int32, device=q.x.device)
-            logits, hits = torch.empty_like(found, dtype=torch.float32), torch.zeros_like(found[:, 0])
-            _collect[grid](q.high, q.low, *points, q.gain, q.slope, least, found, logits, hits, count, len(cut), share,
-                           ROOM=ROOM, **constants)  # fmt: skip
-            full |= hits > ROOM
-            held = torch.arange(ROOM, device=q.x.device) < hits[:, None]
-            for query, place in zip(*(a.split(LOGITS // self.width) for a in held.nonzero(as_tuple=True)), strict=True):
-                point = found[query, place].long()
-                y, x = cut[point].double(), q.x[query]
-                exact = (x * y).sum(1) * (q.alpha / q.var)[query]
-                exact -= (q.alpha.square() / (2 * q.var))[query] * y.square().sum(1)
-                exact += self._log_weights(first, len(cut))[point] if self.weighted else 0.0
-                coarse = torch.exp2(logits[query, place].double() - top[query]) * ~rough[query]
-                change = torch.exp2(exact * LOG2E - top[query]) - coarse
-                sums[0].index_add_(0, query, change)
-                sums[3:].index_add_(1, query, change * y[:, self.patches.middle].mT)
-            first += len(cut)
-        mean = sums[3:] / sums[0]
-        if bool(full.any()):
-            mean[:, full] = self._float64(q.x[full], q.alpha[full], q.var[full]).mT
-        return mean
+    def _refined(self, q: SplitQueries, shares: Tensor, margin: Tensor, share: int) -> Tensor:
+        """Return the mean, ``(C, B)``, with the shares whose largest logit is within ``margin`` of all in float64."""
+        heavy = shares[:, 0] > shares[:, 0].amax(0) - margin
+        shares, at, first = torch.cat([shares[:, :2], shares[:, 4:]], 1).double(), 0, 0
+        for cut in self._cut():
+            for y in cut.split(share):
+                for some in heavy[at].nonzero().flatten().split(max(1, LOGITS // len(y))):
+                    shares[at, :, some] = self._exact(q.x[some], q.alpha[some], q.var[some], y.double(), first)
+                at, first = at + 1, first + len(y)
+        sums = merged(shares)
+        return sums[2:] / sums[1]
 
-    def _float64(self, x: Tensor, alpha: Tensor, var: Tensor) -> Tensor:
-        """Return the mean from all points in float64, ``(B, C)``: for the rare query with too many heavy points."""
-        found, first = Average(), 0
-        for part in self._cut():
-            for y in part.split(max(1, LOGITS // len(x))):
-                wide = y.double()
-                logit = (x * (alpha / var)[:, None]) @ wide.mT
-                logit -= (alpha.square() / (2 * var))[:, None] * wide.square().sum(1)
-                logit += self._log_weights(first, len(y))
-                found.add(logit, wide[:, self.patches.middle])
-                first += len(y)
-        return found.value
+    def _exact(self, x: Tensor, alpha: Tensor, var: Tensor, y: Tensor, first: int) -> Tensor:
+        """Return (largest logit, z, Σ v) over points ``y (N, d)``, of which the first is the patch ``first``."""
+        logit = (x * (alpha / var)[:, None]) @ y.mT
+        logit -= (alpha.square() / (2 * var))[:, None] * y.square().sum(1)
+        logit += self._log_weights(first, len(y)) if self.weighted else 0.0
+        top = logit.amax(1)
+        e = (logit - top[:, None]).exp_()
+        return torch.cat([(top * LOG2E)[None], e.sum(1)[None], (e @ y[:, self.patches.middle]).mT])
 
 
 @dataclass(frozen=True)
@@ -328,8 +287,8 @@ def padded(rows: Tensor, width: int) -> Tensor:
     return out
 
 
-def _merged(parts: Tensor) -> Tensor:
-    """Merge the sums of parts of the points, ``(parts, 4 + C, B)``, to ``(4 + C, B)``."""
-    top = parts[:, 0].amax(0)
-    total = (parts[:, 1:] * torch.exp2(parts[:, :1] - top)).sum(0)
-    return torch.cat([top[None], total])
+def merged(shares: Tensor) -> Tensor:
+    """Merge sums over shares of the points, ``(shares, 2 + …, B)``, to ``(2 + …, B)`` in float64."""
+    top = shares[:, 0].amax(0)
+    total = (shares[:, 1:] * torch.exp2(shares[:, :1] - top)).sum(0)
+    return torch.cat([top[None], total]).double()
