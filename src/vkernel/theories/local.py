@@ -138,23 +138,23 @@ class Local(Patched):
         everything = torch.arange(len(x), device=x.device)
         found = self._averages(x, alpha, var, k, step, dict.fromkeys(range(self.image[1]), everything))
         value = torch.stack([row.value for row in found.values()])
-        mean = value[..., :-1]
+        mean, square = value[..., :-2], value[..., -1]
         if x.dtype != torch.float64:
             peak, log_z = (torch.stack(part) for part in zip(*((r.peak, r.log_z) for r in found.values()), strict=True))
-            off = doubt(value, peak, self._error(x, alpha, var, k, log_z)).sum(1)  # (H, B)
+            off = doubt(value[..., :-1], peak, self._error(x, alpha, var, k, log_z, square)).sum(1)  # (H, B)
             budget = (TOLERANCE * self.data.spread) ** 2
             bad = ((off.sum(0) > budget) & (off > budget / len(off))).cpu()
             rows = {h: bad[h].nonzero().flatten().to(x.device) for h in range(len(bad)) if bad[h].any()}
             again = self._averages(x.double(), alpha, var, k, step, rows) if rows else {}
             for h, row in again.items():
-                mean[h, :, rows[h]] = row.value[..., :-1]
+                mean[h, :, rows[h]] = row.value[..., :-2]
         return mean.permute(2, 3, 0, 1) + self.center.reshape(self.image)
 
     def _averages(
         self, x: Tensor, alpha: Tensor, var: Tensor, k: int, step: int, rows: dict[int, Tensor]
     ) -> dict[int, Average]:
-        """Return the averages ``(W, B, C + 1)`` of pixels and their square, less their mean, for queries of each of
-        some rows of pixels."""
+        """Return the averages ``(W, B, C + 2)`` of pixels less their mean, of their square and of the patch's square,
+        for queries of each of some rows of pixels."""
         (_, height, width), half = self.image, k // 2
         alpha, var = alpha[:, None, None, None], var[:, None, None, None]
         linear = (x - alpha * self.center.reshape(self.image)) * (alpha / var)
@@ -167,7 +167,8 @@ class Local(Patched):
                 window = near if self.borders == "circular" else slice(max(0, h - half), h + half + 1)
                 logit = left[:, which][:, :, window].flatten(2) @ y[:, window].flatten(1, 2)  # (W, B, n)
                 logit = sliding(logit, half, self.borders)
-                found[h].add(logit + log_w if self.weighted else logit, y[:, h].mT)
+                square = sliding(y[:, window, -1].sum(1), half, self.borders)
+                found[h].add(logit + log_w if self.weighted else logit, torch.cat([y[:, h], square[:, None]], 1).mT)
         return found
 
     def _arranged(self, y: Tensor) -> Tensor:
@@ -175,13 +176,12 @@ class Local(Patched):
         y = y.reshape(-1, *self.image)
         return torch.cat([y, y.square().sum(1, keepdim=True)], 1).permute(3, 2, 1, 0)
 
-    def _error(self, x: Tensor, alpha: Tensor, var: Tensor, k: int, log_z: Tensor) -> Tensor:
-        """Return the rounding errors of logits in float32, ``(H, W, B)``."""
+    def _error(self, x: Tensor, alpha: Tensor, var: Tensor, k: int, log_z: Tensor, square: Tensor) -> Tensor:
+        """Return the rounding errors of logits in float32, ``(H, W, B)``, given the ``square`` of heavy patches."""
         centred = x - alpha[:, None, None, None] * self.center.reshape(self.image)
-        there = box(centred.square().sum(1), k, self.borders).permute(1, 2, 0).sqrt()
-        size = box(self.extent.reshape(self.image).sum(0), k, self.borders)[..., None].sqrt()
-        area = box(torch.ones_like(x[0, 0]), k, self.borders)[..., None]
-        return rounding(alpha, var, there, size, self.image[0] * area, (self.image[0] + 2) * k, log_z)
+        there = box(centred.square().sum(1), k, self.borders).permute(1, 2, 0).clamp_min(0).sqrt()
+        area = self.image[0] * box(torch.ones_like(x[0, 0]), k, self.borders)[..., None]
+        return rounding(alpha, var, there, square.sqrt(), area, (self.image[0] + 2) * k, log_z)
 
 
 def sliding(a: Tensor, half: int, borders: str) -> Tensor:

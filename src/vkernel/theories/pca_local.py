@@ -48,8 +48,6 @@ SMALL = 1e-6  # the least W_qq by which the public code divides
 class PCALocal(Theory):
     """The denoiser whose pixels are estimated from the pixels that correlate with them."""
 
-    narrow = True
-
     def __init__(
         self,
         data: Data,
@@ -63,6 +61,7 @@ class PCALocal(Theory):
         check_images(self.data, process, "PCALocal")
         self.thresholds = ByLevel(threshold, "threshold", process, lambda cut: check_number(cut, "threshold", 0.0))
         self.soft, self.published = check_type(soft, "soft", bool), check_type(published, "published", bool)
+        self.narrow = not (published and soft)  # with weights of both signs there is no bound of rounding errors
         self.gaussian = Gaussian(self.data, process, memory=memory)
         self._level: tuple[tuple[float, ...], Mask] | None = None
 
@@ -138,19 +137,19 @@ class PCALocal(Theory):
     def _block(self, x: Tensor, alpha: Tensor, var: Tensor, mask: Mask) -> Tensor:
         """Return the denoiser at queries ``x (B, d)`` of one noise level."""
         found = self._averages(x, alpha, var, mask)
-        value = torch.cat([some.value for some in found])  # (d, B, 2)
+        value = torch.cat([some.value for some in found])  # (d, B, 3)
         mean = value[..., 0].mT
         if x.dtype != torch.float64:
             log_z, peak = (torch.cat(part) for part in zip(*((some.log_z, some.peak) for some in found), strict=True))
-            error = self._error(x, alpha, var, mask, log_z)
-            off = doubt(value, peak, error).sum(0)
+            off = doubt(value[..., :2], peak, self._error(x, alpha, var, mask, log_z, value[..., 2])).sum(0)
             wrong = (off > (TOLERANCE * self.data.spread) ** 2).nonzero().flatten()
             if len(wrong):
                 mean[wrong] = self._block(x[wrong].double(), alpha, var, mask) - self.center
         return mean + self.center
 
     def _averages(self, x: Tensor, alpha: Tensor, var: Tensor, mask: Mask) -> list[Average]:
-        """Return the averages ``(p, B, 2)`` of coordinates and their squares, less the mean, group by group."""
+        """Return the averages ``(p, B, 3)`` of coordinates less their mean, of their squares and of the masked sums of
+        squares, group by group."""
         (count, d), gpu = x.shape, x.device.type != "cpu"
         slope = (-alpha.square() / (2 * var)).to(x.dtype)
         linear = ((x - alpha * self.center) * (alpha / var)).to(x.dtype)
@@ -162,24 +161,26 @@ class PCALocal(Theory):
         for y, log_w in self.columns(step, x.dtype, lambda y: y.mT):
             right = torch.cat([y, mask.squares(y)])  # (2 d, n)
             nothing = log_w.expand(count, -1)
-            everything = nothing + linear @ y + slope * y.square().sum(0)
-            logit = nothing
+            whole = y.square().sum(0)
+            everything = nothing + linear @ y + slope * whole
+            logit, norm, zero = nothing, whole, torch.zeros_like(whole)
             for average, part in zip(found, blocks(d, group), strict=True):
-                logits = []
+                logits, norms = [], []
                 for p in range(part.start, part.stop):
                     index = mask.index[p]
-                    logit = (logit, nothing, everything)[mask.start[p]]
+                    start = mask.start[p]
+                    logit, norm = (logit, nothing, everything)[start], (norm, zero, whole)[start] + right[d + p]
                     logit = torch.addmm(logit, (left[index] * changes[p]).mT, right[index])
                     logits.append(logit)
-                average.add(torch.stack(logits), torch.stack([y[part], y[part].square()], -1))
+                    norms.append(norm)
+                average.add(torch.stack(logits), torch.stack([y[part], y[part].square(), torch.stack(norms)], -1))
         return found
 
-    def _error(self, x: Tensor, alpha: Tensor, var: Tensor, mask: Mask, log_z: Tensor) -> Tensor:
-        """Return the rounding errors of logits in float32, ``(d, B)``."""
+    def _error(self, x: Tensor, alpha: Tensor, var: Tensor, mask: Mask, log_z: Tensor, square: Tensor) -> Tensor:
+        """Return the rounding errors of logits in float32, ``(d, B)``, given the masked ``square`` of heavy points."""
         there = (mask.reach @ (x - alpha * self.center).square().mT).sqrt()[mask.chain]
-        size, width = (mask.reach @ self.extent).sqrt(), mask.reach.sum(1)
-        size, width, terms = (a[mask.chain, None] for a in (size, width, mask.terms))
-        return rounding(alpha, var, there, size, width, terms, log_z)
+        width, terms = mask.reach.sum(1)[mask.chain, None], mask.terms[mask.chain, None]
+        return rounding(alpha, var, there, square.clamp_min(0).sqrt(), width, terms, log_z)
 
     def _mask(self, alpha: Tensor, var: Tensor) -> Mask:
         """Return the mask at one noise level, which is kept for the next call."""
@@ -195,8 +196,8 @@ class Mask:
 
     A chain ends where its next change would be longer than a start, and after ``LENGTH`` rows, since rounding errors
     add up. For their bound ``reach (chains, d)`` is the largest :math:`|M_{pq}|` of its rows, ``terms`` the number of
-    its changes, and ``chain (d,)`` the chain of each row. The last index of a row is d + p, of change 1: that of the
-    changed squares (:meth:`squares`)."""
+    its rows and of the longest change, and ``chain (d,)`` the chain of each row. The last index of a row is d + p, of
+    change 1: that of the changed squares (:meth:`squares`)."""
 
     def __init__(self, parts: Iterable[Tensor]) -> None:
         self.index: list[Tensor] = []
@@ -224,7 +225,7 @@ class Mask:
             for begin, end in itertools.pairwise([*begins, rows]):
                 chain += [len(reach)] * (end - begin)
                 reach.append(torch.cat([mask[begin:end], bases[start[begin], begin : begin + 1]]).abs().amax(0))
-                terms.append(sum(lengths[first + begin : first + end]))
+                terms.append(end - begin + max(lengths[first + begin : first + end]))
         self.values, self.lengths = torch.cat(values), lengths
         device = self.values.device
         self.reach, self.chain = torch.stack(reach), torch.tensor(chain, device=device)
