@@ -52,7 +52,7 @@ def convolution(y: Tensor, x: Tensor, sigma: float, k: int) -> Tensor:
 
 
 def exact(y: Tensor, x: Tensor, sigma: float, k: int, row: int, column: int) -> Tensor:
-    """The denoiser at one pixel of every image, ``(B, C)``, from all patches in float64, as the issue's formula says:
+    """The denoiser at one pixel of every image, ``(B, C)``, from all patches in float64, as the definition says:
     places with the same distances, clipped at k // 2, to the four borders."""
     (height, width), half = y.shape[2:], k // 2
 

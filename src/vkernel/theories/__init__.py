@@ -1,7 +1,7 @@
 r"""Closed-form accounts of what a diffusion model learns, other than V-kernels; each is a ``vk.Score``.
 
 The exact denoiser :math:`m(x,t) = \sum_i r_i y_i`, with :math:`r_i \propto w_i\, e^{-|x - \alpha y_i|^2 / 2\sigma^2}`,
-returns the training set. Each theory changes one thing in it, and has it as a limit:
+returns the training set. Each theory changes one thing in it, and most have it as a limit:
 
 =================== ================================================================ ==========================
 theory              what it changes                                                  the exact denoiser is

@@ -1,14 +1,15 @@
-r"""The equivariant local theory (ELS): a network sees patches only, and does not know where they are.
+r"""The equivariant local theory (ELS): the output of a network at a pixel depends on a patch around it alone.
 
 At pixel p the posterior is over all patches of all training images, places p' included,
 
 .. math:: m_p = \sum_{i,p'} r_{p,ip'}\, y_{ip'}, \qquad r_{p,ip'} \propto w_i \exp\Big(-\sum_{\delta}
    \frac{|x_{p+\delta} - \alpha y_{i,p'+\delta}|^2}{2\sigma^2}\Big)
 
-(Kamb and Ganguli 2025). Borders tell a convolutional network where it is: with ``borders="zeros"`` only patches with
-equal distances, clipped at k // 2, to all four borders are compared; from k = max(H, W) on every pixel has distances of
-its own, and the theory is :class:`~vkernel.theories.Local`. With ``"circular"`` borders all places are alike, and for
-odd k = H = W it is the exact denoiser of all shifts of the training images.
+(Kamb and Ganguli 2025). Near the borders the padding of a convolutional network makes its output depend on the place:
+with ``borders="zeros"`` only patches with equal distances, clipped at k // 2, to all four borders are compared; from
+k = max(H, W) on every pixel has distances of its own, and the theory is :class:`~vkernel.theories.Local`. With
+``"circular"`` borders all places are alike, and for odd k = H = W it is the exact denoiser of all shifts of the
+training images.
 
 Patches are points, so the exact engine evaluates them, separately for each class of places with equal distances. From
 a few thousand patches on there are faster methods: :mod:`vkernel.theories.streamed` on a GPU and
@@ -71,7 +72,14 @@ class PlaceClass:
 
 
 class EquivariantLocal(Patched):
-    """The denoiser whose pixels are estimated from k×k patches at every place of every training image."""
+    """The denoiser whose pixels are estimated from k×k patches at every place of every training image; arguments as of
+    :class:`~vkernel.theories.Local`.
+
+    >>> import torch, vkernel as vk
+    >>> theory = vk.theories.EquivariantLocal(torch.rand(20, 8, 8), vk.VP(), k=3)
+    >>> theory.denoise(torch.randn(5, 8, 8), 0.5).shape
+    torch.Size([5, 8, 8])
+    """
 
     def __init__(
         self, data: Data, process: Process, k: Scale, borders: str = "zeros", memory: int | None = None

@@ -1,4 +1,4 @@
-r"""The Gaussian theory: a network knows the mean and the covariance of the training set, and nothing else.
+r"""The Gaussian theory: what a network learns depends on the mean and the covariance of the training set alone.
 
 With :math:`\mu = \sum_i w_i y_i` and :math:`\Sigma = \sum_i w_i (y_i-\mu)(y_i-\mu)^T = U \operatorname{diag}(\lambda)
 U^T` the best denoiser is Wiener's filter,
@@ -22,8 +22,12 @@ from vkernel.theories.base import Data, Theory
 
 
 class Gaussian(Theory):
-    """The score of a Gaussian with the mean and the covariance of the data; ``rank=k`` keeps its k largest principal
-    variances (n - 1 or more: all). ``axes (k, d)`` and ``variances (k,)`` are in whitened coordinates.
+    """The score of a Gaussian with the mean and the covariance of the data.
+
+    Args:
+        rank: the number of principal variances that are kept, the largest ones; all by default, and from n - 1 on.
+
+    Attributes: ``axes (k, d)`` and ``variances (k,)``, in whitened coordinates.
 
     >>> import torch, vkernel as vk
     >>> theory = vk.theories.Gaussian(torch.randn(100, 3), vk.VP())

@@ -1,4 +1,4 @@
-r"""The local theory (LS): at every pixel a network sees a patch only, and knows where the patch is.
+r"""The local theory (LS): the output of a network at a pixel depends on a patch around it, and on its place.
 
 At pixel p the posterior is over training images, given the k×k patch :math:`\Omega_p` around p, all channels,
 
@@ -117,6 +117,11 @@ class Patched(Theory):
 
 class Local(Patched):
     """The denoiser whose pixels are estimated from k×k patches at the same place in every training image.
+
+    Args:
+        k: the patch size, odd: a number, a function of t, or a table {σ/α: k}.
+        borders: ``"zeros"`` for patches that end at the borders, k up to 2 max(H, W) - 1, or ``"circular"``, k up to
+            min(H, W).
 
     >>> import torch, vkernel as vk
     >>> theory = vk.theories.Local(torch.rand(20, 8, 8), vk.VP(), k=3)

@@ -1,4 +1,4 @@
-r"""The theory of data-dependent locality: at every pixel a network sees the pixels that correlate with it.
+r"""The theory of data-dependent locality: the output at a pixel depends on the pixels that correlate with it.
 
 With the principal axes U and variances :math:`\lambda` of the training set, Wiener's filter is :math:`W = U
 \operatorname{diag}(\alpha^2\lambda / (\alpha^2\lambda + \sigma^2)) U^T`. At coordinate p (a pixel of one channel)
@@ -46,7 +46,18 @@ SMALL = 1e-6  # the least W_qq by which the public code divides
 
 
 class PCALocal(Theory):
-    """The denoiser whose pixels are estimated from the pixels that correlate with them."""
+    """The denoiser whose pixels are estimated from the pixels that correlate with them.
+
+    Args:
+        threshold: the least relative weight in the mask: a number, a function of t, or a table {σ/α: threshold}.
+        soft: whether the mask is used as it is, without the threshold.
+        published: whether the mask is that of the authors' public code.
+
+    >>> import torch, vkernel as vk
+    >>> theory = vk.theories.PCALocal(torch.rand(20, 8, 8), vk.VP(), threshold=0.1)
+    >>> theory.denoise(torch.randn(5, 8, 8), 0.5).shape
+    torch.Size([5, 8, 8])
+    """
 
     def __init__(
         self,
