@@ -38,6 +38,7 @@ from vkernel.core.errors import require
 from vkernel.core.memory import free_memory
 from vkernel.data import Empirical
 from vkernel.posterior import Engine, Points, Posterior, Queries
+from vkernel.posterior.dense import unit_roundoff
 from vkernel.posterior.weights import blocks
 from vkernel.process import Anisotropic, Process
 from vkernel.score.base import DataScore, Time, differentiated
@@ -176,7 +177,7 @@ def rounding(
     vectors of ``size`` coordinates."""
     size, terms = (torch.as_tensor(count, dtype=torch.float64, device=log_z.device) for count in (size, terms))
     scale = alpha / var * x * y / size.sqrt() + alpha.square() / var * y.square() + log_z.abs()
-    return 2.0**-24 * (1 + terms.sqrt() / 3) * scale
+    return unit_roundoff(log_z.device) * (1 + terms.sqrt() / 3) * scale
 
 
 def doubt(value: Tensor, peak: Tensor, error: Tensor) -> Tensor:
