@@ -165,7 +165,7 @@ def cifar() -> vk.Empirical | None:
 def problems(device: str, quick: bool) -> Iterator[tuple[str, Problem]]:
     """The training sets of a device, by the name of their section."""
     if device == "cpu":
-        n, count, part = (100, 2, 50) if quick else (1000, 4, 250)
+        n, count, part = (100, 2, 50) if quick else (1000, 8, 125)
         yield "els", Problem("random fields", vk.Empirical(fields(n, 1, 28)), fields(count, 1, 28, seed=7), count, part)
         if FASHION.exists():
             images = vk.load(FASHION)[: n + count].reshape(-1, 1, 28, 28)

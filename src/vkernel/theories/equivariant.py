@@ -108,9 +108,15 @@ class EquivariantLocal(Patched):
     def _blocked_mean(self, x: Tensor, alpha: Tensor, var: Tensor, k: int) -> Tensor:
         """Return the denoiser from blocks of logits in float32, and in float64 where these are too inaccurate."""
         mean, error = Blocked(self.white, self.image, k, self.borders)(x, alpha, var)
-        for kind in self._classes(k):
+        if self.borders == "zeros" and k > 1:
+            turned, bound = Blocked(self.white, self.image, k, self.borders, turned=True)(x, alpha, var)
+            mean, error = torch.where(error.isnan()[:, None], turned, mean), torch.where(error.isnan(), bound, error)
+            same = self.same_place.patch_mean(x, alpha, var, k)
+            mean, error = torch.where(error.isnan()[:, None], same, mean), error.nan_to_num(0.0, torch.inf)
+        tolerance = TOLERANCE * self.data.spread / math.sqrt(self.data.d)
+        for kind in self._classes(k) if bool((error > tolerance).any()) else ():
             patches, places = kind.patches, kind.patches.area
-            again = (~(error[:, *places] <= kind.tolerance)).flatten().nonzero().flatten()  # NaN: no weight was left
+            again = (error[:, *places] > tolerance).flatten().nonzero().flatten()
             if len(again):
                 image = again // patches.places
                 found = patches.mean(patches.windows(x)[again], alpha[image], var[image])

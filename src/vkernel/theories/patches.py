@@ -12,7 +12,7 @@ from vkernel.posterior import Points
 from vkernel.posterior.weights import blocks
 from vkernel.theories.base import Average
 
-LOGITS = {"cpu": 1 << 20, "cuda": 1 << 27}  # in float64, at once
+COORDINATES = 1 << 17  # of patches in float64, which a processor's cache holds
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,11 @@ class Patches:
         """Return the mean of the middle pixels for queries ``x (B, d)``, ``(B, C)``, directly in float64."""
         found = Average()
         scaled, slope = x * (alpha / var)[:, None], (alpha.square() / (2 * var))[:, None]
-        for part in blocks(self.n, LOGITS[self.device.type] // len(x)):
+        images = COORDINATES // (self.places * max(self.d, len(x))) or 1
+        for part in blocks(self.n, images * self.places):
             y = self.rows(part.start, part.stop).double()
-            logit = scaled @ y.mT - slope * y.square().sum(1) + self.weights[part].log()
+            logit = torch.addmm(self.weights[part].log(), scaled, y.mT)
+            logit -= slope * torch.linalg.vector_norm(y, dim=1).square()
             found.add(logit, y[:, self.middle])
         return found.value
 
