@@ -53,7 +53,7 @@ def draw(
     """Sample from ``x_T (n, *shape)``, like it; samples that diverge are returned as they are.
 
     ``kind`` is "ode" or "ancestral"; ``steps`` are evaluations of the network (``None``: every index of a DDPM, 1,000
-    in continuous time), or their times (:func:`sampling_times` of another score). Ancestral steps of a DDPM are evenly
+    in continuous time), or their times (``sampling_times`` of another score). Ancestral steps of a DDPM are evenly
     spaced indices; times that share an index count once.
     ``first`` is the index of the first sample, where ``x_T`` is a part of more."""
     _check(score, seed)

@@ -65,7 +65,7 @@ def explain(
     """Measure how well theories predict the denoisers and the samples of networks.
 
     Args:
-        networks: as for :func:`vkernel.audit`: a score, several as ``Scores``, a diffusers folder, a function ``(x,
+        networks: as for ``vk.audit``: a score, several as ``Scores``, a diffusers folder, a function ``(x,
             t)`` that returns the score under ``process``, or a list of these.
         theories: names (``"gaussian"``, ``"exact"``, ``"smoothed"``, ``"nearest"``, ``"local"``, ``"equivariant"``,
             ``"pca"``), scores under the network's process and in its pixel units, ``Scores`` such as ``V.models(M)``,

@@ -1,4 +1,4 @@
-r"""The result of :func:`vkernel.explain`: how well each theory predicts each network.
+r"""The result of ``vk.explain``: how well each theory predicts each network.
 
 At one noise level, with the network's denoiser D, the theory's :math:`D_{th}`, that of the Gaussian theory :math:`D_G`,
 and sums over noisy images,
@@ -55,7 +55,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The numbers of :func:`vkernel.explain`, each with the ends of a 95 % interval over images, ``…_low, …_high``.
+    """The numbers of ``vk.explain``, each with the ends of a 95 % interval over images, ``…_low, …_high``.
 
     ``denoising`` has the dimensions ``network, theory, images, level``; ``images`` are "training" and, with a test set,
     "held-out". Variables: ``r2``, ``gain``, ``elsewhere`` with intervals, ``permuted``; ``ceiling (network, images,
