@@ -149,10 +149,10 @@ def limits(device: str) -> str:
     each = ", ".join(f"{2e9 * k**2 / rate:.2f} at k = {k}" for k in SIZES)
     return (
         f" Measured in the same run: float32 products {rate / 1e9:.0f} GFLOP/s, an exponential {exp * 1e9:.2f} ns. A "
-        f"logit from all k² products would take {each} ns; adding one row of pixels takes 2/k of that, but (2p - 1)/p² of "
-        "the logits, with p = 29 - k rows of places, begin a diagonal and need all products: 8 % at k = 3, 16 % at k = 17. "
-        "There these products, the borders, which the known method leaves out, and five passes over a block of logits in "
-        "the cache limit the ratio."
+        f"logit from all k² products would take {each} ns; adding one row of pixels takes 2/k of that, but a share "
+        "(2p - 1)/p² of the logits, with p = 29 - k rows of places, begins a diagonal and needs all products: 8 % at "
+        "k = 3, 16 % at k = 17. There these products, the borders, which the known method leaves out, and five passes "
+        "over a block of logits in the cache limit the ratio."
     )
 
 
