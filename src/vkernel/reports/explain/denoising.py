@@ -1,9 +1,9 @@
 r"""How well theories predict the denoisers of networks on noisy images, by noise level.
 
 Each quantity is one less a ratio of sums over images, with the jackknife's interval
-(:func:`vkernel.core.estimate.ratio_of_sums`). Images on which a network is not finite are left out; where the
-denominator is rounding, nothing is known. Of ``Scores`` squared errors are averaged over members. All networks of a
-group see the same noisy images."""
+(:func:`vkernel.core.estimate.ratio_of_sums`). Images on which a network is not finite are left out. A sum that is
+rounding is zero, and nothing is known where it is the denominator. Of ``Scores`` squared errors are averaged over
+members. All networks of a group see the same noisy images."""
 
 from __future__ import annotations
 
@@ -57,6 +57,8 @@ class Denoised:
         good = error.isfinite() & reference.isfinite()
         if not float(reference[good].sum()) > self.rounding:
             return Estimate.unknown()
+        if not float(error[good].sum()) > self.rounding:
+            error = torch.zeros_like(error)
         return ratio_of_sums(error[good], reference[good]).complement()
 
 
