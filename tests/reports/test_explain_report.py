@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from explained import RATIOS, explanation
+from rich.table import Table
 
 from vkernel.core.errors import InputError
 from vkernel.reports.explain.report import Level, answers, by_level, compared, details, tables, verdict
@@ -118,15 +119,26 @@ def test_the_table_holds_the_numbers_of_the_data_set():
     rows = {row[0].split("\n")[0]: row[1:] for row in tables(e, "b")[0].rows}
     gain = e.denoising.gain.sel(network="b", images="held-out", theory="local").sortby("ratio").values
     np.testing.assert_allclose([float(cell.lstrip("*").split("\n")[0]) for cell in rows["local (LS)"]], gain)
-    assert rows["local (LS)"][2] == "*0.70\n0.65 … 0.75"  # σ/α = 2
+    assert rows["local (LS)"][2] == "*0.70\n0.65…0.75"  # σ/α = 2
     assert rows["floor: of held-out images"][2].startswith("0.60")
     assert {cell.split("\n")[0] for cell in rows["ceiling"]} == {"0.80"}
     assert set(rows["R² of the Gaussian theory"]) == {"0.90"}
     lines = e.table.splitlines()
     assert sum("*0.70" in line for line in lines) == 8  # two theories, two sets, two networks
     samples = {row[0]: row[1:] for row in tables(e, "a")[-1].rows}
-    assert samples["PCA-local"][:2] == ("100", "0.60\n0.50 … 0.70")
-    assert samples["a"][1] == "0.80\n0.75 … 0.85"  # the ceiling
+    assert samples["PCA-local"][:2] == ("100", "0.60\n0.50…0.70")
+    assert samples["a"][1] == "0.80\n0.75…0.85"  # the ceiling
+
+
+def test_wide_tables_are_divided_for_the_screen():
+    levels = 9
+    e = explanation(GAINS)
+    wide = e.denoising.isel(level=np.arange(levels) % 4).assign_coords(
+        ratio=(("network", "level"), 2.0 ** np.arange(levels)[None])
+    )
+    shown = [table for table in replace(e, denoising=wide).screen() if isinstance(table, Table)]
+    assert [len(table.columns) for table in shown] == [6, 5, 7]  # gains in two parts, samples
+    assert all(next(iter(table.columns[0].cells)).plain.startswith("local (LS)") for table in shown[:2])
 
 
 class Page(HTMLParser):

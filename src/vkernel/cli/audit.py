@@ -180,7 +180,7 @@ def _explained(found: Audit, theories: list[str] | None, **how: Any) -> Audit:
     if not good:
         return replace(found, notes=notes)
     explanation = vk.explain([n.net for n in good], theories, found.data, found.test, **how)
-    return replace(found, notes=notes, explanation=explanation)
+    return replace(found, notes=notes, explanation=explanation, seconds=found.seconds + explanation.seconds)
 
 
 def _memorised(found: Audit, limit: float) -> int:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 TEXTS = tomllib.loads(html.read("explain.toml"))
 BASELINE = "gaussian"  # the theory over which gains are measured: its own are 0
+MOST = 6  # columns of numbers on a screen
 MEMORISE = 0.1  # of the samples: a share of copies that is mentioned
 
 
@@ -237,7 +238,7 @@ def _digits(value: float) -> str:
 
 def _cell(e: Estimate, form: Callable[[float], str] = _number) -> str:
     """Return a number above its interval."""
-    return form(e.value) + (f"\n{form(e.low)} … {form(e.high)}" if math.isfinite(e.low + e.high) else "")
+    return form(e.value) + (f"\n{form(e.low)}…{form(e.high)}" if math.isfinite(e.low + e.high) else "")
 
 
 def as_dict(e: Explanation) -> dict[str, object]:
@@ -263,6 +264,7 @@ def _columns(ds: xarray.Dataset) -> dict[str, dict[str, list[object]]]:
 def screen(e: Explanation) -> list[Text | Table]:
     """Return the verdict and the tables of each network for the terminal, without that of training images if there are
     others."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Column, Table
     from rich.text import Text
 
@@ -270,10 +272,21 @@ def screen(e: Explanation) -> list[Text | Table]:
     for name in e.networks:
         lines += [Text(verdict(e, name), "bold"), *map(Text, details(e, name))]
         for grid in tables(e, name)[:: e.denoising.sizes["images"]]:
-            head, *rows = grid.rows
-            columns = [Column(Text(cell), justify="right" if k else "left") for k, cell in enumerate(head)]
-            table = Table(*columns, title=Text(grid.title), title_justify="left", pad_edge=False)
-            for row in rows:
-                table.add_row(*map(Text, row))
-            lines += [table, Text(grid.note)]
+            for rows in _narrow(grid.rows):
+                head = [Column(Text(cell), justify="right" if k else "left") for k, cell in enumerate(rows[0])]
+                table = Table(
+                    *head, title=Text(grid.title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+                )
+                table.pad_edge = False
+                for row in rows[1:]:
+                    table.add_row(*map(Text, row))
+                lines.append(table)
+            lines.append(Text(grid.note))
     return [*lines, *map(Text, compared(e))]
+
+
+def _narrow(rows: Sequence[tuple[str, ...]]) -> list[list[tuple[str, ...]]]:
+    """Return the rows of a table in parts with at most seven columns, each with the first one."""
+    count = len(rows[0]) - 1
+    parts = np.array_split(np.arange(1, count + 1), -(-count // MOST))
+    return [[(row[0], *(row[k] for k in part)) for row in rows] for part in parts]
