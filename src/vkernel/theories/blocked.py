@@ -90,7 +90,11 @@ class Blocked:
         alpha, var, d = alpha[:, None], var[:, None], channels * k**2
         own = alpha.square() * norm / z / var  # α²|y|²/2σ²
         product = (top[..., None].double() / LOG2E + own).abs()  # (α/σ²) x·y of the heaviest point
-        delta = 2.0**-24 * ((2 * size * own / var / d).sqrt() + (math.sqrt(d) + 8) / 16 * (product + own))
+        scale = (2 * size * own / var / d).sqrt() + (math.sqrt(d) + 8) / 16 * (product + own)
+        if k > 1:  # a diagonal carries the errors of its earlier rows, whose heavy points are near the query
+            near = size / var * (1 / math.sqrt(d) + 1.5 * (math.sqrt(d) + 8) / 16)
+            scale = torch.maximum(scale.nan_to_num(0.0, 0.0), near).cummax(0).values
+        delta = 2.0**-24 * scale
         error = (4 * delta * (trace / z).sqrt()).masked_fill(delta > UNKNOWN, torch.inf)
         mean, error = (a.reshape(height, count, -1, a.shape[2]) for a in (mean + self.zero, error))
         return mean.permute(2, 3, 0, 1), error[..., 0].permute(2, 0, 1)
@@ -118,7 +122,8 @@ class Blocked:
             left_out = self.turned and span.count > 1
             for row in range(span.start, span.start + span.count):
                 now = range(1) if left_out else range(span.start - row, span.start - row + span.count)
-                same = range(max(now.start, before.start), min(now.stop, before.stop))
+                kept = range(max(now.start, before.start), min(now.stop, before.stop))
+                same = kept if self.k > 1 else range(0)  # a single row of pixels is no longer than a difference
                 for diagonal in now:
                     if diagonal not in same:
                         out = of(range(diagonal, diagonal + 1))
