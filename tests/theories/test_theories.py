@@ -91,30 +91,31 @@ def test_blocks_of_float32_logits_are_sums_over_patches(monkeypatch, t, borders,
         monkeypatch.setattr(f"vkernel.theories.blocked.{name}", value)
     monkeypatch.setattr("vkernel.theories.equivariant.MANY", 0)
     y = images()
-    x, weights = noisy(y, t), torch.arange(1.0, 8.0, dtype=torch.float64) / 28
-    found = EquivariantLocal(vk.Empirical(y, weights), PROCESS, k, borders).denoise(x, t)
-    close(found, brute_local(x.numpy(), y.numpy(), t, k, borders == "circular", True, weights.numpy()), 5e-5)
+    x, weights = noisy(y, t).float(), torch.arange(1.0, 8.0, dtype=torch.float64) / 28
+    found = EquivariantLocal(vk.Empirical(y, weights), PROCESS, k, borders).denoise(x, t).double()
+    close(found, brute_local(x.double().numpy(), y.numpy(), t, k, borders == "circular", True, weights.numpy()), 5e-5)
 
 
 def test_pixels_with_inaccurate_float32_logits_are_evaluated_in_float64(monkeypatch):
     monkeypatch.setattr("vkernel.theories.equivariant.MANY", 0)
     y = images(shape=(1, 5, 6)) / 3 + 1e3  # the logits of two values 1e3 ± 1 differ in digits that float32 has not
     y = torch.cat([y, torch.zeros(7, 1, 5, 6, dtype=torch.float64)])
-    x = noisy(y[:7], 0.02)
-    found = EquivariantLocal(y, PROCESS, 3).denoise(x, 0.02)
-    close(found, brute_local(x.numpy(), y.numpy(), 0.02, 3, equivariant=True), 1e-6)
+    x = noisy(y[:7], 0.02).float()
+    found = EquivariantLocal(y, PROCESS, 3).denoise(x, 0.02).double()
+    close(found, brute_local(x.double().numpy(), y.numpy(), 0.02, 3, equivariant=True), 1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("sigma", [1e-6, 1e-4, 1e-2])
-def test_equivariant_patches_at_very_low_noise(sigma):
+def test_equivariant_patches_at_very_low_noise(sigma, dtype):
     """Logits of 1e12, of which float32 loses the differences: one patch, or a few near duplicates, has all weight."""
     y = images(20, (2, 12, 18))
     y[1:4] = y[0] + 1e-4 * images(3, (2, 12, 18), 1)
-    x = y[:1] + sigma * images(1, (2, 12, 18), 2)
-    found = EquivariantLocal(y, vk.EDM(eps=1e-8), 3).denoise(x, sigma)
+    x = (y[:1] + sigma * images(1, (2, 12, 18), 2)).to(dtype)
+    found = EquivariantLocal(y, vk.EDM(eps=1e-8), 3).denoise(x, sigma).double()
     exact = vk.EmpiricalScore(y[:4, :, 5:8, 5:8].flatten(1), vk.EDM(eps=1e-8))  # the patches around one pixel
-    near = exact.denoise(x[:, :, 5:8, 5:8].flatten(1), sigma).reshape(2, 3, 3)
-    close(found[0, :, 6, 6], near[:, 1, 1], 1e-4)
+    near = exact.denoise(x.double()[:, :, 5:8, 5:8].flatten(1), sigma).reshape(2, 3, 3)
+    close(found[0, :, 6, 6], near[:, 1, 1], 1e-4 if dtype == torch.float32 else 1e-8)
     assert found.isfinite().all()
 
 

@@ -11,10 +11,10 @@ k = max(H, W) on every pixel has distances of its own, and the theory is :class:
 ``"circular"`` borders all places are alike, and for odd k = H = W it is the exact denoiser of all shifts of the
 training images.
 
-Patches are points, so the exact engine evaluates them, separately for each class of places with equal distances. From
-a few thousand patches on there are faster methods: :mod:`vkernel.theories.streamed` on a GPU and
-:mod:`vkernel.theories.blocked` on a CPU, in float32 with a bound of the error; the pixels for which the bound exceeds
-a tolerance are evaluated again in float64."""
+Patches are points, so the exact engine evaluates them, separately for each class of places with equal distances. There
+are faster methods: :mod:`vkernel.theories.streamed` on a GPU and, for queries in float32 and a few thousand patches or
+more, :mod:`vkernel.theories.blocked` on a CPU, with a bound of the error; the pixels for which the bound exceeds a
+tolerance are evaluated again in float64."""
 
 from __future__ import annotations
 
@@ -81,6 +81,8 @@ class EquivariantLocal(Patched):
     torch.Size([5, 8, 8])
     """
 
+    narrow = True
+
     def __init__(
         self, data: Data, process: Process, k: Scale, borders: str = "zeros", memory: int | None = None
     ) -> None:
@@ -95,8 +97,9 @@ class EquivariantLocal(Patched):
         _, height, width = self.image
         if self.borders == "zeros" and k >= max(height, width):
             return self.same_place.patch_mean(x, alpha, var, k)
-        if self.device.type == "cpu" and self.data.n * height * width >= MANY and not differentiated(x):
+        if self.device.type == "cpu" and self.data.n * height * width >= MANY and x.dtype != torch.float64:
             return self._blocked_mean(x, alpha, var, k)
+        x = x.double()
         rows: dict[int, list[Tensor]] = {}
         for kind in self._classes(k):  # row by row
             patches = kind.patches
@@ -107,11 +110,12 @@ class EquivariantLocal(Patched):
 
     def _blocked_mean(self, x: Tensor, alpha: Tensor, var: Tensor, k: int) -> Tensor:
         """Return the denoiser from blocks of logits in float32, and in float64 where these are too inaccurate."""
+        given, x = x, x.double()
         mean, error = Blocked(self.white, self.image, k, self.borders)(x, alpha, var)
         if self.borders == "zeros" and k > 1:
             turned, bound = Blocked(self.white, self.image, k, self.borders, turned=True)(x, alpha, var)
             mean, error = torch.where(error.isnan()[:, None], turned, mean), torch.where(error.isnan(), bound, error)
-            same = self.same_place.patch_mean(x, alpha, var, k)
+            same = self.same_place.patch_mean(given, alpha, var, k)
             mean, error = torch.where(error.isnan()[:, None], same, mean), error.nan_to_num(0.0, torch.inf)
         tolerance = TOLERANCE * self.data.spread / math.sqrt(self.data.d)
         for kind in self._classes(k) if bool((error > tolerance).any()) else ():
