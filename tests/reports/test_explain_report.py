@@ -88,6 +88,13 @@ def test_theories_within_the_interval_of_the_best_are_named():
     assert not any("distinguished" in words for words in details(explanation(close, half=0.01), "net"))
 
 
+def test_r2_of_the_gaussian_theory_follows_from_any_other():
+    """R² is .9 of the Gaussian theory and 1 - .1 (1 - gain) of the others, one of which is the network itself."""
+    perfect = explanation({"local": [1.0] * 4, "pca": [0.5, -1.0, -30.0, 0.99]})
+    for e in (explanation(GAINS), perfect, replace(perfect, denoising=perfect.denoising.isel(theory=[1, 2]))):
+        np.testing.assert_allclose([level.gaussian for level in by_level(e, "net", "held-out")], 0.9)
+
+
 def test_the_text_says_how_many_training_images_each_theory_saw():
     line = compared(explanation(GAINS))[0]
     assert "all 600 (Gaussian); 100 (local (LS), PCA-local), of 600" in line

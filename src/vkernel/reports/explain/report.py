@@ -105,8 +105,9 @@ def where(some: Sequence[Level], levels: Sequence[Level]) -> str:
 def _level(at: xarray.Dataset, theory: str | None, well: bool) -> Level:
     own = at.isel(theory=int(at.gain.fillna(-math.inf).values.argmax())) if theory is None else at.sel(theory=theory)
     grade = "none" if theory is None else "explains" if well else "weak"
-    # R² = 1 - E/S and R²_G = 1 - E/E_G, so that the Gaussian theory has 1 - E_G/S
-    gaussian = 1 - float((1 - own.r2) / (1 - own.gain)) if float(own.gain) < 1 else math.nan
+    # any theory has R² = 1 - E/S and R²_G = 1 - E/E_G: the Gaussian one has 1 - E_G/S, best known from a large E
+    worst = at.isel(theory=int(at.gain.fillna(math.inf).values.argmin()))
+    gaussian = 1 - float((1 - worst.r2) / (1 - worst.gain)) if float(worst.gain) < 1 else math.nan
     facts = _estimate(own, "gain"), _estimate(own, "ceiling"), float(own.permuted), _estimate(own, "elsewhere")
     ties = tuple(str(n) for n in at.theory.values[at.gain.values >= float(own.gain_low)] if n not in (theory, BASELINE))
     return Level(float(at.ratio), grade, theory, *facts, gaussian, ties)
