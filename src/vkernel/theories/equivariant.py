@@ -11,10 +11,11 @@ k = max(H, W) on every pixel has distances of its own, and the theory is :class:
 ``"circular"`` borders all places are alike, and for odd k = H = W it is the exact denoiser of all shifts of the
 training images.
 
-Patches are points, so the exact engine evaluates them, separately for each class of places with equal distances. There
-are faster methods: :mod:`vkernel.theories.streamed` on a GPU and, for queries in float32 and a few thousand patches or
-more, :mod:`vkernel.theories.blocked` on a CPU, with a bound of the error; the pixels for which the bound exceeds a
-tolerance are evaluated again in float64."""
+Patches are points, so the exact engine evaluates them, separately for each class of places with equal distances; a
+class of a single place, near two borders, is that of ``Local``. There are faster methods:
+:mod:`vkernel.theories.streamed` on a GPU and, for queries in float32 and a few thousand patches or more,
+:mod:`vkernel.theories.blocked` on a CPU, with a bound of the error; the pixels for which the bound exceeds a tolerance
+are evaluated again in float64."""
 
 from __future__ import annotations
 
@@ -100,13 +101,13 @@ class EquivariantLocal(Patched):
         if self.device.type == "cpu" and self.data.n * height * width >= MANY and x.dtype != torch.float64:
             return self._blocked_mean(x, alpha, var, k)
         x = x.double()
-        rows: dict[int, list[Tensor]] = {}
-        for kind in self._classes(k):  # row by row
+        found = self.same_place.patch_mean(x, alpha, var, k) if self.borders == "zeros" else torch.empty_like(x)
+        for kind in self._classes(k):
             patches = kind.patches
             a, v = (level.repeat_interleave(patches.places) for level in (alpha, var))
-            found = kind.mean(patches.windows(x), a, v).reshape(len(x), patches.y.count, patches.x.count, -1)
-            rows.setdefault(patches.y.start, []).append(found.permute(0, 3, 1, 2))
-        return torch.cat([torch.cat(row, 3) for row in rows.values()], 2)
+            mean = kind.mean(patches.windows(x), a, v).reshape(len(x), patches.y.count, patches.x.count, -1)
+            found[:, :, *patches.area] = mean.permute(0, 3, 1, 2)
+        return found
 
     def _blocked_mean(self, x: Tensor, alpha: Tensor, var: Tensor, k: int) -> Tensor:
         """Return the denoiser from blocks of logits in float32, and in float64 where these are too inaccurate."""
@@ -134,7 +135,8 @@ class EquivariantLocal(Patched):
         return Local(self.data, self.process, 1, self.borders, self.memory)
 
     def _classes(self, k: int) -> list[PlaceClass]:
-        """Return the patches of all classes of places, row by row; those of a few k are kept."""
+        """Return the patches of all classes of several places (of a single one this theory is :class:`Local`); those
+        of a few k are kept."""
         if k not in self._made:
             for oldest in list(self._made)[: len(self._made) - KEPT + 1]:
                 del self._made[oldest]
@@ -148,6 +150,6 @@ class EquivariantLocal(Patched):
             sets = [Patches(self.white, self.image, rows, columns, half)]
         else:
             kinds = itertools.product(Span.of(height, half), Span.of(width, half))
-            sets = [Patches(self.white, self.image, *kind, 0) for kind in kinds]
+            sets = [Patches(self.white, self.image, *kind, 0) for kind in kinds if kind[0].count * kind[1].count > 1]
         total, tolerance = sum(s.n * s.d for s in sets), TOLERANCE * self.data.spread / math.sqrt(self.data.d)
         return [PlaceClass(s, max(1 << 24, self.memory * s.n * s.d // total), tolerance) for s in sets]

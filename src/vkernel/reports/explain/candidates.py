@@ -1,8 +1,8 @@
 """The theories that networks are compared with: by name, as they are, or as functions of data and process.
 
-A name builds the theory in the network's pixel units and under its process; k of ``local`` and ``equivariant`` and h of
-``smoothed`` are fitted to the network. On a CPU theories of pixels see a part of the training images: their cost is
-that of n images times the pairs of pixels that are compared."""
+A name builds the theory in the network's pixel units and under its process; k of ``local`` and ``equivariant``, h of
+``smoothed`` and the threshold of ``pca`` are fitted to the network. On a CPU theories of pixels see a part of the
+training images: their cost is that of n images times the pairs of pixels that are compared."""
 
 from __future__ import annotations
 
@@ -29,8 +29,13 @@ from vkernel.theories.local import Patched
 Factory = Callable[[Empirical, Process], Score]
 Given = str | Score | Scores | Factory
 Theories = Given | Sequence[Given] | Mapping[str, Given] | None
-BUILT: dict[str, Factory] = {"gaussian": Gaussian, "exact": EmpiricalScore, "nearest": Nearest, "pca": PCALocal}
-FITTED: dict[str, type[Smoothed | Patched]] = {"smoothed": Smoothed, "local": Local, "equivariant": EquivariantLocal}
+BUILT: dict[str, Factory] = {"gaussian": Gaussian, "exact": EmpiricalScore, "nearest": Nearest}
+FITTED: dict[str, type[Smoothed | Patched | PCALocal]] = {
+    "smoothed": Smoothed,
+    "local": Local,
+    "equivariant": EquivariantLocal,
+    "pca": PCALocal,
+}
 DEFAULT = ("gaussian", "exact", "smoothed", "local", "equivariant", "pca")
 SHOWN = ("k", "h", "threshold", "rank")  # parameters that are reported
 BUDGET, QUICK = 1 << 29, 1 << 27  # training images × pairs of pixels, on a CPU
@@ -131,7 +136,7 @@ class Builder:
             return [self.fitted(FITTED[given], net) for net in nets]
         return [self.built(given, name)] * len(nets)
 
-    def fitted(self, kind: type[Smoothed | Patched], network: Score) -> Candidate:
+    def fitted(self, kind: type[Smoothed | Patched | PCALocal], network: Score) -> Candidate:
         """Return a theory with parameters fitted to a network."""
         require(len(self.split.fit) > 0, f"There are too few images to fit {kind.__name__} on some of them.")
         seen = self.split.first(self.limit(kind))

@@ -71,8 +71,8 @@ def explain(
             ``"pca"``), scores under the network's process and in its pixel units, ``Scores`` such as ``V.models(M)``,
             or functions ``(data, process)`` that return a score, such as the classes of :mod:`vkernel.theories`; one of
             these, a list or a dictionary by name. By default all names but ``"nearest"``. The parameters of
-            ``"smoothed"``, ``"local"`` and ``"equivariant"`` are fitted to each network, on images apart from the
-            others.
+            ``"smoothed"``, ``"local"``, ``"equivariant"`` and ``"pca"`` are fitted to each network, on images apart
+            from the others.
         data: the training set; theories are evaluated on its device.
         test: images of the same law that the networks did not see.
         levels, images, samples, steps: noise levels, even in log σ/α; noisy images of each set; samples, and the steps
