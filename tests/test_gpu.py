@@ -151,7 +151,8 @@ def test_patches_are_averaged_in_tiles(borders: str, sigma: float) -> None:
 
 
 def test_patches_that_differ_by_less_than_the_rounding_of_their_logits() -> None:
-    """Near duplicates far from the zero point at very low noise: coarse logits order them by their errors."""
+    """Near duplicates far from the zero point at very low noise: coarse logits order them by their errors. Queries in
+    float64 are evaluated in float64."""
     g = torch.Generator().manual_seed(0)
     near = torch.rand(1, 3, 16, 16, generator=g) + 1e-3 * torch.randn(12, 3, 16, 16, generator=g)
     data, process = vk.Empirical(torch.cat([near, 3 * torch.rand(4, 3, 16, 16, generator=g) - 1])), vk.EDM(eps=1e-5)
@@ -159,4 +160,4 @@ def test_patches_that_differ_by_less_than_the_rounding_of_their_logits() -> None
         x = near[:2].double() + sigma * torch.randn(2, 3, 16, 16, generator=g, dtype=torch.float64)
         here = vk.theories.EquivariantLocal(data, process, k).denoise(x, sigma)
         there = vk.theories.EquivariantLocal(data.to("cuda"), process, k).denoise(x, sigma)
-        assert float((here - there).abs().max()) < 1e-4 * data.spread / data.d**0.5
+        assert float((here - there).abs().max()) < 1e-6 * data.spread / data.d**0.5

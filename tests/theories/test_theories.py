@@ -9,6 +9,7 @@ import torch
 
 import vkernel as vk
 from vkernel.theories import EquivariantLocal, Gaussian, Local, Nearest, PCALocal, Smoothed, Switch
+from vkernel.theories.base import doubt
 
 PROCESS = vk.VP()
 TIMES = (0.02, 0.2, 0.9)
@@ -505,3 +506,14 @@ def test_pca_local_in_float32_is_accurate_in_chunks_of_any_size(sigma, options):
     for memory in (None, 1 << 15):
         found = PCALocal(data, process, **options, memory=memory).denoise(x, sigma).double().flatten(1)
         assert (found - expected).norm(dim=1).max() < 1e-4 * data.spread
+
+
+def test_values_in_reduced_precision_are_in_doubt_beside_certain_weights():
+    """One point has all weight, so that logits do not count; its value is rounded by a product in tf32."""
+    value, one = torch.tensor([[3.0, 9.0]], dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert float(doubt(value, one, 0.1 * one).sqrt()) >= 3 * 2.0**-11
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert float(doubt(value, one, 0.1 * one).sqrt()) < 1e-6

@@ -59,15 +59,12 @@ class EmpiricalScore(DataScore):
         require(good, f"The data have shape {self.data.shape} but Γ acts on {process.shape}.")
         # tr Γ^-1, the precision of the noise in units of 1/sigma²
         self.precision = process.inverse_trace if isinstance(process, Anisotropic) else float(self.data.d)
-
-        def white(data: Empirical) -> Points:
-            return Whitened(data, process) if isinstance(process, Anisotropic) else data
-
+        white = whitened(self.data, process)
         if isinstance(self.data, Sharded):
-            own, first, ranks = white(self.data.own), self.data.first, self.data.ranks
-            self.engine = Engine(own, memory, white(self.data), first, ranks, method)
+            own, first, ranks = whitened(self.data.own, process), self.data.first, self.data.ranks
+            self.engine = Engine(own, memory, white, first, ranks, method)
         else:
-            self.engine = Engine(white(self.data), memory, method=method)
+            self.engine = Engine(white, memory, method=method)
 
     def on(self, data: Data) -> Self:
         return type(self)(data, self.process, self.memory, self.method)
@@ -146,9 +143,8 @@ class EmpiricalScore(DataScore):
         rows, *levels = self._prepare(x, t)
         rows = rows.double()
         alpha, var = (rows.new_full((len(rows),), a) if isinstance(a, float) else a for a in levels)
-        if not bool(
-            ((rows.square().sum(-1) < FARTHEST**2 * var) & (var > 0)).all()
-        ):  # one synchronisation; then the reason
+        good = (rows.square().sum(-1) < FARTHEST**2 * var) & (var > 0)
+        if not bool(good.all()):  # one synchronisation; then the reason
             raise refused(rows, var)
         return Queries(rows, alpha, var)
 
@@ -195,6 +191,11 @@ def refused(rows: Tensor, var: Tensor) -> InputError:
     if not bool((var > 0).all()):
         return InputError("There is no noise at this t (S = 0), hence no score; choose a larger t.")
     return InputError(f"x is more than {FARTHEST:.0e} sigma away: float64 cannot tell the training points apart there.")
+
+
+def whitened(data: Empirical, process: Process) -> Points:
+    """Return the data as points for an engine, under an anisotropic process in whitened coordinates."""
+    return Whitened(data, process) if isinstance(process, Anisotropic) else data
 
 
 class Whitened:

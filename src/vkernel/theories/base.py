@@ -18,8 +18,9 @@ and y less the mean. The rounding error of a logit, a sum of K products, has a s
 \frac{\alpha^2}{\sigma^2} |y|^2 + |\log z|\big)`: partial sums are as large as products of random signs or, of the heavy
 points, :math:`\alpha x \cdot y \approx \sigma^2 \log z + \alpha^2 |y|^2 / 2`. It is independent between points, so that
 the mean is off by :math:`\sum_i r_i \epsilon_i (v_i - m)`, of standard deviation at most :math:`\delta \sqrt{\max r
-\operatorname{tr} \mathrm{Cov}(v|x)}`. Images for which four of these, all pixels together, exceed a tolerance, or
-:math:`\delta > 1`, are evaluated again in float64, or parts of them."""
+\operatorname{tr} \mathrm{Cov}(v|x)}`. The products of weights and values are rounded likewise.
+Images for which four of these errors, all pixels together, exceed a tolerance, or :math:`\delta > 1`, are evaluated
+again in float64, or parts of them."""
 
 from __future__ import annotations
 
@@ -40,9 +41,9 @@ from vkernel.data import Empirical
 from vkernel.posterior import Engine, Points, Posterior, Queries
 from vkernel.posterior.dense import unit_roundoff
 from vkernel.posterior.weights import blocks
-from vkernel.process import Anisotropic, Process
+from vkernel.process import Process
 from vkernel.score.base import DataScore, Time, differentiated
-from vkernel.score.empirical import FARTHEST, Whitened, refused
+from vkernel.score.empirical import FARTHEST, refused, whitened
 
 Data = Empirical | Tensor
 TOLERANCE = 8e-5  # the error of an image in float32 that may remain, of the data's spread
@@ -103,7 +104,7 @@ class Theory(DataScore):
     @property
     def white(self) -> Points:
         """The training points in whitened coordinates, for an engine."""
-        return Whitened(self.data, self.process) if isinstance(self.process, Anisotropic) else self.data
+        return whitened(self.data, self.process)
 
     def points(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the training points in whitened coordinates, ``(k, *shape)`` in float64, and their log weights."""
@@ -187,7 +188,8 @@ def doubt(value: Tensor, peak: Tensor, error: Tensor) -> Tensor:
     mean, square = value[..., :-1], value[..., -1]
     # where nearly all weight is on one point the difference is rounding, and 1 - max r is not
     trace = torch.minimum((square - mean.square().sum(-1)).clamp_min(0), (1 - peak) * 4 * square)
-    return torch.where(error > 1, torch.inf, 16 * error.square() * peak * trace)
+    moved = error.square() * trace + unit_roundoff(value.device) ** 2 * square  # weights and values are rounded too
+    return torch.where(error > 1, torch.inf, 16 * peak * moved)
 
 
 class PosteriorMean(torch.autograd.Function):

@@ -14,8 +14,8 @@ training images.
 Patches are points, so the exact engine evaluates them, separately for each class of places with equal distances; a
 class of a single place, near two borders, is that of ``Local``. There are faster methods:
 :mod:`vkernel.theories.streamed` on a GPU and, for queries in float32 and a few thousand patches or more,
-:mod:`vkernel.theories.blocked` on a CPU, with a bound of the error; the pixels for which the bound exceeds a tolerance
-are evaluated again in float64."""
+:mod:`vkernel.theories.blocked` on a CPU. Both estimate their errors; the pixels of float32 queries for which these
+exceed a tolerance, and all pixels of float64 queries, are evaluated in float64."""
 
 from __future__ import annotations
 
@@ -41,20 +41,21 @@ from vkernel.theories.scale import Scale
 if TYPE_CHECKING:
     from vkernel.theories.streamed import Streamed
 
-TOLERANCE = 5e-5  # of the data's spread per coordinate
-KEPT = 4  # patch sizes whose engines, which hold copies of the data, are kept
+TOLERANCE = 5e-5  # the error of a pixel that may remain for queries in float32, of the data's spread per coordinate
+KEPT = 2  # patch sizes whose engines, which hold copies of the data, are kept
 MANY = 1 << 12  # places of all training images, from which on blocks are faster than the engine on a CPU
 
 
 class PlaceClass:
-    """All patches around places of one class; ``tolerance`` is the error of a pixel that may remain."""
+    """All patches around places of one class, and the methods that average over them. An engine holds copies of its
+    points, so that it gets a ``share`` of the memory."""
 
-    def __init__(self, patches: Patches, memory: int, tolerance: float) -> None:
-        self.patches, self.memory, self.tolerance = patches, memory, tolerance
+    def __init__(self, patches: Patches, memory: int, share: float = 1.0) -> None:
+        self.patches, self.memory, self.share = patches, memory, share
 
     @functools.cached_property
     def engine(self) -> Engine:
-        return Engine(self.patches, self.memory)
+        return Engine(self.patches, max(1 << 24, int(self.share * self.memory)))
 
     @functools.cached_property
     def streamed(self) -> Streamed | None:
@@ -63,13 +64,14 @@ class PlaceClass:
             return None
         from vkernel.theories.streamed import CHANNELS, Streamed
 
-        return Streamed(self.patches) if self.patches.image[0] <= CHANNELS else None
+        return Streamed(self.patches, self.memory) if self.patches.image[0] <= CHANNELS else None
 
-    def mean(self, x: Tensor, alpha: Tensor, var: Tensor) -> Tensor:
-        """Return the estimates of the middle pixels of patches ``x (B, d)``, ``(B, C)``."""
+    def mean(self, x: Tensor, alpha: Tensor, var: Tensor, tolerance: float) -> Tensor:
+        """Return the estimates of the middle pixels of patches ``x (B, d)``, ``(B, C)``; ``tolerance`` is the error
+        that may remain, 0 for float64."""
         if self.streamed is None or differentiated(x):
             return posterior_mean(self.engine, x, alpha, var)[:, self.patches.middle]
-        return self.streamed(x, alpha, var, self.tolerance)
+        return self.streamed(x, alpha, var, tolerance)
 
 
 class EquivariantLocal(Patched):
@@ -100,13 +102,13 @@ class EquivariantLocal(Patched):
             return self.same_place.patch_mean(x, alpha, var, k)
         if self.device.type == "cpu" and self.data.n * height * width >= MANY and x.dtype != torch.float64:
             return self._blocked_mean(x, alpha, var, k)
-        x = x.double()
+        x, tolerance = x.double(), 0.0 if x.dtype == torch.float64 else self.tolerance
         found = self.same_place.patch_mean(x, alpha, var, k) if self.borders == "zeros" else torch.empty_like(x)
         for kind in self._classes(k):
             patches = kind.patches
             a, v = (level.repeat_interleave(patches.places) for level in (alpha, var))
-            mean = kind.mean(patches.windows(x), a, v).reshape(len(x), patches.y.count, patches.x.count, -1)
-            found[:, :, *patches.area] = mean.permute(0, 3, 1, 2)
+            mean = kind.mean(patches.windows(x), a, v, tolerance)
+            found[:, :, *patches.area] = mean.reshape(len(x), patches.y.count, patches.x.count, -1).permute(0, 3, 1, 2)
         return found
 
     def _blocked_mean(self, x: Tensor, alpha: Tensor, var: Tensor, k: int) -> Tensor:
@@ -118,16 +120,20 @@ class EquivariantLocal(Patched):
             mean, error = torch.where(error.isnan()[:, None], turned, mean), torch.where(error.isnan(), bound, error)
             same = self.same_place.patch_mean(given, alpha, var, k)
             mean, error = torch.where(error.isnan()[:, None], same, mean), error.nan_to_num(0.0, torch.inf)
-        tolerance = TOLERANCE * self.data.spread / math.sqrt(self.data.d)
-        for kind in self._classes(k) if bool((error > tolerance).any()) else ():
+        for kind in self._classes(k) if bool((error > self.tolerance).any()) else ():
             patches, places = kind.patches, kind.patches.area
-            again = (error[:, *places] > tolerance).flatten().nonzero().flatten()
+            again = (error[:, *places] > self.tolerance).flatten().nonzero().flatten()
             if len(again):
                 image = again // patches.places
                 found = patches.mean(patches.windows(x)[again], alpha[image], var[image])
                 part = mean[:, :, *places].permute(0, 2, 3, 1)
                 part[image, again % patches.places // patches.x.count, again % patches.x.count] = found
         return mean
+
+    @property
+    def tolerance(self) -> float:
+        """The error of a pixel that may remain for queries in float32."""
+        return TOLERANCE * self.data.spread / math.sqrt(self.data.d)
 
     @functools.cached_property
     def same_place(self) -> Local:
@@ -138,8 +144,8 @@ class EquivariantLocal(Patched):
         """Return the patches of all classes of several places (of a single one this theory is :class:`Local`); those
         of a few k are kept."""
         if k not in self._made:
-            for oldest in list(self._made)[: len(self._made) - KEPT + 1]:
-                del self._made[oldest]
+            if len(self._made) == KEPT:
+                del self._made[next(iter(self._made))]
             self._made[k] = self._make(k)
         return self._made[k]
 
@@ -151,5 +157,5 @@ class EquivariantLocal(Patched):
         else:
             kinds = itertools.product(Span.of(height, half), Span.of(width, half))
             sets = [Patches(self.white, self.image, *kind, 0) for kind in kinds if kind[0].count * kind[1].count > 1]
-        total, tolerance = sum(s.n * s.d for s in sets), TOLERANCE * self.data.spread / math.sqrt(self.data.d)
-        return [PlaceClass(s, max(1 << 24, self.memory * s.n * s.d // total), tolerance) for s in sets]
+        total = sum(s.n * s.d for s in sets)
+        return [PlaceClass(s, self.memory, s.n * s.d / total) for s in sets]

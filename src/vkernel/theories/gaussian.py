@@ -51,9 +51,8 @@ class Gaussian(Theory):
                 product += rows.mT @ rows
             variances, vectors = torch.linalg.eigh(product)
         most = min(n - 1, d) if rank is None else min(rank, n - 1, d)
-        kept = (variances > 1e-14 * variances[-1]) & (torch.arange(len(variances)) >= len(variances) - most).to(
-            self.device
-        )
+        kept = variances > 1e-14 * variances[-1]
+        kept[: len(kept) - most] = False
         self.variances, axes = variances[kept], vectors[:, kept].mT
         self.axes = (axes @ rows) / self.variances.sqrt()[:, None] if n < d else axes
 

@@ -16,8 +16,8 @@ from vkernel.core.errors import require
 from vkernel.data import Empirical
 from vkernel.posterior import Engine, Queries
 from vkernel.posterior.weights import blocks
-from vkernel.process import Anisotropic, Process
-from vkernel.score.empirical import Whitened
+from vkernel.process import Process
+from vkernel.score.empirical import whitened
 from vkernel.theories.base import Data, Theory, posterior_mean
 
 
@@ -39,7 +39,7 @@ class Nearest(Theory):
         # of unequal weights the engine would find the heaviest points, not the nearest
         even = self.data.segment(0, self.data.n, torch.full_like(weights, 1 / self.data.n))
         kept = self.data if self.exact or bool((weights == weights[0]).all()) else even
-        self.kept = Whitened(kept, process) if isinstance(process, Anisotropic) else kept
+        self.kept = whitened(kept, process)
         self.engine = Engine(self.kept, self.memory)
 
     @property

@@ -17,8 +17,8 @@ queries, the second sums. The mean is then off by :math:`\sum_i r_i \epsilon_i (
 :math:`\delta \sqrt{\max r \operatorname{tr} \mathrm{Cov}(v|x)}` with :math:`\max r = 1/z` and the posterior's own
 :math:`E|y_i - o|^2`. Where four of these exceed the tolerance by a factor :math:`\rho`, the shares of the points whose
 largest weight is above :math:`\max r / 2\rho^2` are evaluated again in float64; the others have an error within the
-tolerance. Where :math:`\delta` itself is large, at very low noise, weights are unknown, and so are all shares whose
-largest logit could be within 45 powers of 2 of the largest."""
+tolerance. Where :math:`\delta` itself is large, at very low noise, weights are unknown, and all shares whose largest
+logit could be within 45 powers of 2 of the largest are evaluated again; so they are if the tolerance is 0."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,import-not-found,import-untyped,untyped-decorator"
 
@@ -39,10 +39,11 @@ from vkernel.posterior.weights import LIGHT, blocks
 from vkernel.theories.patches import Patches
 
 MIDDLE, TOP = 128, 1024.0  # the stored byte that is 0; the largest number of a query, far from fp16's smallest
-CHUNK = 1 << 29  # fp16 numbers of patches at once
+CHUNK = 1 << 29  # fp16 numbers of patches at once, if the memory allows
 PROGRAMS, LEAST, SHARE = 528, 4096, 1 << 16  # programs that fill a GPU; points for each, at least and at most
 LOG2E = 1 / math.log(2)
-LOGITS, SUMS = 1 << 27, 1 << 29  # in float64, and sums over shares, at once
+LOGITS, SUMS = 1 << 27, 1 << 29  # in float64, and sums over shares, at once, if the memory allows
+BYTES = 32  # for each of these numbers, intermediate results included
 CHANNELS = 4  # at most
 ROUGH = 0.5  # the error of logits from which on weights are unknown
 ERRORS, REST = 12.0, 45.0  # errors between two logits, and powers of 2, beyond which a point has no weight
@@ -134,10 +135,11 @@ def _average(q_high, q_low, y_high, y_low, half, log_w, gain, slope, value, out,
 
 
 class Streamed:
-    """The average of the middle pixels of all patches of one class of places."""
+    """The average of the middle pixels of all patches of one class of places, within about ``memory`` bytes."""
 
-    def __init__(self, patches: Patches) -> None:
+    def __init__(self, patches: Patches, memory: int) -> None:
         self.patches, data = patches, patches.images
+        self.chunk, self.logits, self.sums = (min(most, memory // BYTES) for most in (CHUNK, LOGITS, SUMS))
         self.width = 32 * -(-patches.d // 32) if patches.d <= 64 else 64 * -(-patches.d // 64)
         self.weighted = bool((data.weights != data.weights[0]).any())
         self.bytes = data.storage if isinstance(data, Empirical) and data.stored == "uint8" else None
@@ -153,7 +155,7 @@ class Streamed:
     def _images(self) -> Iterator[Tensor]:
         """Yield parts of the images, ``(k, C, H, W)``: bytes as they are stored, or values."""
         data, (channels, height, width) = self.patches.images, self.patches.image
-        step = max(1, CHUNK // (self.patches.places * self.width))
+        step = max(1, self.chunk // (self.patches.places * self.width))
         for start in range(0, data.n, step):
             stop = min(start + step, data.n)
             rows = data.rows(start, stop) if self.bytes is None else self.bytes[start:stop]
@@ -166,13 +168,13 @@ class Streamed:
             yield self.patches.windows(images.half() - MIDDLE if exact else (images.double() - self.zero) / self.step)
 
     def __call__(self, x: Tensor, alpha: Tensor, var: Tensor, tolerance: float) -> Tensor:
-        """Return the mean of the middle pixels for queries ``x (B, d)``, ``(B, C)`` in float64."""
+        """Return the mean of the middle pixels for queries ``x (B, d)``, ``(B, C)`` in float64, with errors within the
+        ``tolerance``."""
         x, var = (x - alpha[:, None] * self.zero) / self.step, var / self.step**2
-        at_once, found = max(1, SUMS * SHARE // (8 * self.patches.n)), []
-        for some in blocks(len(x), at_once):
-            found.append(
-                self._mean(SplitQueries.of(x[some], alpha[some], var[some], self.width), tolerance / self.step)
-            )
+        found = []
+        for some in blocks(len(x), self.sums * SHARE // (8 * self.patches.n)):
+            queries = SplitQueries.of(x[some], alpha[some], var[some], self.width)
+            found.append(self._mean(queries, tolerance / self.step))
         return torch.cat(found, 1).mT * self.step + self.zero
 
     def _mean(self, q: SplitQueries, tolerance: float) -> Tensor:
@@ -181,7 +183,7 @@ class Streamed:
         shares = self._sums(q, share, tile)
         sums = merged(shares)
         delta, error = self._error(q, sums)
-        mean, excess, rough = sums[4:] / sums[1], error / tolerance, delta > ROUGH
+        mean, excess, rough = sums[4:] / sums[1], error / tolerance, (delta > ROUGH) | (tolerance == 0)
         margin = torch.where(rough, ERRORS * LOG2E * delta + REST, 2 * excess.log2() + 1)
         coarse = (rough | (excess > 1)).nonzero().flatten()
         if len(coarse):
@@ -239,7 +241,8 @@ class Streamed:
         shares, at, first = torch.cat([shares[:, :2], shares[:, 4:]], 1).double(), 0, 0
         for cut in self._cut():
             for y in cut.split(share):
-                for some in heavy[at].nonzero().flatten().split(max(1, LOGITS // len(y))):
+                which = heavy[at].nonzero().flatten()
+                for some in which.split(max(1, self.logits // len(y))) if len(which) else ():
                     shares[at, :, some] = self._exact(q.x[some], q.alpha[some], q.var[some], y.double(), first)
                 at, first = at + 1, first + len(y)
         sums = merged(shares)
@@ -257,7 +260,7 @@ class Streamed:
 
 @dataclass(frozen=True)
 class SplitQueries:
-    """SplitQueries in steps from the zero point, in float64 and as a kernel reads them: a sum of two fp16 numbers."""
+    """Queries in steps from the zero point, in float64 and as a kernel reads them: a sum of two fp16 numbers."""
 
     x: Tensor
     alpha: Tensor
