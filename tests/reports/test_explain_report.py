@@ -31,7 +31,7 @@ def test_the_verdict_names_theories_by_range_of_noise_levels():
     assert re.search(r"at σ/α = 0.5 the PCA-local theory explains it best, R²_G = 0.70 \(0.65 to 0.75\)", words)
     assert "at σ/α = 2 the local theory (LS) does, R²_G = 0.70 (0.65 to 0.75)." in words
     assert "At σ/α = 0.1 none does well: the best there, the PCA-local theory, has only R²_G = 0.30" in words
-    assert "at σ/α = 8 none is better than the Gaussian theory, whose own R² is 0.90 there." in words
+    assert "at σ/α = 8 none is clearly better than the Gaussian theory, whose own R² is 0.90 there." in words
     assert "samples of the PCA-local theory are most like its own: median r² 0.60 (0.50 to 0.70)" in words
     assert "held-out images" in words
     assert "ceiling" not in words
@@ -62,7 +62,7 @@ def test_without_held_out_images_the_verdict_is_on_training_images():
 def test_where_no_theory_does_well_the_text_says_so():
     e = explanation(NOTHING)
     assert "no theory explains it well at any of the 4 noise levels" in verdict(e, "net")
-    assert "At σ/α = 0.1 … 8 none is better than the Gaussian theory" in verdict(e, "net")
+    assert "At σ/α = 0.1 … 8 none is clearly better than the Gaussian theory" in verdict(e, "net")
     assert not any(cell.startswith("*") for grid in tables(e, "net") for row in grid.rows for cell in row)
     alone = verdict(explanation({}), "net")
     assert "with the Gaussian theory alone, whose R² is 0.90 on held-out images" in alone
@@ -97,7 +97,23 @@ def test_r2_of_the_gaussian_theory_follows_from_any_other():
 
 def test_the_text_says_how_many_training_images_each_theory_saw():
     line = compared(explanation(GAINS))[0]
-    assert "all 600 (Gaussian); 100 (local (LS), PCA-local), of 600" in line
+    assert "all 600 (Gaussian); 100 (local (LS), PCA-local), of 600: with all of them" in line
+    e = explanation(GAINS, ("class 0", "class 1"))  # of a conditional network: theories of all images of a class
+    own = e.denoising.assign_coords(available=("network", [100, 600]))
+    own.points[0] = 100
+    assert (
+        "all 100 … 600 (Gaussian); 100 (local (LS), PCA-local), of 100 … 600:" in compared(replace(e, denoising=own))[0]
+    )
+    own = own.isel(theory=[0])
+    assert compared(replace(e, denoising=own))[0].endswith("was built from: all 100 … 600 (Gaussian).")
+
+
+def test_a_floor_of_fewer_images_may_be_low_for_want_of_images():
+    e = explanation(GAINS)
+    assert not any("too few" in line for line in details(e, "net"))
+    few = e.denoising.assign_coords(points_elsewhere=e.denoising.points - 40)
+    lines = details(replace(e, denoising=few), "net")
+    assert any(line.endswith("or the held-out images are too few (60 in place of 100).") for line in lines)
 
 
 def test_levels_without_a_number_are_left_out():

@@ -36,6 +36,7 @@ def explanation(
     points = [[600 if name == "gaussian" else 100 for name in names]] * len(networks)
     coords: dict[str, Any] = {"network": list(networks), "theory": names, "images": images}
     coords |= {"about": (dims[:2], about), "points": (dims[:2], points), "points_elsewhere": (dims[:2], points)}
+    coords["available"] = ("network", [600] * len(networks))
     coords["partner"] = ("network", [networks[1 - k] if several and k < 2 else "" for k in range(len(networks))])
     level = {"ratio": (("network", "level"), np.tile(RATIOS, (len(networks), 1)))}
     denoising = xarray.Dataset(numbers, coords | level | {"t": level["ratio"]})

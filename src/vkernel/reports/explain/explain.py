@@ -62,7 +62,11 @@ def explain(
     seed: int = 0,
     progress: Progress = False,
 ) -> Explanation:
-    """Measure how well theories predict the denoisers and the samples of networks.
+    r"""Measure how well theories predict the denoisers and the samples of networks.
+
+    At each noise level the network's denoiser D and the theory's :math:`D_{th}` are compared on the same noisy images:
+    :math:`R^2` and the gain over the Gaussian theory, :math:`R^2_G = 1 - \sum |D - D_{th}|^2 / \sum |D - D_G|^2`, with
+    floors and a ceiling (:mod:`vkernel.reports.explain.result`). Samples start at the same noise.
 
     Args:
         networks: as for ``vk.audit``: a score, several as ``Scores``, a diffusers folder, a function ``(x,
@@ -75,12 +79,23 @@ def explain(
             from the others.
         data: the training set; theories are evaluated on its device.
         test: images of the same law that the networks did not see.
+        process: that of networks which are functions.
         levels, images, samples, steps: noise levels, even in log σ/α; noisy images of each set; samples, and the steps
             of their sampler. The defaults are those of :class:`Sizes`, smaller ones with ``quick``.
         train: the number of training images that theories of pixels see, by default all on a GPU and as many as are
             affordable on a CPU; the result holds the number for each theory.
         labels, test_labels: the classes of the images. Class-conditional networks ``net(x, time, labels)`` are then
-            compared in every class with theories of its images."""
+            compared in every class with theories of its images.
+        quick: whether to use smaller sizes, and fewer training images for theories of pixels on a CPU.
+        seed: of images, noise and starts of samples.
+
+    >>> import vkernel as vk
+    >>> images = vk.data.toy("digits")[:60].reshape(-1, 8, 8)
+    >>> network = vk.theories.Smoothed(images[:40], vk.VP(), h=0.2)  # or a trained one
+    >>> found = vk.explain(network, ["exact", "gaussian"], images[:40], images[40:], levels=2, images=4, samples=2)
+    >>> found.denoising.gain.dims
+    ('network', 'theory', 'images', 'level')
+    """
     began = time.monotonic()
     if data is None:
         raise InputError("Give data=, the training set of the networks.")
@@ -198,7 +213,8 @@ class Group:
         for kind, x0 in self.builder.split.verdict.items():
             keys = rng.keys((len(self.times), 1, len(x0)), g, x0.device)
             sets[kind] = NoisyImages(self.builder.process, self.times, x0, keys)
-        return denoising(self.nets, self._chosen(names), self.builder.gaussian, sets, step)
+        found = denoising(self.nets, self._chosen(names), self.builder.gaussian, sets, step)
+        return {name: ds.assign_coords(available=self.builder.split.data.n) for name, ds in found.items()}
 
     def samples(self, names: Iterable[str], step: Reporter) -> dict[str, tuple[xarray.Dataset, dict[str, Tensor]]]:
         """Compare samples."""

@@ -166,6 +166,9 @@ def details(e: Explanation, network: str) -> list[str]:
     given = {"images": images, "found": answers(levels), "trained": answers(trained), "copying": copying, "own": own}
     given |= {"specific": where(own_images, levels)}
     given |= {"general": where([one for one in good if one not in own_images], levels)}
+    built = e.denoising.sel(network=network, theory=list(dict.fromkeys(one.theory for one in own_images)))
+    sizes = zip(built.points_elsewhere.values.tolist(), built.points.values.tolist(), strict=True)
+    given["fewer"] = sorted({(few, many) for few, many in sizes if few < many})
     best = [one for one in levels if one.grade == "explains"]
     given["ties"] = {n: where([one for one in best if n in one.ties], levels) for n in e.theories}
     words = (text(block, network=network, **given) for block in ("ties", "on_training", "floor", "copies"))
@@ -174,11 +177,20 @@ def details(e: Explanation, network: str) -> list[str]:
 
 def compared(e: Explanation) -> list[str]:
     """Return what was compared: images, levels and samples, the training images of each theory, and notes."""
-    points: dict[int, list[str]] = {}
+    points: dict[tuple[str, bool], list[str]] = {}
+    available = e.denoising.available.values
     for name in e.theories:
-        for count in {int(count) for count in e.denoising.points.sel(theory=name).values if count}:
-            points.setdefault(count, []).append(title(name))
-    return [text("compared", e=e, points=dict(sorted(points.items(), reverse=True))), *e.notes]
+        counts = e.denoising.points.sel(theory=name).values
+        if counts.any():
+            points.setdefault((_whole(counts), bool((counts >= available).all())), []).append(title(name))
+    points = dict(sorted(points.items(), key=lambda item: not item[0][1]))
+    part = not all(whole for _, whole in points)
+    return [text("compared", e=e, points=points, part=part, available=_whole(available)), *e.notes]
+
+
+def _whole(counts: np.ndarray) -> str:
+    """Return the range of whole numbers, "100" or "100 … 200"."""
+    return " … ".join(dict.fromkeys(f"{int(end):,}" for end in (counts.min(), counts.max())))
 
 
 def sentences(e: Explanation) -> list[str]:
@@ -215,7 +227,8 @@ def _samples(e: Explanation, network: str) -> Grid:
     rows = [tuple(heads.values()), (network, "", _cell(_estimate(ds, "ceiling")), *_of_samples(ds, "own_"))]
     for name in e.theories:
         own = ds.sel(theory=name)
-        rows.append((title(name), f"{int(own.points):,}", _cell(_estimate(own, "r2")), *_of_samples(own)))
+        built = f"{int(own.points):,}" if own.points else "–"
+        rows.append((title(name), built, _cell(_estimate(own, "r2")), *_of_samples(own)))
     known = [k for k, column in enumerate(zip(*rows[1:], strict=True)) if set(column) != {"–"}]
     kept = tuple(tuple(row[k] for k in known) for row in rows)
     return Grid(text("samples_title", network=network, e=e), text("samples_note", e=e), kept)

@@ -60,15 +60,16 @@ class Explanation:
     ``denoising`` has the dimensions ``network, theory, images, level``; ``images`` are "training" and, with a test set,
     "held-out". Variables: ``r2``, ``gain``, ``elsewhere`` with intervals, ``permuted``; ``ceiling (network, images,
     level)``. Coordinates: ``ratio`` and ``t (network, level)``, σ/α and the time; ``partner (network)``, the network of
-    the ceiling, or ""; ``points``, ``points_elsewhere``, ``about (network, theory)``: the number of training images of
-    the theory, that of the held-out images of ``elsewhere``, and its parameters, such as "k = 3 … 15".
+    the ceiling, or ""; ``available (network)``, the number of its training images (those of its class); ``points``,
+    ``points_elsewhere``, ``about (network, theory)``: the number of training images that the theory was built from (0
+    if it is not built on data), that of the held-out images of ``elsewhere``, and its parameters, such as "k = 3 … 15".
 
     ``samples`` has the dimensions ``network, theory``. Samples of the network and of the theory begin at the same noise
     and take the same steps: ``r2`` (with interval), the median over samples of the squared correlation of pixels;
     ``permuted`` and ``elsewhere`` (with interval), its floors; ``ceiling (network)`` (with interval). ``copies``, the
     share of copies of training images, ``frechet`` and ``kernel``, distances to held-out images (all with intervals),
-    and ``seconds`` for one sample; the same of the network itself, ``own_copies (network)`` and so on. Coordinates as
-    above.
+    and ``seconds`` for one sample; the same of the network itself, ``own_copies (network)`` and so on. The
+    coordinates ``partner``, ``points``, ``points_elsewhere`` and ``about`` are as above.
 
     What could not be measured is NaN. ``pictures[network][name]`` are final images ``(P, *shape)`` of the network and
     of each theory from the same noise, in the network's pixel units, ``ranges[network]``."""
