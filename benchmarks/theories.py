@@ -2,10 +2,10 @@
 
 ``python -m benchmarks.theories [--device cpu|cuda] [--quick]``, or ``python -m benchmarks --only theories``. The known
 method for :class:`~vkernel.theories.EquivariantLocal` makes all k×k training patches the filters of one float32
-convolution and keeps a running softmax over chunks of filters. It sees the places where the whole patch lies inside the
-image; the theory, whose times are whole calls of ``denoise``, also evaluates those at the borders. The known method
-takes a time in proportion to the number of training images; it is timed on a part of them and scaled. Errors are those
-of the worst of some pixels, against all patches in float64, in units of the pixels' standard deviation.
+convolution and keeps a running softmax over chunks of filters. It evaluates the places where the whole patch lies
+inside the image; the theory, whose times are whole calls of ``denoise``, also evaluates those at the borders. The known
+method takes a time in proportion to the number of training images; it is timed on a part of them and scaled. Errors are
+those of the worst of some pixels, against all patches in float64, in units of the pixels' standard deviation.
 """
 
 from __future__ import annotations

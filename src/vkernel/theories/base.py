@@ -85,7 +85,7 @@ class Theory(DataScore):
         return self.process.whiten(s.reshape(x.shape)).to(x.device, x.dtype)
 
     def residual(self, x: Tensor, alpha: Tensor, var: Tensor) -> Tensor:
-        r"""Return :math:`\alpha m - x`; theories that know it without cancellation override it."""
+        r"""Return :math:`\alpha m - x`; theories override it if they have it without cancellation."""
         return over_event(alpha, self.shape) * self.mean(x, alpha, var) - x
 
     def _rows(self, x: Tensor, t: Time) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -121,14 +121,18 @@ class Theory(DataScore):
         self, step: int, dtype: torch.dtype, arrange: Callable[[Tensor], Tensor]
     ) -> Iterable[tuple[Tensor, Tensor]]:
         """Return ``arrange(y - mean)``, contiguous, and the log weights of the training points, in parts of ``step``.
-        In float32 they are kept between calls if they fit into half of the memory."""
+        In float32 they are kept between calls if they fit into half of the memory and into an eighth of what is free:
+        several theories may keep theirs."""
         parts = (
             (arrange(y.flatten(1) - self.center).to(dtype).contiguous(), log_w.to(dtype))
             for y, log_w in self.points(step)
         )
-        if dtype == torch.float64 or 16 * self.data.n * self.data.d > self.memory:
+        if dtype == torch.float64:
             return parts
         if self._kept[0] != step:
+            self._kept = 0, []  # frees those of another step
+            if 16 * self.data.n * self.data.d > min(self.memory, free_memory(self.device) // 4):
+                return parts
             self._kept = step, list(parts)
         return self._kept[1]
 

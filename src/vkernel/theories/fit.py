@@ -2,7 +2,7 @@ r"""Least squares between a network's denoiser and a theory's, by noise level.
 
 At each level the parameter minimises :math:`\sum |D - m|^2` between the network's denoiser D and the theory's m, on
 noised images that must not be those of a later verdict; a few images suffice. Of candidates whose errors differ by
-rounding the first counts. The network is evaluated once at each level, and all candidates see the same noisy images.
+rounding the first counts. The network is evaluated once at each level, all candidates on the same noisy images.
 
 Candidates are halved (Jamieson and Talwalkar 2016): at each level all of them are evaluated on an eighth of the images,
 the better half on a quarter, and so on; the last two on all images."""

@@ -1,8 +1,8 @@
 """The theories that networks are compared with: by name, as they are, or as functions of data and process.
 
 A name builds the theory in the network's pixel units and under its process; k of ``local`` and ``equivariant``, h of
-``smoothed`` and the threshold of ``pca`` are fitted to the network. On a CPU theories of pixels see a part of the
-training images: their cost is that of n images times the pairs of pixels that are compared."""
+``smoothed`` and the threshold of ``pca`` are fitted to the network. On a CPU theories of pixels are built from a
+part of the training images: their cost is in proportion to n times the pairs of pixels that are compared."""
 
 from __future__ import annotations
 
@@ -139,8 +139,8 @@ class Builder:
     def fitted(self, kind: type[Smoothed | Patched | PCALocal], network: Score) -> Candidate:
         """Return a theory with parameters fitted to a network."""
         require(len(self.split.fit) > 0, f"There are too few images to fit {kind.__name__} on some of them.")
-        seen = self.split.first(self.limit(kind))
-        return self.with_elsewhere(kind.fit(network, seen, self.split.fit, levels=self.ratios, seed=self.seed))
+        data = self.split.first(self.limit(kind))
+        return self.with_elsewhere(kind.fit(network, data, self.split.fit, levels=self.ratios, seed=self.seed))
 
     def built(self, given: Given, name: str) -> Candidate:
         """Return a theory that does not depend on the network."""
@@ -169,7 +169,7 @@ class Builder:
         return score
 
     def limit(self, kind: type[Score]) -> int:
-        """Return how many training images a kind of theory sees."""
+        """Return how many training images a kind of theory is built from."""
         data = self.split.data
         if not issubclass(kind, Patched | PCALocal) or (self.train is None and data.device.type != "cpu"):
             return data.n

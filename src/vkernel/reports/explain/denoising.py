@@ -3,7 +3,7 @@ r"""How well theories predict the denoisers of networks on noisy images, by nois
 Each quantity is one less a ratio of sums over images, with the jackknife's interval
 (:func:`vkernel.core.estimate.ratio_of_sums`). Images on which a network is not finite are left out. A sum that is
 rounding is zero, and nothing is known where it is the denominator. Of ``Scores`` squared errors are averaged over
-members. All networks of a group see the same noisy images."""
+members. All networks of a group are evaluated on the same noisy images."""
 
 from __future__ import annotations
 

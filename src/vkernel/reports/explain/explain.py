@@ -1,7 +1,8 @@
 """Which closed-form theory explains a network: the comparison of networks with theories, in denoising and in samples.
 
-Networks of one process, pixel range, class and time input see the same noisy images and start samples at the same noise
-(:func:`vkernel.reports.audit.group.alike`); theories are built in their pixel units."""
+Networks of one process, pixel range, class and time input form a group (:func:`vkernel.reports.audit.group.alike`):
+they are evaluated on the same noisy images, and their samples start at the same noise. Theories are built in their
+pixel units."""
 
 from __future__ import annotations
 
@@ -78,12 +79,12 @@ def explain(
             ``"smoothed"``, ``"local"``, ``"equivariant"`` and ``"pca"`` are fitted to each network, on images apart
             from the others.
         data: the training set; theories are evaluated on its device.
-        test: images of the same law that the networks did not see.
+        test: images of the same law that the networks were not trained on.
         process: that of networks which are functions.
         levels, images, samples, steps: noise levels, even in log σ/α; noisy images of each set; samples, and the steps
             of their sampler. The defaults are those of :class:`Sizes`, smaller ones with ``quick``.
-        train: the number of training images that theories of pixels see, by default all on a GPU and as many as are
-            affordable on a CPU; the result holds the number for each theory.
+        train: the number of training images that theories of pixels are built from, by default all on a GPU and as many
+            as are affordable on a CPU; the result holds the number for each theory.
         labels, test_labels: the classes of the images. Class-conditional networks ``net(x, time, labels)`` are then
             compared in every class with theories of its images.
         quick: whether to use smaller sizes, and fewer training images for theories of pixels on a CPU.
@@ -173,7 +174,7 @@ def _joined(nets: Sequence[Wrapped], tables: Sequence[xarray.Dataset]) -> xarray
 
 @dataclass(eq=False)
 class Group:
-    """Networks that see the same noisy images, theories for each of them by network and name, and their images."""
+    """Networks that are evaluated on the same noisy images, and theories for each of them, by network and name."""
 
     nets: list[Wrapped]
     builder: Builder

@@ -14,10 +14,10 @@ from vkernel.data import Empirical
 @dataclass(frozen=True, eq=False)
 class Split:
     """Images in the units of a network: ``verdict["training"]``, ``verdict["held-out"]``, ``fit`` (of both sets) and
-    ``rest``, held-out images for theories that do not know the training set.
+    ``rest``, held-out images for theories without the training set.
 
-    ``order`` is a random order of the training images ``data``. A theory of N images sees the first N, among them those
-    of the verdict: "training" images are known to the network and to the theory."""
+    ``order`` is a random order of the training images ``data``. A theory of N images is built from the first N,
+    among them those of the verdict: "training" images belong to the training sets of network and theory."""
 
     data: Empirical
     order: Tensor

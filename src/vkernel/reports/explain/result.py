@@ -8,9 +8,9 @@ and sums over noisy images,
           \mathrm{ceiling} = 1 - \frac{\tfrac12 \sum |D - D'|^2}{\sum |D - D_G|^2} .
 
 :math:`\bar D` is the mean of D over images: blur alone has a large :math:`R^2`, but no gain. D' is another network of
-the same process, the most similar one, and the ceiling is the gain of the mean over trainings. Two floors are gains of
-a theory that does not know the image (``permuted``: :math:`D_{th}` of another image) or does not know the training set
-(``elsewhere``: the same theory, built on as many held-out images, or on all if there are fewer)."""
+the same process, the most similar one, and the ceiling is the gain of the mean over trainings. Two floors are gains
+without the image (``permuted``: :math:`D_{th}` of another image) and without the training set (``elsewhere``: the same
+theory, built on as many held-out images, or on all if there are fewer)."""
 
 from __future__ import annotations
 
