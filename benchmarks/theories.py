@@ -92,7 +92,8 @@ class Problem:
     def images(self) -> Tensor:
         return self.data[:].float()
 
-    def pixels(self, k: int) -> list[tuple[int, int]]:
+    @property
+    def pixels(self) -> list[tuple[int, int]]:
         """One pixel inside, one at a border."""
         _, height, width = self.data.shape
         return [(height // 2, width // 2), (0, width // 2)]
@@ -114,7 +115,7 @@ def rows(problem: Problem, sizes: tuple[int, ...], sigmas: tuple[float, ...], re
             ours, mean = once(lambda x=x, s=sigma, t=theory: t.denoise(x, s), device)
             known *= n / problem.part
             worst = bad = 0.0
-            for r, c in problem.pixels(k):
+            for r, c in problem.pixels:
                 truth = exact(problem.images, x, sigma, k, r, c)
                 worst = max(worst, float((mean[:, :, r, c].double() - truth).abs().max()) / problem.std)
                 if half <= min(r, c) and max(r, c) < data.shape[-1] - half:

@@ -161,3 +161,21 @@ def test_patches_that_differ_by_less_than_the_rounding_of_their_logits() -> None
         here = vk.theories.EquivariantLocal(data, process, k).denoise(x, sigma)
         there = vk.theories.EquivariantLocal(data.to("cuda"), process, k).denoise(x, sigma)
         assert float((here - there).abs().max()) < 1e-6 * data.spread / data.d**0.5
+
+
+def test_an_explanation_on_a_gpu_is_that_on_a_cpu() -> None:
+    digits, process = vk.data.toy("digits")[:150].reshape(-1, 8, 8).float(), vk.VP()
+    sets = vk.Empirical(digits[:100]), vk.Empirical(digits[100:])
+    network = vk.theories.Switch(
+        vk.theories.Gaussian(sets[0], process), vk.theories.Local(sets[0], process, 3), at=1.0, width=0.5
+    )
+    sizes = {"levels": 3, "images": 6, "samples": 8, "steps": 8}
+    here = vk.explain(network, None, *sets, **sizes)
+    there = vk.explain(network, None, *(data.to("cuda") for data in sets), **sizes)
+    assert there.denoising.about.values.tolist() == here.denoising.about.values.tolist()
+    for name in ("r2", "gain", "elsewhere"):
+        a, b = (torch.as_tensor(found.denoising[name].values) for found in (here, there))
+        assert torch.allclose(a, b, rtol=1e-2, atol=1e-2, equal_nan=True)
+    for name in ("r2", "copies"):
+        a, b = (torch.as_tensor(found.samples[name].values) for found in (here, there))
+        assert torch.allclose(a, b, atol=0.15, equal_nan=True)

@@ -21,16 +21,8 @@ from vkernel.plots import base
 from vkernel.plots.base import DOT, Curves, Names, Notes, Several, Size, Values, array, ink, lines, styled
 
 __all__ = ["end_images", "fraction_maps", "image_row", "image_rows", "law_grid", "law_panels", "line_maps"]
-__all__ += [
-    "member_laws",
-    "pairs",
-    "path_maps",
-    "plane_laws",
-    "scatter_pairs",
-    "single_laws",
-    "thumbnails",
-    "variance_panels",
-]
+__all__ += ["member_laws", "pairs", "path_maps", "plane_laws", "scatter_pairs", "single_laws", "thumbnails"]
+__all__ += ["variance_panels"]
 Limits = tuple[float, float] | None
 Paths = Sequence[np.ndarray]
 Laws = Mapping[str, Several]

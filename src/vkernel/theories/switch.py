@@ -3,9 +3,9 @@ r"""One theory at high noise and another one at low noise.
 .. math:: m = (1 - w)\, m_A + w\, m_B, \qquad w = \frac{1}{1 + (r/r_0)^{1/\mathrm{width}}}, \quad r = \sigma/\alpha,
 
 with A ``above`` the ratio :math:`r_0` = ``at`` and B ``below``; ``width`` is in units of log r, and 0 is a jump, B at
-:math:`r \le r_0`. Trained networks are close to the Gaussian theory at high noise (Wang and Vastola 2024), and training
-with the exact target changes little at most noise levels (Bertrand et al. 2025). Samplers place a time at the jump, so
-that no step crosses it."""
+:math:`r \le r_0`. Trained networks are close to the Gaussian theory at high noise (Wang and Vastola 2024), and
+depart from the exact score in certain ranges of noise (Bertrand et al. 2025). Samplers place a time at the jump, so
+that no step crosses it, unless all times are given."""
 
 from __future__ import annotations
 

@@ -285,7 +285,8 @@ def screen(e: Explanation) -> list[Text | Table]:
     lines: list[Text | Table] = []
     for name in e.networks:
         lines += [Text(verdict(e, name), "bold"), *map(Text, details(e, name))]
-        for grid in tables(e, name)[:: e.denoising.sizes["images"]]:
+        gains, *_, samples = tables(e, name)
+        for grid in (gains, samples):
             for rows in _narrow(grid.rows):
                 head = [Column(Text(cell), justify="right" if k else "left") for k, cell in enumerate(rows[0])]
                 table = Table(
