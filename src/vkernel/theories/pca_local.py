@@ -15,32 +15,39 @@ where :math:`W_{qq} < 10^{-6}`, with its sign if ``soft``, else 1 where :math:`|
 largest entry, which may leave a pixel out of its own mask. (That code also averages the estimates of batches of
 training images, and so depends on their size; this one does not.)
 
-Neighbours have similar supports: the logits of coordinate p are those of p - 1 and the terms in which the rows of M
-differ, :math:`\sum_q (M_{pq} - M_{p-1,q}) \big(\frac{\alpha}{\sigma^2} x_q y_{iq} - \frac{\alpha^2}{2\sigma^2}
-y_{iq}^2\big)`."""
+The sums over q are products of rows of M with the terms of a part of the training images. A CPU restricts them to the
+entries of M that are not zero, or not one, if these are few. For queries in float32 they are sums of float32 numbers.
+Where the noise is less than the spread of a pixel the terms are squares of differences, all of one sign. Of heavy
+training images the sum is on average at most :math:`s = \log n - \log z` (Gibbs' inequality), and with K terms its
+rounding error has a standard deviation of about :math:`2^{-24} \big((1 + \sqrt K / 3)\, s + \max(|x|_\infty, \alpha
+|y|_\infty) \sqrt{2 s} / \sigma\big)`, x and y less the mean. At more noise most of a square is :math:`x_q^2`, the same
+for all images, which is left out; the error is that of products (:mod:`vkernel.theories.base`). Coordinates for which
+it is too large are evaluated again in float64."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+import functools
+import math
+from collections.abc import Sequence
 from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from vkernel.core.checks import check_number, check_type
+from vkernel.posterior.dense import unit_roundoff
 from vkernel.posterior.weights import blocks
 from vkernel.process import Process
-from vkernel.score.base import Score, check_score
+from vkernel.score.base import Score, check_score, differentiated
 from vkernel.theories.base import TOLERANCE, Average, Data, Theory, check_images, doubt, rounding
 from vkernel.theories.fit import Levels, fit
 from vkernel.theories.gaussian import Gaussian
 from vkernel.theories.scale import ByLevel, Scale
 
-QUERIES, ROWS = 64, 512  # queries, and rows of the mask, at once
-POINTS = 1 << 14, 1 << 17  # training images at once, on a CPU and on a GPU
-TILE = 1 << 19, 1 << 27  # logits at once
-LENGTH = 64  # rows of the mask that are given by changes
+ROWS = 128  # of the mask at once
+PAIRS = 1 << 11, 1 << 20  # of a query and a training image at once, on a CPU and on a GPU
+SPARSE = 4  # the time of an entry of a sparse mask on a CPU, of that of an entry of a dense one
 CONSTANT = 1e-12  # of the largest W_pp, below which a pixel is constant
 SMALL = 1e-6  # the least W_qq by which the public code divides
 
@@ -74,7 +81,7 @@ class PCALocal(Theory):
         self.soft, self.published = check_type(soft, "soft", bool), check_type(published, "published", bool)
         self.narrow = not (published and soft)  # with weights of both signs there is no bound of rounding errors
         self.gaussian = Gaussian(self.data, process, memory=memory)
-        self._level: tuple[tuple[float, ...], Mask] | None = None
+        self._level: tuple[tuple[float, ...], list[Rows]] | None = None
 
     @property
     def threshold(self) -> Scale:
@@ -140,116 +147,117 @@ class PCALocal(Theory):
         rows, out = x.flatten(1), torch.empty(len(x), self.data.d, dtype=torch.float64, device=x.device)
         level, inverse = torch.stack([alpha, var]).unique(dim=1, return_inverse=True)
         for j, (a, v) in enumerate(level.mT):
-            mask = self._mask(a, v)
-            for which in (inverse == j).nonzero().flatten().split(QUERIES):
-                out = out.index_copy(0, which, self._block(rows[which], a, v, mask))
+            which = (inverse == j).nonzero().flatten()
+            out = out.index_copy(0, which, self._block(rows[which], a, v))
         return out.reshape(x.shape)
 
-    def _block(self, x: Tensor, alpha: Tensor, var: Tensor, mask: Mask) -> Tensor:
+    def _block(self, x: Tensor, alpha: Tensor, var: Tensor) -> Tensor:
         """Return the denoiser at queries ``x (B, d)`` of one noise level."""
-        found = self._averages(x, alpha, var, mask)
-        value = torch.cat([some.value for some in found])  # (d, B, 3)
+        mask = self._level_rows(alpha, var)
+        value, peak, log_z = self._averages(x, alpha, var, mask)
         mean = value[..., 0].mT
         if x.dtype != torch.float64:
-            log_z, peak = (torch.cat(part) for part in zip(*((some.log_z, some.peak) for some in found), strict=True))
-            off = doubt(value[..., :2], peak, self._error(x, alpha, var, mask, log_z, value[..., 2])).sum(0)
-            wrong = (off > (TOLERANCE * self.data.spread) ** 2).nonzero().flatten()
-            if len(wrong):
-                mean[wrong] = self._block(x[wrong].double(), alpha, var, mask) - self.center
+            off = doubt(value, peak, self._error(x, alpha, var, mask, log_z, value[..., 1]))  # (d, B)
+            budget = (TOLERANCE * self.data.spread) ** 2
+            bad = (off.sum(0) > budget) & (off > budget / len(off))
+            for b in bad.any(0).nonzero().flatten().tolist():
+                again = [
+                    rows.some(wrong) for rows, wrong in zip(mask, bad[:, b].split(ROWS), strict=True) if wrong.any()
+                ]
+                mean[b, bad[:, b]] = self._averages(x[b : b + 1].double(), alpha, var, again)[0][:, 0, 0]
         return mean + self.center
 
-    def _averages(self, x: Tensor, alpha: Tensor, var: Tensor, mask: Mask) -> list[Average]:
-        """Return the averages ``(p, B, 3)`` of coordinates less their mean, of their squares and of the masked sums of
-        squares, group by group."""
-        (count, d), gpu = x.shape, x.device.type != "cpu"
-        slope = (-alpha.square() / (2 * var)).to(x.dtype)
-        linear = ((x - alpha * self.center) * (alpha / var)).to(x.dtype)
-        left = torch.cat([linear.mT, slope.expand(d, count)])  # (2 d, B)
-        changes = mask.changes(x.dtype)
-        step = max(1, min(self.data.n, POINTS[gpu], self.memory // (32 * (2 * d + 3 * count))))
-        group = min(d, max(1, min(TILE[gpu], self.memory // 32) // (count * step)))
-        found = [Average() for _ in range(0, d, group)]
+    def _averages(self, x: Tensor, alpha: Tensor, var: Tensor, mask: Sequence[Rows]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the averages ``(p, B, 2)`` of the coordinates of some rows of the mask, less their mean, and of their
+        squares, the largest weights and the logarithms of the sums of weights, both ``(p, B)``."""
+        (count, d), plain, scale = x.shape, not differentiated(x), (2 * var).rsqrt()
+        there = ((x - alpha * self.center) * scale).to(x.dtype).mT[..., None]  # (d, B, 1)
+        pairs = max(1, min(PAIRS[x.device.type != "cpu"], self.memory // (32 * (d + 2 * ROWS))))
+        step, squares = min(self.data.n, pairs), self._squares(alpha, var)
+        parts = list(blocks(count, pairs // step))
+        found = [[Average() for _ in mask] for _ in parts]
         for y, log_w in self.columns(step, x.dtype, lambda y: y.mT):
-            right = torch.cat([y, mask.squares(y)])  # (2 d, n)
-            nothing = log_w.expand(count, -1)
-            whole = y.square().sum(0)
-            everything = nothing + linear @ y + slope * whole
-            logit, norm, zero = nothing, whole, torch.zeros_like(whole)
-            for average, part in zip(found, blocks(d, group), strict=True):
-                logits, norms = [], []
-                for p in range(part.start, part.stop):
-                    index = mask.index[p]
-                    start = mask.start[p]
-                    logit, norm = (logit, nothing, everything)[start], (norm, zero, whole)[start] + right[d + p]
-                    logit = torch.addmm(logit, (left[index] * changes[p]).mT, right[index])
-                    logits.append(logit)
-                    norms.append(norm)
-                average.add(torch.stack(logits), torch.stack([y[part], y[part].square(), torch.stack(norms)], -1))
-        return found
+            here, value = (y * (alpha * scale).to(x.dtype))[:, None], torch.stack([y, y.square()], 1).mT
+            for part, averages in zip(parts, found, strict=True):
+                near = there[:, part]
+                term = (near - here).square() if squares else (here - 2 * near) * here  # (d, B, n)
+                whole = term.sum(0)
+                for rows, average in zip(mask, averages, strict=True):
+                    logit = -rows.sums(term, whole, plain)
+                    average.add(logit + log_w if self.weighted else logit, value[rows.place])
+        each = (zip(*((a.value, a.peak, a.log_z) for a in averages), strict=True) for averages in found)
+        value, peak, log_z = (torch.cat(part, 1) for part in zip(*(map(torch.cat, some) for some in each), strict=True))
+        return value, peak, log_z
 
-    def _error(self, x: Tensor, alpha: Tensor, var: Tensor, mask: Mask, log_z: Tensor, square: Tensor) -> Tensor:
-        """Return the rounding errors of logits in float32, ``(d, B)``, given the masked ``square`` of heavy points."""
-        there = (mask.reach @ (x - alpha * self.center).square().mT).sqrt()[mask.chain]
-        width, terms = mask.reach.sum(1)[mask.chain, None], mask.terms[mask.chain, None]
-        return rounding(alpha, var, there, square.clamp_min(0).sqrt(), width, terms, log_z)
+    def _squares(self, alpha: Tensor, var: Tensor) -> bool:
+        """Return whether squares are smaller than products: the noise is less than the spread of a pixel."""
+        return float(var) * self.data.d < float(alpha) ** 2 * self.data.spread**2
 
-    def _mask(self, alpha: Tensor, var: Tensor) -> Mask:
+    def _error(
+        self, x: Tensor, alpha: Tensor, var: Tensor, mask: Sequence[Rows], log_z: Tensor, square: Tensor
+    ) -> Tensor:
+        """Return the rounding errors of logits in float32, ``(d, B)``, given the average ``square`` of coordinates."""
+        centred, total = (x - alpha * self.center).mT, math.log(self.data.n) - log_z
+        terms = torch.cat([rows.terms for rows in mask])[:, None]
+        if self._squares(alpha, var):
+            size, total = torch.maximum(centred.abs().amax(0), alpha * self.farthest), total.clamp_min(0)
+            product = unit_roundoff(x.device) * (1 + terms.sqrt() / 3) * total
+            return product + 2.0**-24 * size * (2 * total / var).sqrt()
+        # the square of a coordinate, averaged with its own weights, stands for that with the weights of another
+        norms = torch.stack([centred.square(), square], 1)
+        whole = norms.sum(0)
+        masked = [whole.expand(len(r.mask), -1, -1) if r.base else r.sums(norms, whole, True) for r in mask]
+        there, here = torch.cat(masked).sqrt().unbind(1)
+        return rounding(alpha, var, there, here, terms.clamp_min(1), terms, total)
+
+    @functools.cached_property
+    def farthest(self) -> Tensor:
+        """The largest coordinate of a training point, less the mean."""
+        step = max(1, self.memory // (32 * self.data.d))
+        return torch.stack([(y.flatten(1) - self.center).abs().max() for y, _ in self.points(step)]).max()
+
+    def _level_rows(self, alpha: Tensor, var: Tensor) -> list[Rows]:
         """Return the mask at one noise level, which is kept for the next call."""
         level = float(alpha), float(var), self._cut(alpha, var)
         if self._level is None or self._level[0] != level:
-            self._level = level, Mask(self.mask(alpha, var, part) for part in blocks(self.data.d, ROWS))
+            exact, d = self._squares(alpha, var), self.data.d
+            masks = (m for part in blocks(d, 4 * ROWS) for m in self.mask(alpha, var, part).split(ROWS))
+            self._level = level, [Rows(m, part, exact) for m, part in zip(masks, blocks(d, ROWS), strict=True)]
         return self._level[1]
 
 
-class Mask:
-    r"""The rows of a mask as changes: row p is row p - 1 plus a change at the coordinates ``index[p]``; at the start of
-    a chain it is the change alone (``start[p]`` = 1), or one plus the change (2).
+class Rows:
+    """Some rows of a mask, ``(P, d)``, and their places, as changes of zeros, or of ones (``base`` 1) if these are few;
+    none if the sums must be ``exact``, without differences."""
 
-    A chain ends where its next change would be longer than a start, and after ``LENGTH`` rows, since rounding errors
-    add up. For their bound ``reach (chains, d)`` is the largest :math:`|M_{pq}|` of its rows, ``terms`` the number of
-    its rows and of the longest change, and ``chain (d,)`` the chain of each row. The last index of a row is d + p, of
-    change 1: that of the changed squares (:meth:`squares`)."""
+    def __init__(self, mask: Tensor, place: slice | Tensor, exact: bool) -> None:
+        self.mask, self.place, self.exact = mask, place, exact
+        self.base = int(SPARSE * int((mask != 1).sum()) < (1 if exact else mask.numel()))
+        change = mask - 1 if self.base else mask
+        used = change.any(0).nonzero().flatten()
+        self.used = used if 4 * len(used) < 3 * mask.shape[1] else None  # a copy of nearly all columns is no gain
+        self.change = change if self.used is None else change[:, used]
+        count = change.count_nonzero(1)
+        self.terms = (count + self.base * mask.shape[1]).double()
+        self.sparse = mask.device.type == "cpu" and SPARSE * int(count.sum()) < self.change.numel()
+        if self.sparse:
+            row, self.column = change.nonzero(as_tuple=True)
+            self.entries, self.first = change[row, self.column], count.cumsum(0) - count
 
-    def __init__(self, parts: Iterable[Tensor]) -> None:
-        self.index: list[Tensor] = []
-        self.start: list[int] = []
-        values: list[Tensor] = []
-        reach: list[Tensor] = []
-        lengths: list[int] = []
-        chain: list[int] = []
-        terms: list[int] = []
-        for mask in parts:
-            rows, d = mask.shape
-            place, first = torch.arange(rows, device=mask.device), len(self.start)
-            bases = torch.stack([torch.cat([mask[:1], mask[:-1]]), torch.zeros_like(mask), torch.ones_like(mask)])
-            counts = (mask != bases).sum(2)
-            counts[0, place % LENGTH == 0] = d + 1
-            start = counts.argmin(0)
-            changes = torch.cat([mask - bases[start, place], torch.zeros_like(mask)], 1)
-            changes[place, d + first + place] = 1.0
-            row, column = changes.nonzero(as_tuple=True)
-            lengths += (counts.amin(0) + 1).tolist()
-            self.index += column.split(lengths[first:])
-            self.start += start.tolist()
-            values.append(changes[row, column])
-            begins = (start != 0).nonzero().flatten().tolist()
-            for begin, end in itertools.pairwise([*begins, rows]):
-                chain += [len(reach)] * (end - begin)
-                reach.append(torch.cat([mask[begin:end], bases[start[begin], begin : begin + 1]]).abs().amax(0))
-                terms.append(end - begin + max(lengths[first + begin : first + end]))
-        self.values, self.lengths = torch.cat(values), lengths
-        device = self.values.device
-        self.reach, self.chain = torch.stack(reach), torch.tensor(chain, device=device)
-        self.terms = torch.tensor(terms, device=device)
+    def some(self, which: Tensor) -> Rows:
+        """Return the rows of a boolean tensor ``(P,)``."""
+        place = torch.arange(self.mask.shape[1], device=which.device)[self.place]
+        return Rows(self.mask[which], place[which], self.exact)
 
-    def changes(self, dtype: torch.dtype) -> Sequence[Tensor]:
-        """Return the changes of each row, ``(K, 1)``."""
-        return self.values.to(dtype)[:, None].split(self.lengths)
-
-    def squares(self, y: Tensor) -> Tensor:
-        """Return the sums of squares of ``y (d, n)`` with the changes of each row as coefficients, ``(d, n)``."""
-        d, column = len(y), torch.cat(self.index)
-        row = torch.arange(d, device=y.device).repeat_interleave(torch.tensor(self.lengths, device=y.device))
-        inside = column < d
-        entries = torch.stack([row, column])[:, inside], self.values[inside].to(y.dtype)
-        return torch.sparse.mm(torch.sparse_coo_tensor(*entries, (d, d), check_invariants=False), y.square())
+    def sums(self, a: Tensor, whole: Tensor, plain: bool) -> Tensor:
+        """Return the products of the rows with ``a (d, B, n)`` of the sum ``whole (B, n)``, ``(P, B, n)``; ``plain`` if
+        no derivative is taken."""
+        flat = a.flatten(1)
+        if self.sparse and plain:
+            found = embedding_bag(
+                self.column, flat, self.first, mode="sum", per_sample_weights=self.entries.to(a.dtype)
+            )
+        else:
+            found = self.change.to(a.dtype) @ (flat if self.used is None else flat[self.used])
+        found = found.unflatten(1, a.shape[1:])
+        return found + whole if self.base else found
