@@ -1,5 +1,8 @@
 """Theories wherever scores are used: samplers, Scores, comparisons, audits, one class."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -7,7 +10,7 @@ import vkernel as vk
 from vkernel.reports.audit.conventions import check
 from vkernel.reports.audit.denoising import NoisyBatch, as_network
 from vkernel.reports.audit.schedule import schedule
-from vkernel.theories import Gaussian, Local, Nearest, PCALocal, Smoothed, Switch
+from vkernel.theories import NAMES, Gaussian, Local, Nearest, PCALocal, Smoothed, Switch
 
 PROCESS = vk.VP()
 POINTS = torch.tensor([[-1.0], [0.0], [1.0]], dtype=torch.float64)
@@ -68,3 +71,18 @@ def test_the_times_of_a_theory_are_not_doubted():
     assert not any(found.schedule.moved)
     batch = NoisyBatch.of(as_network(theory, data), data, 3, 4, torch.Generator().manual_seed(0))
     assert any(schedule(as_network(theory, data), batch).moved)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "smoothed", "nearest", "local", "equivariant", "pca"])
+def test_a_theory_is_freed_with_its_copies_of_the_data(kind):
+    """Without a garbage collection, for which the memory of a GPU may be too small."""
+    given = {"smoothed": {"h": 0.1}, "local": {"k": 3}, "equivariant": {"k": 3}}.get(kind, {})
+    theory = NAMES[kind](torch.rand(9, 6, 6), PROCESS, **given)
+    theory.denoise(torch.rand(2, 6, 6), 0.3)
+    left = weakref.ref(theory)
+    gc.disable()
+    try:
+        del theory
+        assert left() is None
+    finally:
+        gc.enable()

@@ -75,8 +75,12 @@ class PlaceClass:
 
 
 class EquivariantLocal(Patched):
-    """The denoiser whose pixels are estimated from k×k patches at every place of every training image; arguments as of
-    :class:`~vkernel.theories.Local`.
+    """The denoiser whose pixels are estimated from k×k patches at every place of every training image.
+
+    Args:
+        k: the patch size, odd: a number, a function of t, or a table {σ/α: k}.
+        borders: ``"zeros"`` for patches that end at the borders and are compared at equal distances from them, k up to
+            2 max(H, W) - 1, or ``"circular"``, k up to min(H, W).
 
     >>> import torch, vkernel as vk
     >>> theory = vk.theories.EquivariantLocal(torch.rand(20, 8, 8), vk.VP(), k=3)

@@ -18,6 +18,7 @@ chooses a table for a network."""
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Self
@@ -49,28 +50,14 @@ class Patched(Theory):
         super().__init__(data, process, memory)
         self.image = check_images(self.data, process, type(self).__name__)
         self.borders = check_choice(borders, "borders", BORDERS)
-        self.scales = ByLevel(k, "k", process, self._check)
+        # a method of self would keep the theory, and its copies of the data, until the next garbage collection
+        check = functools.partial(check_patch_size, self.image, self.borders, type(self).__name__)
+        self.scales = ByLevel(k, "k", process, check)
 
     @property
     def k(self) -> Scale:
         """The patch size: a number, a function of t, or a table {σ/α: k}."""
         return self.scales.given
-
-    def _check(self, k: object) -> int:
-        name, most = type(self).__name__, self.most
-        k = int(k) if isinstance(k, np.integer) else k
-        require(is_whole(k) and k >= 1 and k % 2 == 1, f"{name} needs an odd patch size k, 1 or more; got {k!r}.")
-        size = "×".join(str(side) for side in self.image[1:])
-        limit = f"k = {k} is too large for {size} images with borders={self.borders!r}: at most {most}"
-        exact = "" if self.borders == "circular" else ", where it is the exact denoiser"
-        require(k <= most, f"{limit}{exact}.")  # type: ignore[operator]
-        return k  # type: ignore[return-value]
-
-    @property
-    def most(self) -> int:
-        """The largest patch size."""
-        _, height, width = self.image
-        return min(height, width) if self.borders == "circular" else 2 * max(height, width) - 1
 
     def scale(self, ratio: float) -> int:
         """Return the patch size at one σ/α."""
@@ -110,8 +97,9 @@ class Patched(Theory):
         ``scales`` are the candidates (default: about eight, from 1 to the largest), of which the smaller counts at a
         tie; ``levels`` are noise levels σ/α, or how many (:mod:`vkernel.theories.fit`)."""
         theory = cls(data, check_score(network, "A fit").process, 1, borders, memory)
-        ladder = {1, 3, 5, *(2 * round(theory.most ** (j / 8) / 2) + 1 for j in range(3, 9))}
-        tried = sorted(scales or (k for k in ladder if k <= theory.most))
+        most = largest_patch_size(theory.image, borders)
+        ladder = {1, 3, 5, *(2 * round(most ** (j / 8) / 2) + 1 for j in range(3, 9))}
+        tried = sorted(scales or (k for k in ladder if k <= most))
         return fit(theory, theory.scales, network, images, tried, levels, seed)
 
 
@@ -187,6 +175,23 @@ class Local(Patched):
         there = box(centred.square().sum(1), k, self.borders).permute(1, 2, 0).clamp_min(0).sqrt()
         area = self.image[0] * box(torch.ones_like(x[0, 0]), k, self.borders)[..., None]
         return rounding(alpha, var, there, square.sqrt(), area, (self.image[0] + 2) * k, log_z)
+
+
+def largest_patch_size(image: tuple[int, int, int], borders: str) -> int:
+    """Return the largest k for images ``(C, H, W)``."""
+    _, height, width = image
+    return min(height, width) if borders == "circular" else 2 * max(height, width) - 1
+
+
+def check_patch_size(image: tuple[int, int, int], borders: str, theory: str, k: object) -> int:
+    """Return ``k`` if it is odd and not too large."""
+    most, k = largest_patch_size(image, borders), int(k) if isinstance(k, np.integer) else k
+    require(is_whole(k) and k >= 1 and k % 2 == 1, f"{theory} needs an odd patch size k, 1 or more; got {k!r}.")
+    size = "×".join(str(side) for side in image[1:])
+    limit = f"k = {k} is too large for {size} images with borders={borders!r}: at most {most}"
+    exact = "" if borders == "circular" else ", where it is the exact denoiser"
+    require(k <= most, f"{limit}{exact}.")  # type: ignore[operator]
+    return k  # type: ignore[return-value]
 
 
 def sliding(a: Tensor, half: int, borders: str) -> Tensor:

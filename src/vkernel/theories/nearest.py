@@ -22,7 +22,10 @@ from vkernel.theories.base import Data, Theory, posterior_mean
 
 
 class Nearest(Theory):
-    """The denoiser of the ``k`` training points nearest to ``x / alpha``, which is exact for k = n.
+    """The denoiser of the k training points nearest to ``x / alpha``, which is exact for k = n.
+
+    Args:
+        k: the number of training points that have weight.
 
     >>> import torch, vkernel as vk
     >>> theory = vk.theories.Nearest(torch.randn(100, 3), vk.VP(), k=5)
