@@ -6,7 +6,7 @@ all patches, square differences and take a softmax over the training images, in 
 rounding. Data are Fashion-MNIST (fields where it is not at hand) on a CPU, and random fields of CIFAR's size on a GPU.
 Queries are training images with noise and midpoints of two of them, in float32; all methods evaluate them by turns. The
 error is that of the worst query, |m - m_ref| / rms|y - ȳ|, against the direct implementation in float64 for the first
-queries. ``PCALocal`` gets its mask in the first call, and so does the direct implementation, free of charge.
+queries. The mask of ``PCALocal`` is made in its first call, which is not timed, and given to the direct implementation.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -550,10 +550,10 @@ def _sentence(error: ValueError, tables: Mapping[str, Any]) -> str:
         known: dict[str, Any] = {"grid": Factor, "figure": Figure, "finding": Finding}
         known |= {name: field.annotation for name, field in Tables.model_fields.items()}
         table = Region if "regions" in at else Lookup if "lookup" in at else known[str(at[0])] if len(at) > 1 else Spec
-        inner = (
-            functools.reduce(lambda model, part: model[part], at[1:-1], tables[str(at[0])]) if table is Model else {}
-        )
-        keys = MODEL_KEYS.get(str(inner.get("kind", "linear")) if table is Model else "", table.model_fields)
+        keys: Collection[str] = table.model_fields
+        if table is Model:  # or a part of a switch
+            model = functools.reduce(lambda table, part: table[part], at[1:-1], tables[str(at[0])])
+            keys = MODEL_KEYS.get(str(model.get("kind", "linear")), keys)
         message = f"there is no such key; there are {', '.join(key for key in table.model_fields if key in keys)}"
     elif first["type"] == "model_type":
         message = f"it must be a table, [{key}]"

@@ -18,6 +18,7 @@ from vkernel.core.estimate import Estimate, ratio_of_sums, stacked
 from vkernel.core.progress import Reporter
 from vkernel.reports.audit.levels import NoisyImages, variables
 from vkernel.reports.explain.candidates import Candidate, coordinates
+from vkernel.reports.explain.report import TEXTS
 from vkernel.score import Score, Wrapped
 
 if TYPE_CHECKING:
@@ -25,13 +26,7 @@ if TYPE_CHECKING:
 
 BATCH = 64  # images at once
 ROUNDING = 4.0  # units in the last place of x/α
-ABOUT = {
-    "r2": "R² of the theory as a predictor of the network",
-    "gain": "R² over the Gaussian theory",
-    "permuted": "gain of the theory on other images",
-    "elsewhere": "gain of the theory on held-out training images",
-    "ceiling": "gain of the mean over trainings",
-}
+ABOUT: dict[str, str] = TEXTS["variables"]["denoising"]
 
 
 class Denoised:

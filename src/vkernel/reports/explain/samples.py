@@ -26,6 +26,7 @@ from vkernel.metrics.copies import Reference
 from vkernel.reports.audit.draw import draw, sampling_times, start
 from vkernel.reports.audit.levels import variables
 from vkernel.reports.explain.candidates import Candidate, coordinates
+from vkernel.reports.explain.report import TEXTS
 from vkernel.score import Score, Wrapped
 
 if TYPE_CHECKING:
@@ -33,16 +34,7 @@ if TYPE_CHECKING:
 
 SAMPLES = 8  # the work of one theory, in units of one noise level
 REFERENCE = 512  # real images that are compared with the training set
-ABOUT = {
-    "r2": "median r² of the theory's and the network's samples",
-    "permuted": "median r² of samples from different starts",
-    "elsewhere": "median r² of the theory on held-out training images",
-    "ceiling": "median r² of another network's samples",
-    "copies": "share of copies of training images",
-    "frechet": "Fréchet distance to held-out images",
-    "kernel": "kernel distance to held-out images",
-    "seconds": "seconds for a sample",
-}
+ABOUT: dict[str, str] = TEXTS["variables"]["samples"]
 
 
 @dataclass(frozen=True)
