@@ -243,3 +243,12 @@ def test_the_correlation_of_pixels_is_numpys():
     expected = [torch.corrcoef(torch.stack([x.flatten(), y.flatten()]))[0, 1] ** 2 for x, y in zip(a, b, strict=True)]
     torch.testing.assert_close(squared_correlation(a, 3 - 2 * b), torch.stack(expected))
     assert float(squared_correlation(a[:1], torch.ones_like(a[:1]))) == 0
+
+
+def test_a_theory_with_the_name_of_a_network_has_samples_of_its_own(sets):
+    data, test = sets
+    network, other = (Local(data, PROCESS, k) for k in (1, 5))
+    found = vk.explain(network, [other], data, test, **SMALL)
+    assert found.theories == ("Local (theory)",)
+    assert list(found.pictures["Local"]) == ["Local", "Local (theory)"]
+    assert not torch.equal(*found.pictures["Local"].values())

@@ -112,6 +112,8 @@ def explain(
     if labels is not None:
         classes, notes = by_class(training, labels, held, test_labels)
         nets = [replace(net, label=c, name=net.name + in_class(c)) for net in nets for c in classes]
+    taken = {net.name for net in nets}  # the samples of networks and theories are stored by name
+    given = {f"{name} (theory)" if name in taken else name: one for name, one in given.items()}
     sizes = _sizes(Sizes.quick() if quick else Sizes(), levels=levels, images=images, samples=samples, steps=steps)
     if train is not None:
         check_whole(train, "train")
