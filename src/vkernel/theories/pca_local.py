@@ -45,9 +45,9 @@ from vkernel.theories.fit import Levels, fit
 from vkernel.theories.gaussian import Gaussian
 from vkernel.theories.scale import ByLevel, Scale
 
-ROWS = 128  # of the mask at once
-PAIRS = 1 << 11, 1 << 20  # of a query and a training image at once, on a CPU and on a GPU
-SPARSE = 4  # the time of an entry of a sparse mask on a CPU, of that of an entry of a dense one
+ROWS = 1 << 10, 1 << 7  # of the mask at once, on a CPU and on a GPU
+PAIRS = 1 << 8, 1 << 20  # of a query and a training image at once: on a CPU their terms are in its cache
+SPARSE = 3, 8  # the time of an entry of a sparse mask on a CPU, of that of a dense one, in float32 and float64
 CONSTANT = 1e-12  # of the largest W_pp, below which a pixel is constant
 SMALL = 1e-6  # the least W_qq by which the public code divides
 
@@ -81,6 +81,7 @@ class PCALocal(Theory):
         self.soft, self.published = check_type(soft, "soft", bool), check_type(published, "published", bool)
         self.narrow = not (published and soft)  # with weights of both signs there is no bound of rounding errors
         self.gaussian = Gaussian(self.data, process, memory=memory)
+        self.block = min(self.data.d, ROWS[self.device.type != "cpu"])
         self._level: tuple[tuple[float, ...], list[Rows]] | None = None
 
     @property
@@ -124,7 +125,7 @@ class PCALocal(Theory):
         if self.published:
             if self.soft:
                 return m
-            parts = blocks(self.data.d, ROWS)
+            parts = blocks(self.data.d, self.block)
             largest = torch.stack([self._relative(alpha, var, part).abs().max() for part in parts]).max()
             return (m.abs() >= cut * largest).to(m)
         m = m if self.soft else (m >= cut).to(m)
@@ -161,9 +162,8 @@ class PCALocal(Theory):
             budget = (TOLERANCE * self.data.spread) ** 2
             bad = (off.sum(0) > budget) & (off > budget / len(off))
             for b in bad.any(0).nonzero().flatten().tolist():
-                again = [
-                    rows.some(wrong) for rows, wrong in zip(mask, bad[:, b].split(ROWS), strict=True) if wrong.any()
-                ]
+                pairs = zip(mask, bad[:, b].split(self.block), strict=True)
+                again = [rows.some(wrong) for rows, wrong in pairs if wrong.any()]
                 mean[b, bad[:, b]] = self._averages(x[b : b + 1].double(), alpha, var, again)[0][:, 0, 0]
         return mean + self.center
 
@@ -172,7 +172,7 @@ class PCALocal(Theory):
         squares, the largest weights and the logarithms of the sums of weights, both ``(p, B)``."""
         (count, d), plain, scale = x.shape, not differentiated(x), (2 * var).rsqrt()
         there = ((x - alpha * self.center) * scale).to(x.dtype).mT[..., None]  # (d, B, 1)
-        pairs = max(1, min(PAIRS[x.device.type != "cpu"], self.memory // (32 * (d + 2 * ROWS))))
+        pairs = max(1, min(PAIRS[x.device.type != "cpu"], self.memory // (32 * (d + 2 * self.block))))
         step, squares = min(self.data.n, pairs), self._squares(alpha, var)
         parts = list(blocks(count, pairs // step))
         found = [[Average() for _ in mask] for _ in parts]
@@ -220,9 +220,9 @@ class PCALocal(Theory):
         """Return the mask at one noise level, which is kept for the next call."""
         level = float(alpha), float(var), self._cut(alpha, var)
         if self._level is None or self._level[0] != level:
-            exact, d = self._squares(alpha, var), self.data.d
-            masks = (m for part in blocks(d, 4 * ROWS) for m in self.mask(alpha, var, part).split(ROWS))
-            self._level = level, [Rows(m, part, exact) for m, part in zip(masks, blocks(d, ROWS), strict=True)]
+            exact = self._squares(alpha, var)
+            parts = blocks(self.data.d, self.block)
+            self._level = level, [Rows(self.mask(alpha, var, part), part, exact) for part in parts]
         return self._level[1]
 
 
@@ -232,15 +232,17 @@ class Rows:
 
     def __init__(self, mask: Tensor, place: slice | Tensor, exact: bool) -> None:
         self.mask, self.place, self.exact = mask, place, exact
-        self.base = int(SPARSE * int((mask != 1).sum()) < (1 if exact else mask.numel()))
+        self.base = int(SPARSE[0] * int((mask != 1).sum()) < (1 if exact else mask.numel()))
         change = mask - 1 if self.base else mask
         used = change.any(0).nonzero().flatten()
         self.used = used if 4 * len(used) < 3 * mask.shape[1] else None  # a copy of nearly all columns is no gain
         self.change = change if self.used is None else change[:, used]
         count = change.count_nonzero(1)
         self.terms = (count + self.base * mask.shape[1]).double()
-        self.sparse = mask.device.type == "cpu" and SPARSE * int(count.sum()) < self.change.numel()
-        if self.sparse:
+        # whether sums over the entries are faster, in float32 and in float64
+        cpu, entries = mask.device.type == "cpu", int(count.sum())
+        self.sparse = [cpu and factor * entries < self.change.numel() for factor in SPARSE]
+        if any(self.sparse):
             row, self.column = change.nonzero(as_tuple=True)
             self.entries, self.first = change[row, self.column], count.cumsum(0) - count
 
@@ -253,7 +255,7 @@ class Rows:
         """Return the products of the rows with ``a (d, B, n)`` of the sum ``whole (B, n)``, ``(P, B, n)``; ``plain`` if
         no derivative is taken."""
         flat = a.flatten(1)
-        if self.sparse and plain:
+        if plain and self.sparse[a.dtype == torch.float64]:
             found = embedding_bag(
                 self.column, flat, self.first, mode="sum", per_sample_weights=self.entries.to(a.dtype)
             )
