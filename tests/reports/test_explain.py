@@ -232,6 +232,8 @@ def test_what_cannot_be_explained_is_refused(sets):
         vk.explain(net, [Gaussian(data, vk.EDM())], data)
     with refused(vk.InputError, match="compares pixels of images"):
         vk.explain(vk.EmpiricalScore(fields(20, 7, (4,)), PROCESS), ["local"], fields(20, 7, (4,)))
+    with refused(vk.InputError, match="images are equal"):
+        vk.explain(net, None, torch.ones(9, 1, 5, 5))
     with refused(vk.InputError, match="one training image"):
         vk.explain(net, None, data.subset([0]))
     with refused(vk.InputError, match="images"):

@@ -108,6 +108,7 @@ def explain(
         fits = net.shape in (None, training.shape)
         require(fits, f"The training data have shape {training.shape}, but {net.name} takes {net.shape}.")
         held = check_inputs(net, training, held)[2]
+    require(training.spread > 0, "All training images are equal: all theories return this image.")
     nets, notes, classes = [replace(net, shape=shape) for net in nets], list[str](), dict[int, Class]()
     if labels is not None:
         classes, notes = by_class(training, labels, held, test_labels)
