@@ -11,11 +11,12 @@ k = max(H, W) on every pixel has distances of its own, and the theory is :class:
 ``"circular"`` borders all places are alike, and for odd k = H = W it is the exact denoiser of all shifts of the
 training images.
 
-Patches are points, so the exact engine evaluates them, separately for each class of places with equal distances; a
-class of a single place, near two borders, is that of ``Local``. There are faster methods:
-:mod:`vkernel.theories.streamed` on a GPU and, for queries in float32 and a few thousand patches or more,
-:mod:`vkernel.theories.blocked` on a CPU. Both estimate their errors; the pixels of float32 queries for which these
-exceed a tolerance, and all pixels of float64 queries, are evaluated in float64."""
+Patches are averaged separately for each class of places with equal distances; a class of a single place, near two
+borders, is that of ``Local``. Patches are points for the exact engine, which evaluates derivatives. Without derivatives
+there are faster methods: :mod:`vkernel.theories.streamed` on a GPU; on a CPU products in float64 and, for queries in
+float32 and a few thousand patches or more, :mod:`vkernel.theories.blocked`. Methods in float32 estimate their errors;
+the pixels of float32 queries for which these exceed a tolerance, and all pixels of float64 queries, are evaluated in
+float64."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 TOLERANCE = 5e-5  # the error of a pixel that may remain for queries in float32, of the data's spread per coordinate
 KEPT = 2  # patch sizes whose engines, which hold copies of the data, are kept
-MANY = 1 << 12  # places of all training images, from which on blocks are faster than the engine on a CPU
+MANY = 1 << 12  # places of all training images, from which on float32 blocks are faster on a CPU
 
 
 class PlaceClass:
@@ -69,9 +70,11 @@ class PlaceClass:
     def mean(self, x: Tensor, alpha: Tensor, var: Tensor, tolerance: float) -> Tensor:
         """Return the estimates of the middle pixels of patches ``x (B, d)``, ``(B, C)``; ``tolerance`` is the error
         that may remain, 0 for float64."""
-        if self.streamed is None or differentiated(x):
-            return posterior_mean(self.engine, x, alpha, var)[:, self.patches.middle]
-        return self.streamed(x, alpha, var, tolerance)
+        if self.streamed is not None and not differentiated(x):
+            return self.streamed(x, alpha, var, tolerance)
+        if x.device.type == "cpu" and not differentiated(x):
+            return self.patches.mean(x, alpha, var)
+        return posterior_mean(self.engine, x, alpha, var)[:, self.patches.middle]
 
 
 class EquivariantLocal(Patched):

@@ -13,6 +13,7 @@ from vkernel.posterior.weights import blocks
 from vkernel.theories.base import Average
 
 COORDINATES = 1 << 17  # of patches in float64, which a processor's cache holds
+QUERIES = 1 << 10  # at once
 
 
 @dataclass(frozen=True)
@@ -79,15 +80,18 @@ class Patches:
 
     def mean(self, x: Tensor, alpha: Tensor, var: Tensor) -> Tensor:
         """Return the mean of the middle pixels for queries ``x (B, d)``, ``(B, C)``, directly in float64."""
-        found = Average()
+        return torch.cat([self._mean(x[some], alpha[some], var[some]) for some in blocks(len(x), QUERIES)])
+
+    def _mean(self, x: Tensor, alpha: Tensor, var: Tensor) -> Tensor:
+        found, x = Average(), x - alpha[:, None] * self.center
         scaled, slope = x * (alpha / var)[:, None], (alpha.square() / (2 * var))[:, None]
         images = COORDINATES // (self.places * max(self.d, len(x))) or 1
         for part in blocks(self.n, images * self.places):
-            y = self.rows(part.start, part.stop).double()
+            y = self.rows(part.start, part.stop).double() - self.center
             logit = torch.addmm(self.weights[part].log(), scaled, y.mT)
             logit -= slope * torch.linalg.vector_norm(y, dim=1).square()
             found.add(logit, y[:, self.middle])
-        return found.value
+        return found.value + self.center[self.middle]
 
     def take(self, indices: Tensor) -> Tensor:
         image, place = indices // self.places, indices % self.places
