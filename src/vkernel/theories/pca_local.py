@@ -28,7 +28,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -49,6 +50,7 @@ ROWS = 1 << 10, 1 << 7  # of the mask at once, on a CPU and on a GPU
 PAIRS = 1 << 8, 1 << 20  # of a query and a training image at once: on a CPU their terms are in its cache
 SPARSE = 3, 8  # the time of an entry of a sparse mask on a CPU, of that of a dense one, in float32 and float64
 CONSTANT = 1e-12  # of the largest W_pp, below which a pixel is constant
+COPIES = 24  # bytes for an entry of the mask, in all
 SMALL = 1e-6  # the least W_qq by which the public code divides
 
 
@@ -167,7 +169,9 @@ class PCALocal(Theory):
                 mean[b, bad[:, b]] = self._averages(x[b : b + 1].double(), alpha, var, again)[0][:, 0, 0]
         return mean + self.center
 
-    def _averages(self, x: Tensor, alpha: Tensor, var: Tensor, mask: Sequence[Rows]) -> tuple[Tensor, Tensor, Tensor]:
+    def _averages(
+        self, x: Tensor, alpha: Tensor, var: Tensor, mask: Sequence[Rows] | Made
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the averages ``(p, B, 2)`` of the coordinates of some rows of the mask, less their mean, and of their
         squares, the largest weights and the logarithms of the sums of weights, both ``(p, B)``."""
         (count, d), plain, scale = x.shape, not differentiated(x), (2 * var).rsqrt()
@@ -175,7 +179,7 @@ class PCALocal(Theory):
         pairs = max(1, min(PAIRS[x.device.type != "cpu"], self.memory // (32 * (d + 2 * self.block))))
         step, squares = min(self.data.n, pairs), self._squares(alpha, var)
         parts = list(blocks(count, pairs // step))
-        found = [[Average() for _ in mask] for _ in parts]
+        found = [[Average() for _ in range(len(mask))] for _ in parts]
         for y, log_w in self.columns(step, x.dtype, lambda y: y.mT):
             here, value = (y * (alpha * scale).to(x.dtype))[:, None], torch.stack([y, y.square()], 1).mT
             for part, averages in zip(parts, found, strict=True):
@@ -194,7 +198,7 @@ class PCALocal(Theory):
         return float(var) * self.data.d < float(alpha) ** 2 * self.data.spread**2
 
     def _error(
-        self, x: Tensor, alpha: Tensor, var: Tensor, mask: Sequence[Rows], log_z: Tensor, square: Tensor
+        self, x: Tensor, alpha: Tensor, var: Tensor, mask: Sequence[Rows] | Made, log_z: Tensor, square: Tensor
     ) -> Tensor:
         """Return the rounding errors of logits in float32, ``(d, B)``, given the average ``square`` of coordinates."""
         centred, total = (x - alpha * self.center).mT, math.log(self.data.n) - log_z
@@ -216,14 +220,30 @@ class PCALocal(Theory):
         step = max(1, self.memory // (32 * self.data.d))
         return torch.stack([(y.flatten(1) - self.center).abs().max() for y, _ in self.points(step)]).max()
 
-    def _level_rows(self, alpha: Tensor, var: Tensor) -> list[Rows]:
-        """Return the mask at one noise level, which is kept for the next call."""
-        level = float(alpha), float(var), self._cut(alpha, var)
-        if self._level is None or self._level[0] != level:
-            exact = self._squares(alpha, var)
-            parts = blocks(self.data.d, self.block)
-            self._level = level, [Rows(self.mask(alpha, var, part), part, exact) for part in parts]
+    def _level_rows(self, alpha: Tensor, var: Tensor) -> list[Rows] | Made:
+        """Return the mask at one noise level, which is kept for the next call if memory allows."""
+        level, exact = (float(alpha), float(var), self._cut(alpha, var)), self._squares(alpha, var)
+        if self._level is not None and self._level[0] == level:
+            return self._level[1]
+        made = Made(lambda part: Rows(self.mask(alpha, var, part), part, exact), list(blocks(self.data.d, self.block)))
+        if COPIES * self.data.d**2 > self.memory:
+            return made
+        self._level = level, list(made)
         return self._level[1]
+
+
+@dataclass(frozen=True)
+class Made:
+    """The rows of a mask in parts that are made whenever they are used."""
+
+    make: Callable[[slice], Rows]
+    parts: list[slice]
+
+    def __iter__(self) -> Iterator[Rows]:
+        return map(self.make, self.parts)
+
+    def __len__(self) -> int:
+        return len(self.parts)
 
 
 class Rows:
