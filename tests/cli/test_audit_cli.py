@@ -316,12 +316,12 @@ def test_a_network_that_memorises(
     given, files = memorising(bench), {"json": tmp_path / "a.json", "html": tmp_path / "a.html"}
     options = [*bench.options(**given), "--samples", 16]
     named = [part for name, path in files.items() for part in (f"--{name}", path)]
-    left = vkernel("audit", bench("exact.pt"), *options, *named, "--explain", "--theories", "pca, exact")
+    left = vkernel("audit", bench("exact.pt"), *options, *named, "--explain", "--theories", "gaussian, exact")
     assert left.code == 0, left.err
     assert "copies" in left.out
     out, found = " ".join(left.out.split()), json.loads(files["json"].read_text())["explanation"]
     assert "the exact denoiser of the training set explains it best, R²_G = 1.00 (1.00 to 1.00)" in out
-    assert "Training images that each theory was built from: all 20 (PCA-local, exact)." in out
+    assert "Training images that each theory was built from: all 20 (Gaussian, exact)." in out
     assert set(found["best"]["exact.pt"]) == {"exact"}
     assert all(found["well"]["exact.pt"])
     own = found["denoising"]["theory"]["values"].index("exact")
