@@ -164,22 +164,21 @@ def gaussian(data: vk.Empirical, batch: int, quick: bool) -> list[Row]:
 
 def steps(device: str, quick: bool) -> int:
     """How many reports :func:`run` makes."""
-    sets = 1 if quick or device == "cuda" else 2
-    return sets * (1 + (2 if quick else len(SCALES))) + 1
+    return 2 + (2 if quick else len(SCALES))
 
 
 def run(device: str, quick: bool, report: Report = lambda _: None) -> None:
     """Measure and record."""
     gpu = device == "cuda"
     part, note = ("gpu" if gpu else "cpu"), "Ratios are of times in one run, by turns."
-    sizes = [1000 if quick else 10_000] if gpu else [200] if quick else [1000, 10_000]
+    sizes = [1000 if quick else 10_000] if gpu else [200 if quick else 1000]
     for n in sizes:
         if gpu:
             data = vk.Empirical(fields(n, 3, 32, device=device), scale=(-1.0, 1.0), name="fields")
         else:
             name, y = images("fashion", n)
             data = vk.Empirical(2 * y.reshape(-1, 28, 28) - (1 if float(y.min()) >= 0 else 0), name=name)
-        batch = 64 if gpu else 4 if n > 1000 else 16
+        batch = 64 if gpu else 16
         rows = theories(data, 4 if quick else batch, 1 << 31 if gpu else 1 << 26, quick, report)
         title = f"Local and PCALocal beside direct implementations: {n:,} images {'×'.join(map(str, data.shape))}"
         record(part, f"theories-direct-{n}", rows, title=title, note=note)
