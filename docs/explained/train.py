@@ -2,7 +2,7 @@
 
 ``python docs/explained/train.py FOLDER [--device cuda] [--steps .1]``. All predict EDM's raw output with EDM's weights
 and density of noise levels (Karras et al. 2022); the two of a kind differ in initial weights, noise and order. On an
-H200 it takes about eight minutes; ``--steps .1`` takes a tenth of the steps, for a look."""
+H200 it takes about four minutes; ``--steps .1`` takes a tenth of the steps, for a look."""
 
 from __future__ import annotations
 

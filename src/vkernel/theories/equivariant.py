@@ -109,8 +109,10 @@ class EquivariantLocal(Patched):
             return self.same_place.patch_mean(x, alpha, var, k)
         if self.device.type == "cpu" and self.data.n * height * width >= MANY and x.dtype != torch.float64:
             return self._blocked_mean(x, alpha, var, k)
-        x, tolerance = x.double(), 0.0 if x.dtype == torch.float64 else self.tolerance
-        found = self.same_place.patch_mean(x, alpha, var, k) if self.borders == "zeros" else torch.empty_like(x)
+        tolerance = 0.0 if x.dtype == torch.float64 else self.tolerance
+        zeros = self.borders == "zeros"
+        found = (self.same_place.patch_mean(x, alpha, var, k) if zeros else torch.empty_like(x)).double()
+        x = x.double()
         for kind in self._classes(k):
             patches = kind.patches
             a, v = (level.repeat_interleave(patches.places) for level in (alpha, var))
