@@ -1,4 +1,4 @@
-"""Train the networks of docs/explained.md: two U-Nets and two MLPs on each of four subsets of Fashion-MNIST.
+"""Train the networks of docs/explained.md: two U-Nets and two MLPs on each of three subsets of Fashion-MNIST.
 
 ``python docs/explained/train.py FOLDER [--device cuda] [--steps .1]``. All predict EDM's raw output with EDM's weights
 and density of noise levels (Karras et al. 2022); the two of a kind differ in initial weights, noise and order. On an
