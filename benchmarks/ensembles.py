@@ -26,7 +26,7 @@ from benchmarks.limits import limits
 from benchmarks.report import table
 from benchmarks.results import HERE, QUICK, into, record
 from vkernel.train.models.linear import Linear
-from vkernel.train.models.network import MLP
+from vkernel.train.models.mlp import MLP
 from vkernel.train.objectives import J1, Training
 
 __all__ = ["linear", "members", "mlps"]

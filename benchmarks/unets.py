@@ -15,7 +15,7 @@ import torch
 
 import vkernel as vk
 from benchmarks.results import Row, record
-from vkernel.train.models.network import UNet
+from vkernel.train.models.unet import UNet
 from vkernel.train.objectives import J1, Training
 
 

@@ -64,7 +64,7 @@ nitpick_ignore_regex = [
         r"py:(class|func|data)",
         r"InputError|PREDICTIONS|load|Level|Problem|walk|Recordings|accumulation",
     ),
-    (r"py:class", r"_Graph"),
+    (r"py:class", r"Graph"),
     # Napoleon reads the words before a colon in the docstring of a property as its type.
     (r"py:class", r".+ .+"),
 ]

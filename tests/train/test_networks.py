@@ -15,7 +15,8 @@ from vkernel.core import rng
 from vkernel.core.errors import InputError
 from vkernel.train.models import network
 from vkernel.train.models.base import time_input
-from vkernel.train.models.network import ACTIVATIONS, MLP, UNet
+from vkernel.train.models.mlp import ACTIVATIONS, MLP
+from vkernel.train.models.unet import UNet
 from vkernel.train.objectives import J0, J1, VARIES, Training
 
 PROCESS = vk.VP(eps=0.01)

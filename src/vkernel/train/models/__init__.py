@@ -9,7 +9,8 @@ from vkernel.train.features import Features, RandomFourier, grid_of
 from vkernel.train.models.base import Model
 from vkernel.train.models.lazy import NNGP, NTK, RBF, Lazy, NetworkKernel
 from vkernel.train.models.linear import Linear
-from vkernel.train.models.network import MLP, UNet
+from vkernel.train.models.mlp import MLP
+from vkernel.train.models.unet import UNet
 
 __all__ = ["MLP", "NNGP", "NTK", "RBF", "Lazy", "Linear", "Model", "UNet", "from_spec"]
 Made = Model | NetworkKernel | Features

@@ -25,32 +25,27 @@ import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn import functional as F
 
 from vkernel.core import rng
-from vkernel.core.checks import check_choice, check_positive, check_share, check_whole, is_whole
+from vkernel.core.checks import check_choice, check_positive, check_share, check_whole
 from vkernel.core.covariance import over_event
 from vkernel.core.errors import require
 from vkernel.process import Process
 from vkernel.train.models.base import Model, Report, State, Weight, time_input
+from vkernel.train.models.graph import Draws, Graph
 from vkernel.train.objectives import Training
 
 Shape = tuple[int, ...]
-Draws = tuple[Tensor, ...]  # z, e, y and ω, each (M, B, …)
-Activation = Callable[[Tensor], Tensor]
 DRAWN = {"cpu": 1 << 20, "cuda": 1 << 24}  # numbers of x drawn at once, in float64
 HELD = 1 << 25  # numbers of one layer held at once by `output`
 STREAMS = 16  # members side by side in a CUDA graph
-GROUPS = 8  # of a group normalisation
 OPTIMISERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-ACTIVATIONS: dict[str, Activation] = {"silu": F.silu, "relu": torch.relu, "gelu": F.gelu}
-ACTIVATIONS |= {"tanh": torch.tanh, "erf": torch.erf}
 
 
 @dataclass(eq=False, kw_only=True)
@@ -205,7 +200,7 @@ class Network(Model):
         every, reported = max(1, self.steps // 100), 0
         for k, draws in enumerate(self.minibatches(training, members), 1):
             if step is None:  # the shapes of the first draws are those of all
-                step = _Graph(self.loss, state, draws, self.lr) if self._captured(training) else self._plain_step(state)
+                step = Graph(self.loss, state, draws, self.lr) if self._captured(training) else self._plain_step(state)
             step(draws, self.lr * ((1 + math.cos(math.pi * (k - 1) / self.steps)) / 2 if self.decay else 1.0))
             if self.ema:
                 torch._foreach_lerp_(average, list(state.values()), (1 - self.ema) / (1 - self.ema**k))
@@ -231,182 +226,3 @@ class Network(Model):
 def _blocks(members: Sequence[int], size: int | None) -> list[Sequence[int]]:
     size = size or len(members)
     return [members[i : i + size] for i in range(0, len(members), size)]
-
-
-class _Graph:
-    """One step of Adam for all members as a CUDA graph; ``graph(draws, lr)`` changes ``state`` in place. On a GPU the
-    hundred operations of a step of a small network are shorter than their launches. Each member has its own stream.
-    The graph reads what changes between steps, draws and learning rate, from fixed memory, into which each call copies
-    them. Capturing needs a few steps that really run; parameters and the optimiser's memory are restored after them."""
-
-    def __init__(self, loss: Callable[..., Tensor], state: State, draws: Draws, lr: float) -> None:
-        self.loss, self.state, self.draws = loss, state, [torch.empty_like(a).copy_(a) for a in draws]
-        self.lr = torch.tensor(lr, device=self.draws[0].device)
-        self.optimiser = torch.optim.Adam(list(state.values()), lr=self.lr, fused=True, capturable=True)
-        self.streams = [torch.cuda.Stream() for _ in range(len(self.draws[0]))]
-        before = {name: p.detach().clone() for name, p in state.items()}
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(3):
-                self._step()
-        torch.cuda.current_stream().wait_stream(aside)
-        with torch.no_grad():
-            for name, p in state.items():
-                p.copy_(before[name])
-            for memory in self.optimiser.state.values():
-                for value in memory.values():
-                    value.zero_()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):  # capturing runs nothing: the state is as before the first step
-            self._step()
-
-    def __call__(self, draws: Draws, lr: float) -> None:
-        for held, drawn in zip(self.draws, draws, strict=True):
-            held.copy_(drawn)
-        self.lr.fill_(lr)
-        self.graph.replay()
-
-    def _step(self) -> None:
-        main, slopes = torch.cuda.current_stream(), []
-        for m, stream in enumerate(self.streams):
-            stream.wait_stream(main)
-            with torch.cuda.stream(stream):
-                own = {name: p.detach()[m].requires_grad_() for name, p in self.state.items()}
-                loss = self.loss(own, *(a[m] for a in self.draws))
-                slopes.append(torch.autograd.grad(loss, list(own.values())))  # torch.func has no fused backward
-        for stream in self.streams:
-            main.wait_stream(stream)
-        for p, *slope in zip(self.state.values(), *slopes, strict=True):
-            p.grad = torch.stack(slope)
-        self.optimiser.step()
-
-
-@dataclass(eq=False)
-class MLP(Network):
-    """A multilayer perceptron with ``depth`` hidden layers of ``width`` units."""
-
-    width: int = 64
-    depth: int = 3
-    _: KW_ONLY
-    activation: str = "silu"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_whole(self.width, "width")
-        check_whole(self.depth, "depth")
-        check_choice(self.activation, "activation", ACTIVATIONS)
-
-    def module(self, shape: Shape) -> nn.Module:
-        d, hidden = math.prod(shape), [self.width] * self.depth
-        return _Perceptron([d + 1 + 2 * self.time_features, *hidden, d], ACTIVATIONS[self.activation])
-
-    def largest(self, shape: Shape) -> int:
-        return max(self.width, math.prod(shape) + 1 + 2 * self.time_features)
-
-    def gain(self, name: str) -> float:
-        return 0.5**0.5 if name == f"layers.{self.depth}.weight" else 1.0
-
-
-class _Perceptron(nn.Module):
-    def __init__(self, sizes: list[int], activation: Activation) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
-        self.activation = activation
-
-    def forward(self, z: Tensor, e: Tensor) -> Tensor:
-        h = torch.cat([z.flatten(1), e], 1)
-        for layer in self.layers[:-1]:
-            h = self.activation(layer(h))
-        return self.layers[-1](h).reshape(z.shape)
-
-
-@dataclass(eq=False)
-class UNet(Network):
-    """A U-Net of three levels of ``channels``, with ``blocks`` residual blocks a level, for H and W divisible by 4."""
-
-    channels: tuple[int, int, int] = (32, 64, 64)
-    blocks: int = 1
-    _: KW_ONLY
-    lr: float = 5e-4
-    steps: int = 5000
-    ema: float | None = 0.999
-    time_features: int = 8
-    chunk: int | None = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        good = isinstance(self.channels, tuple | list) and len(self.channels) == 3
-        good = good and all(is_whole(c) and c >= GROUPS and c % GROUPS == 0 for c in self.channels)
-        require(good, f"channels must be three multiples of {GROUPS}, one for each level; got {self.channels!r}.")
-        a, b, c = self.channels
-        self.channels, self.blocks = (a, b, c), check_whole(self.blocks, "blocks")
-
-    def module(self, shape: Shape) -> nn.Module:
-        good = len(shape) == 2 or (len(shape) == 3 and 1 <= shape[0] <= 4)
-        require(good, f"A U-Net takes images, (H, W) or (1 to 4, H, W); an event of the data has shape {shape}.")
-        good = all(side >= 4 and side % 4 == 0 for side in shape[-2:])
-        require(good, f"A U-Net halves the image twice, so H and W must be divisible by 4; got {shape[-2:]}.")
-        return _Levels(shape[0] if len(shape) == 3 else 1, self.channels, self.blocks, 1 + 2 * self.time_features)
-
-    def largest(self, shape: Shape) -> int:
-        return (self.channels[0] + self.channels[1]) * shape[-2] * shape[-1]
-
-    def gain(self, name: str) -> float:
-        return 0.0 if name.endswith("second.weight") or name == "last.weight" else 1.0
-
-
-class _Levels(nn.Module):
-    def __init__(self, colours: int, channels: tuple[int, int, int], blocks: int, time: int) -> None:
-        super().__init__()
-        a, b, c = channels
-        width = 2 * b  # of the time embedding; time is the length of e
-        self.time = nn.ModuleList([nn.Linear(time, width), nn.Linear(width, width)])
-        self.first = nn.Conv2d(colours, a, 3, padding=1)
-        self.down = nn.ModuleList([_Blocks(a, a, blocks, width), _Blocks(a, b, blocks, width)])
-        self.halve = nn.ModuleList(nn.Conv2d(n, n, 3, stride=2, padding=1) for n in (a, b))
-        self.bottom = _Blocks(b, c, blocks + 1, width)
-        self.up = nn.ModuleList([_Blocks(c + b, b, blocks, width), _Blocks(b + a, a, blocks, width)])
-        self.norm = nn.GroupNorm(GROUPS, a)
-        self.last = nn.Conv2d(a, colours, 3, padding=1)
-
-    def forward(self, z: Tensor, e: Tensor) -> Tensor:
-        tau, kept = e, []
-        for layer in self.time:
-            tau = F.silu(layer(tau))
-        h = self.first(z.reshape(len(z), -1, *z.shape[-2:]))
-        for level, halve in zip(self.down, self.halve, strict=True):
-            kept.append(level(h, tau))
-            h = halve(kept[-1])
-        h = self.bottom(h, tau)
-        for level in self.up:
-            h = level(torch.cat([F.interpolate(h, scale_factor=2.0, mode="nearest"), kept.pop()], 1), tau)
-        return self.last(F.silu(self.norm(h))).reshape(z.shape)
-
-
-class _Blocks(nn.ModuleList):
-    """``count`` residual blocks in sequence, from ``i`` to ``o`` channels."""
-
-    def __init__(self, i: int, o: int, count: int, width: int) -> None:
-        super().__init__(_Block(i if k == 0 else o, o, width) for k in range(count))
-
-    def forward(self, h: Tensor, tau: Tensor) -> Tensor:
-        for block in self:
-            h = block(h, tau)
-        return h
-
-
-class _Block(nn.Module):
-    """The residual block of (6.7), from ``i`` to ``o`` channels, with a time embedding of ``width`` numbers."""
-
-    def __init__(self, i: int, o: int, width: int) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList([nn.GroupNorm(GROUPS, i), nn.GroupNorm(GROUPS, o)])
-        self.first = nn.Conv2d(i, o, 3, padding=1)
-        self.second = nn.Conv2d(o, o, 3, padding=1)
-        self.embed = nn.Linear(width, o)
-        self.skip = nn.Conv2d(i, o, 1) if i != o else nn.Identity()
-
-    def forward(self, h: Tensor, tau: Tensor) -> Tensor:
-        g = self.first(F.silu(self.norms[0](h))) + self.embed(tau)[..., None, None]
-        return self.skip(h) + self.second(F.silu(self.norms[1](g)))
