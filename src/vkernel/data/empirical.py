@@ -108,6 +108,18 @@ class Empirical:
         require(weights.sum() > 0, "Every point of this subset has weight zero; at least one must not.")
         return self._restricted(indices, weights / weights.sum(), measured=True)
 
+    def mirrored(self) -> Empirical:
+        """Return the images and, after them, their mirror images (left to right), in memory; image i is i + n mirrored.
+        An image and its mirror image share its weight: this is the law of a set with random horizontal flips."""
+        good = len(self.shape) >= 2
+        require(good, f"Mirror images need images (H, W) or (C, H, W); a point of this set has shape {self.shape}.")
+        check_memory(3 * self.n * self.d * self._store.dtype.itemsize, f"{self.n:,} images and their mirror images")
+        images = self._read(slice(0, self.n)).reshape(self.n, *self.shape)
+        both = torch.cat([images, images.flip(-1)]).reshape(2 * self.n, self.d)
+        found = self._with(_store=both, _index=None, in_memory=True, n=2 * self.n, weights=self.weights.repeat(2) / 2)
+        found.center, found.spread = found._moments()
+        return found
+
     def choose(self, k: int, generator: torch.Generator, distinct: bool = False) -> Tensor:
         """Return indices of ``k`` points, or of all if there are fewer. They are different points, equally likely, if
         all weights (but zeros) are equal or if ``distinct``; otherwise they are drawn by weight, with replacement."""

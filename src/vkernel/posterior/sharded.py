@@ -119,6 +119,9 @@ class Sharded(Empirical):
     def subset(self, indices: Indices) -> Empirical:
         raise InputError("A sharded set has no subsets; take the subset first, then shard it.")
 
+    def mirrored(self) -> Empirical:
+        raise InputError("A sharded set cannot be mirrored; mirror the set first, then shard it.")
+
     def merged(self) -> tuple[Empirical, Tensor]:
         raise InputError("Equal points of a sharded set cannot be merged; merge them first, then shard the set.")
 

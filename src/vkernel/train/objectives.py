@@ -19,6 +19,11 @@ objective              :math:`\tilde m`                                         
 
 :class:`Training` computes the draws of every member of an ensemble. They come from counter-based streams of (seed,
 purpose, member), so that all objectives use *the same inputs*, and a member is the same in any block and on any device.
+
+**Labels.** A class-conditional model learns one law for each label: a draw has the label of its origin, and m, the
+posterior and its covariance are those of the points of this label, with weights in proportion.
+
+**Flips.** The training set is the images and their mirror images, m and the posterior included.
 """
 
 from __future__ import annotations
@@ -27,16 +32,16 @@ import copy
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, SupportsIndex
 
 import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.checks import check_choice, check_number, check_whole, is_whole
+from vkernel.core.checks import as_tensor, check_choice, check_number, check_whole, is_whole
 from vkernel.core.errors import InputError, require
-from vkernel.data.empirical import Empirical
+from vkernel.data.empirical import Array, Empirical
 from vkernel.process import Process
 from vkernel.score.empirical import EmpiricalScore
 
@@ -166,7 +171,8 @@ class Training:
     """The random draws on which the members of an ensemble are trained; arguments as for ``vk.train_ensemble``.
     Where inputs (t and x) and targets vary together, or neither does, the target has the origin of x; otherwise the
     origin is drawn from the posterior, so that each can be held fixed while the other varies. ``design`` holds, for
-    names of ``vary``, the stream that each member uses: members with the same stream share that randomness."""
+    names of ``vary``, the stream that each member uses: members with the same stream share that randomness.
+    ``data`` and ``labels`` hold the mirror images too if ``flips``."""
 
     def __init__(
         self,
@@ -179,6 +185,8 @@ class Training:
         times: str | Quantile = "uniform",
         dtype: torch.dtype = torch.float64,
         design: Mapping[str, Sequence[int]] | None = None,
+        labels: Array | None = None,
+        flips: bool = False,
     ) -> None:
         require(isinstance(process, Process), f"Training needs a process such as vk.VP(), not {process!r}.")
         require(process.base is process, "Ensembles are trained with isotropic noise; whiten the data first.")
@@ -191,6 +199,10 @@ class Training:
         good = callable(times) or times in ("uniform", "log")
         require(good, f"times must be 'uniform', 'log' or a function u -> t; got {times!r}.")
         self.data = data if isinstance(data, Empirical) else Empirical(data)
+        self.labels = None if labels is None else _check_labels(labels, self.data)
+        self.flips = flips
+        if flips:
+            self.data, self.labels = self.data.mirrored(), None if self.labels is None else self.labels.repeat(2)
         self.process, self.objective, self.seed, self.times = process, parse(objective), seed, times
         self.draws = None if draws is None else check_whole(draws, "draws, the number P of training draws,")
         names = (vary,) if isinstance(vary, str) else vary
@@ -207,6 +219,16 @@ class Training:
     def score(self) -> EmpiricalScore:
         """The exact score of the data."""
         return EmpiricalScore(self.data, self.process)
+
+    @functools.cached_property
+    def classes(self) -> dict[int, tuple[EmpiricalScore, Tensor]]:
+        """For each label with points of positive weight: the exact score of its points, and their indices."""
+        if self.labels is None:
+            return {}
+        index = {
+            k: (self.labels == k).nonzero().flatten() for k in self.labels[self.data.weights > 0].unique().tolist()
+        }
+        return {k: (EmpiricalScore(self.data.subset(own), self.process), own) for k, own in index.items()}
 
     def finite_draws(self, model: str) -> int:
         """Return P; refuse an endless sequence."""
@@ -229,6 +251,11 @@ class Training:
             return self.design[what][member]
         return member if what in self.vary else 0
 
+    def origins(self, members: Sequence[int], count: int, start: int = 0) -> Tensor:
+        """Return the indices of the points that are noised in draws ``start`` to ``start + count``, ``(M, count)``."""
+        index = torch.arange(start, start + count, device=self.data.device)
+        return _drawn(self.data.weights, rng.uniforms(self.keys("inputs/point", members)[:, None], index))
+
     def batch(self, members: Sequence[int], count: int, start: int = 0) -> Batch:
         """Return draws ``start`` to ``start + count`` of the endless sequence of every member."""
         index = torch.arange(start, start + count, device=self.data.device)
@@ -236,20 +263,35 @@ class Training:
         def u(purpose: str) -> Tensor:
             return rng.uniforms(self.keys(purpose, members)[:, None], index)
 
-        origin, t = _drawn(self.data.weights, u("inputs/point")), self.time(u("inputs/time"))
+        origin, t = self.origins(members, count, start), self.time(u("inputs/time"))
         shape = (len(members), count, *self.data.shape)
         counter = torch.arange(self.data.d, device=index.device) + self.data.d * index[:, None]
         z = rng.normals(self.keys("inputs/noise", members)[:, None, None], counter)
         clean = self.data.take(origin.flatten()).double().reshape(z.shape)
         x = (self.process.alpha(t)[..., None] * clean + self.process.sigma(t)[..., None] * z).reshape(shape)
         flat_x, flat_t = x.reshape(-1, *self.data.shape), t.flatten()
-        if self.design is not None or ("inputs" in self.vary) != ("targets" in self.vary):
-            origin = self.score.posterior(flat_x, flat_t).indices_at(u("targets/origin").reshape(1, -1))
+        drawn_again = self.design is not None or ("inputs" in self.vary) != ("targets" in self.vary)
         k = self.objective.uniforms
         counter = k * index[:, None] + torch.arange(k, device=index.device)
         more = rng.uniforms(self.keys("targets/noise", members)[:, None, None], counter).reshape(len(flat_x), k)
-        m = self.objective.target(self.score, flat_x, flat_t, origin.flatten(), more)
+        m = torch.empty_like(flat_x)
+        for score, rows, own in self._by_class(origin.flatten()):
+            at = flat_x[rows], flat_t[rows]
+            if drawn_again:
+                own = score.posterior(*at).indices_at(u("targets/origin").reshape(1, -1)[:, rows])[0]
+            m[rows] = self.objective.target(score, *at, own, more[rows])
         return Batch(x.to(self.dtype), t.to(self.dtype), m.reshape(shape).to(self.dtype))
+
+    def _by_class(self, origin: Tensor) -> Iterator[tuple[EmpiricalScore, slice | Tensor, Tensor]]:
+        """Yield for each label the exact score of its points, the rows of its draws, and their origins among these."""
+        if self.labels is None:
+            yield self.score, slice(None), origin
+            return
+        label = self.labels[origin]
+        for k, (score, own) in self.classes.items():
+            rows = (label == k).nonzero().flatten()
+            if len(rows):
+                yield score, rows, torch.searchsorted(own, origin[rows])
 
     def time(self, u: Tensor) -> Tensor:
         """Return the times at the quantiles u."""
@@ -263,6 +305,16 @@ class Training:
         t = self.process.check(self.times(u))
         require(t.shape == u.shape, f"times must give one t for each u; got {tuple(t.shape)} for {tuple(u.shape)}.")
         return t.to(u).clamp(low, high)
+
+
+def _check_labels(labels: Array, data: Empirical) -> Tensor:
+    """Return one label for each point of the data, whole numbers from 0 on."""
+    found = as_tensor(labels, "labels").detach()
+    good = found.shape == (data.n,) and "int" in str(found.dtype)
+    what = f"labels must be ({data.n},), one whole number for each point"
+    require(good, f"{what}; got {str(found.dtype).removeprefix('torch.')}, shape {tuple(found.shape)}.")
+    require(int(found.min()) >= 0, f"Labels are whole numbers from 0 on; got {int(found.min())}.")
+    return found.long().to(data.device)
 
 
 def _points(data: Empirical, index: Tensor, like: Tensor) -> Tensor:
