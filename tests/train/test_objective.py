@@ -297,6 +297,19 @@ def test_a_draw_depends_on_seed_member_and_index_alone(goal, members, start, cou
     assert not torch.equal(other.x, part.x)
 
 
+def test_the_targets_of_several_objectives_are_those_of_each_and_their_mean_is_computed_once(monkeypatch):
+    made, count = training(points=PLANE, vary=("inputs",), seed=4), []
+    true = vk.EmpiricalScore.denoise
+    monkeypatch.setattr(vk.EmpiricalScore, "denoise", lambda *given: count.append(0) or true(*given))
+    together = made.batches(GOALS, [0, 3], 20, 5)
+    assert len(count) == 1
+    for goal, found in zip(GOALS, together, strict=True):
+        for a, b in zip(
+            found, training(goal, points=PLANE, vary=("inputs",), seed=4).batch([0, 3], 20, 5), strict=True
+        ):
+            assert torch.equal(a, b)
+
+
 def test_what_varies_and_what_is_held():
     def differ(a: Tensor) -> bool:
         return not torch.equal(a[0], a[1])

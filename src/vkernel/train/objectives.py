@@ -258,6 +258,11 @@ class Training:
 
     def batch(self, members: Sequence[int], count: int, start: int = 0) -> Batch:
         """Return draws ``start`` to ``start + count`` of the endless sequence of every member."""
+        return self.batches((self.objective,), members, count, start)[0]
+
+    def batches(self, objectives: Sequence[Objective], members: Sequence[int], count: int, start: int) -> list[Batch]:
+        """Return the draws of :meth:`batch` with the targets of each objective. Inputs and exact moments are computed
+        once; a target is the same, bit for bit, in any company."""
         index = torch.arange(start, start + count, device=self.data.device)
 
         def u(purpose: str) -> Tensor:
@@ -271,16 +276,19 @@ class Training:
         x = (self.process.alpha(t)[..., None] * clean + self.process.sigma(t)[..., None] * z).reshape(shape)
         flat_x, flat_t = x.reshape(-1, *self.data.shape), t.flatten()
         drawn_again = self.design is not None or ("inputs" in self.vary) != ("targets" in self.vary)
-        k = self.objective.uniforms
-        counter = k * index[:, None] + torch.arange(k, device=index.device)
-        more = rng.uniforms(self.keys("targets/noise", members)[:, None, None], counter).reshape(len(flat_x), k)
-        m = torch.empty_like(flat_x)
-        for score, rows, own in self._by_class(origin.flatten()):
-            at = flat_x[rows], flat_t[rows]
+        key, more = self.keys("targets/noise", members)[:, None, None], list[Tensor]()
+        for k in (objective.uniforms for objective in objectives):
+            counter = k * index[:, None] + torch.arange(k, device=index.device)
+            more.append(rng.uniforms(key, counter).reshape(len(flat_x), k))
+        found = [torch.empty_like(flat_x) for _ in objectives]
+        for exact, rows, own in self._by_class(origin.flatten()):
+            score, at = _Once(exact), (flat_x[rows], flat_t[rows])
             if drawn_again:
                 own = score.posterior(*at).indices_at(u("targets/origin").reshape(1, -1)[:, rows])[0]
-            m[rows] = self.objective.target(score, *at, own, more[rows])
-        return Batch(x.to(self.dtype), t.to(self.dtype), m.reshape(shape).to(self.dtype))
+            for objective, m, drawn in zip(objectives, found, more, strict=True):
+                m[rows] = objective.target(score, *at, own, drawn[rows])
+        x, t = x.to(self.dtype), t.to(self.dtype)
+        return [Batch(x, t, m.reshape(shape).to(self.dtype)) for m in found]
 
     def _by_class(self, origin: Tensor) -> Iterator[tuple[EmpiricalScore, slice | Tensor, Tensor]]:
         """Yield for each label the exact score of its points, the rows of its draws, and their origins among these."""
@@ -305,6 +313,15 @@ class Training:
         t = self.process.check(self.times(u))
         require(t.shape == u.shape, f"times must give one t for each u; got {tuple(t.shape)} for {tuple(u.shape)}.")
         return t.to(u).clamp(low, high)
+
+
+class _Once(EmpiricalScore):
+    """An exact score for one set of queries: the posterior and its mean are computed once for all objectives."""
+
+    def __init__(self, score: EmpiricalScore) -> None:
+        vars(self).update(vars(score))
+        self.denoise = functools.cache(score.denoise)  # type: ignore[method-assign]
+        self.posterior = functools.cache(score.posterior)  # type: ignore[method-assign]
 
 
 def _check_labels(labels: Array, data: Empirical) -> Tensor:
