@@ -26,7 +26,7 @@ LINE = torch.tensor([[-1.0], [0.1], [1.0]], dtype=torch.float64)
 PLANE = torch.tensor([[-1.0, 0.3], [0.2, 0.9], [0.7, -0.6], [0.7, -0.6]], dtype=torch.float64)
 W = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
 GRID = features.grid("gaussian", 4, 1, -1.5, 1.5, PROCESS, per_time=3)
-TARGETS, WEIGHTS = ("score", "x0", "noise", "v", "flow", "edm"), ("sigma2", "one", "x0", "v", "likelihood")
+TARGETS, WEIGHTS = ("score", "x0", "noise", "v", "flow", "edm"), ("sigma2", "one", "x0", "v", "edm", "likelihood")
 
 
 def training(goal=None, draws: int | None = 30, points: Tensor = LINE, process=PROCESS, **options) -> Training:
@@ -119,7 +119,8 @@ def test_primal_and_dual_are_least_squares_on_the_augmented_system(target, count
     got = model.solve(batch, PROCESS)
     alpha, S = (a[..., None] for a in levels(batch.t))
     D = (0.1 + 19.9 * batch.t)[..., None]  # of the paper's VP, whose beta is D
-    lam = {"sigma2": S, "one": S**0, "x0": S**2 / alpha**2, "v": S / alpha**2, "likelihood": D}[weight]
+    lam = {"sigma2": S, "one": S**0, "x0": S**2 / alpha**2, "v": S / alpha**2, "likelihood": D}
+    lam = (lam | {"edm": S**2 / alpha**2 * (4 + alpha**2 / S)})[weight]
     noise, proxy = (batch.x - alpha * batch.m) / S.sqrt(), (alpha * batch.m - batch.x) / S
     total = alpha**2 / 4 + S  # variance of x for data of standard deviation .5
     slope, wanted = {

@@ -413,12 +413,19 @@ def test_time_densities(name):
     assert stats.kstest(ratio, stats.uniform(ends[0], ends[1] - ends[0]).cdf).pvalue > 1e-3
     t = training(times=lambda u: low + (high - low) * u.square(), **options).batch([0], 4000).t[0]
     assert stats.kstest(((t - low) / (high - low)).numpy(), stats.beta(0.5, 1).cdf).pvalue > 1e-3
+    t = training(times=("lognormal", -1.2, 1.2), **options).batch([0], 4000).t[0].tolist()
+    ratio = [math.log(S) / 2 - math.log(alpha) for alpha, S in (reference.levels(name, u) for u in t)]
+    kept = [r for r in ratio if ends[0] + 1e-9 < r < ends[1] - 1e-9]
+    below, above = stats.norm(-1.2, 1.2).cdf(ends)
+    assert stats.kstest(kept, lambda r: (stats.norm(-1.2, 1.2).cdf(r) - below) / (above - below)).pvalue > 1e-3
+    clipped = stats.binomtest(len(ratio) - len(kept), len(ratio), 1 - (above - below))  # they lie at eps and T
+    assert clipped.pvalue > 1e-3
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from(sorted(reference.PROCESSES)),
-    times=st.sampled_from(["uniform", "log"]),
+    times=st.sampled_from(["uniform", "log", ("lognormal", 0.0, 9.0)]),
     u=st.one_of(st.floats(0, 1, exclude_min=True), st.sampled_from([2.0**-54, 1 - 2.0**-53, 1.0])),
 )
 def test_times_never_leave_the_range_of_the_process(name, times, u):
@@ -492,6 +499,8 @@ def test_names_and_specs():
         (lambda: training(vary=("inputs", "weather")), "'weather'"),
         (lambda: training(times="cosine"), "times must be"),
         (lambda: training(times=0.5), "times must be"),
+        (lambda: training(times=("lognormal", 0.0)), "times must be"),
+        (lambda: training(times=("lognormal", 0.0, 0.0)), "standard deviation of log.* must be positive"),
         (lambda: training(3), "no objective 3"),
         (lambda: training(process="vp"), "process"),
         (lambda: training(JK(6, "subset")).batch([0], 2), "subset of 6 points.*have 5"),

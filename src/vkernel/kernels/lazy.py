@@ -30,7 +30,7 @@ from vkernel.process import Process
 from vkernel.score.base import Time
 from vkernel.train import models
 from vkernel.train.ensemble import Ensemble
-from vkernel.train.objectives import VARIES, Objective, Quantile, Training
+from vkernel.train.objectives import VARIES, Objective, Times, Training
 
 PAIRS, WIDEST, FEW = 1 << 21, 64, 4  # of Lazy: pairs held at once, the largest dimension, the fewest sets
 PLACES = 128  # at which the error is taken
@@ -63,7 +63,7 @@ class Lazy(Function):
         vary: Sequence[str] = VARIES,
         sets: int = 64,
         seed: int = 0,
-        times: str | Quantile = "uniform",
+        times: Times = "uniform",
         progress: Progress = False,
     ) -> None:
         require(isinstance(model, models.Lazy), f"This kernel belongs to a lazy model, not {model!r}.")

@@ -42,7 +42,7 @@ from vkernel.score.base import Time, wide_time
 from vkernel.train import models
 from vkernel.train.ensemble import Ensemble
 from vkernel.train.models.linear import factor
-from vkernel.train.objectives import VARIES, Batch, Objective, Quantile, Training
+from vkernel.train.objectives import VARIES, Batch, Objective, Times, Training
 
 CHUNK = 1 << 24  # numbers of a table of features held at once
 LARGEST = 6000  # weights whose covariance is a matrix
@@ -123,7 +123,7 @@ class Linear(LinearField):
         objective: str | Objective = "J1",
         vary: Sequence[str] = VARIES,
         seed: int = 0,
-        times: str | Quantile = "uniform",
+        times: Times = "uniform",
         sets: int | None = None,
         quadrature: int = 1 << 17,
         progress: Progress = False,
@@ -252,7 +252,7 @@ class SGD(LinearField):
         objective: str | Objective = "J1",
         stationary: bool = False,
         seed: int = 0,
-        times: str | Quantile = "uniform",
+        times: Times = "uniform",
         quadrature: int = 1 << 16,
         nodes: int = 24,
         progress: Progress = False,

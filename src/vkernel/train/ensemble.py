@@ -39,7 +39,7 @@ from vkernel.sample.scores import Scores
 from vkernel.score.base import Score, Time, wide_time
 from vkernel.train import models
 from vkernel.train.models.base import Model, State
-from vkernel.train.objectives import VARIES, Objective, Quantile, Training
+from vkernel.train.objectives import VARIES, Objective, Times, Training
 from vkernel.version import __version__
 
 INDEX = 40  # bytes of a member's index
@@ -56,7 +56,7 @@ def train_ensemble(
     objective: str | Objective = "J1",
     vary: Sequence[str] = VARIES,
     seed: int = 0,
-    times: str | Quantile = "uniform",
+    times: Times | None = None,
     dtype: torch.dtype | None = None,
     progress: Progress = False,
 ) -> Ensemble:
@@ -65,9 +65,10 @@ def train_ensemble(
     ``members`` is their number, or the indices of some; a member depends on (seed, index) alone. ``draws`` is the
     number of noised points of each, ``None`` for fresh draws at every step of a network. ``objective`` is "J1", "J0",
     ``vk.JC(c)`` or ``vk.JK(K, kind)``; all use the same inputs at equal ``seed``. ``vary`` names what differs between
-    members: "inputs", "targets", "init", "order". ``times`` is the density of t: "uniform", "log" (in log sigma/alpha)
-    or a quantile function u -> t."""
+    members: "inputs", "targets", "init", "order". ``times`` is the density of t: "uniform", "log" (in log sigma/alpha),
+    ("lognormal", mean, std) of sigma/alpha or a quantile function u -> t; by default the model's (``defaults``)."""
     require(isinstance(model, Model), f"train_ensemble needs a model such as vk.models.Linear(…), not {model!r}.")
+    times = model.defaults(process)[1] if times is None else times
     training = Training(data, process, objective, draws, vary, seed, times, dtype or model.state_dtype)
     if isinstance(members, int):
         least = members * (INDEX + training.data.d * training.dtype.itemsize)  # a weight for each coordinate at least
@@ -81,7 +82,7 @@ def train_ensemble(
     with show_progress(1.0, progress) as report:
         state = model.fit(training, indices, partial(report, f"{len(indices)} members, {training.objective!r}"))
     info: Info = {"members": list(indices), "draws": draws, "objective": training.objective.spec}
-    info |= {"vary": list(training.vary), "seed": int(seed), "times": times if isinstance(times, str) else "function"}
+    info |= {"vary": list(training.vary), "seed": int(seed), "times": training.density}
     info["data"] = {"name": training.data.name, "n": training.data.n}
     found = Ensemble(model, state, process, training.data.shape, info)
     if found.diverged:
@@ -299,7 +300,7 @@ def variance_split(
     *,
     draws: int | None = None,
     objective: str | Objective = "J1",
-    times: str | Quantile = "uniform",
+    times: Times | None = None,
     progress: Progress = False,
 ) -> VarianceSplit:
     """Split the variance of the score at ``x (*batch, *shape)``, ``t`` into its sources.
@@ -314,6 +315,7 @@ def variance_split(
     count = math.prod(sizes)
     # a factor's stream is its index together with those outside it: nested, not crossed
     design = {name: [m // math.prod(sizes[k + 1 :]) for m in range(count)] for k, name in enumerate(names)}
+    times = model.defaults(process)[1] if times is None else times
     training = Training(data, process, objective, draws, VARIES, seed, times, model.state_dtype, design)
     shape = training.data.shape
     x = check_shape(check_real(x, "x"), "x", shape)

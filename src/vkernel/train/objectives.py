@@ -39,13 +39,14 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.checks import as_tensor, check_choice, check_number, check_whole, is_whole
+from vkernel.core.checks import as_tensor, check_choice, check_number, check_positive, check_whole, is_whole
 from vkernel.core.errors import InputError, require
 from vkernel.data.empirical import Array, Empirical
 from vkernel.process import Process
 from vkernel.score.empirical import EmpiricalScore
 
 Quantile = Callable[[Tensor], Tensor]
+Times = str | Sequence[str | float] | Quantile  # the density of training times, as :func:`check_times` reads it
 VARIES = ("inputs", "targets", "init", "order")
 KINDS = ("draws", "subset", "efm")
 CHUNK = 1 << 24  # numbers held at once while the weights of subsets are computed
@@ -159,6 +160,21 @@ def parse(objective: str | Objective | Mapping[str, object]) -> Objective:
     raise InputError(f"There is no objective {objective!r}; give 'J0', 'J1', vk.JC(c) or vk.JK(K, kind).")
 
 
+def check_times(times: Times) -> str | tuple[str, float, float] | Quantile:
+    """Return a density of training times: "uniform" in t, "log" (uniform in log(sigma/alpha)), a quantile function
+    u -> t, or ("lognormal", mean, std), the normal law of log(sigma/alpha) clipped to the range of the process."""
+    match times:
+        case "uniform" | "log":
+            return str(times)
+        case ["lognormal", mean, std]:
+            mean = check_number(mean, "The mean of log(sigma/alpha)")
+            return "lognormal", mean, check_positive(std, "The standard deviation of log(sigma/alpha)")
+    if callable(times):
+        return times
+    wanted = "'uniform', 'log', ('lognormal', mean, std) or a function u -> t"
+    raise InputError(f"times must be {wanted}; got {times!r}.")
+
+
 class Batch(NamedTuple):
     r"""Draws of several members: ``x (M, P, *shape)``, ``t (M, P)`` and the target's :math:`\tilde m`, like x."""
 
@@ -182,7 +198,7 @@ class Training:
         draws: int | None,
         vary: Sequence[str] = VARIES,
         seed: int = 0,
-        times: str | Quantile = "uniform",
+        times: Times = "uniform",
         dtype: torch.dtype = torch.float64,
         design: Mapping[str, Sequence[int]] | None = None,
         labels: Array | None = None,
@@ -196,14 +212,12 @@ class Training:
         require(good, f"seed must be a whole number; got {seed!r}.")
         good = dtype in (torch.float32, torch.float64)
         require(good, f"dtype, in which a model is trained, is torch.float32 or torch.float64; got {dtype!r}.")
-        good = callable(times) or times in ("uniform", "log")
-        require(good, f"times must be 'uniform', 'log' or a function u -> t; got {times!r}.")
         self.data = data if isinstance(data, Empirical) else Empirical(data)
         self.labels = None if labels is None else _check_labels(labels, self.data)
         self.flips = flips
         if flips:
             self.data, self.labels = self.data.mirrored(), None if self.labels is None else self.labels.repeat(2)
-        self.process, self.objective, self.seed, self.times = process, parse(objective), seed, times
+        self.process, self.objective, self.seed, self.times = process, parse(objective), seed, check_times(times)
         self.draws = None if draws is None else check_whole(draws, "draws, the number P of training draws,")
         names = (vary,) if isinstance(vary, str) else vary
         self.vary = tuple(check_choice(name, "an entry of vary", VARIES) for name in names)
@@ -229,6 +243,11 @@ class Training:
             k: (self.labels == k).nonzero().flatten() for k in self.labels[self.data.weights > 0].unique().tolist()
         }
         return {k: (EmpiricalScore(self.data.subset(own), self.process), own) for k, own in index.items()}
+
+    @property
+    def density(self) -> str | list[str | float]:
+        """The density of times in JSON; a quantile function is not kept."""
+        return list(self.times) if isinstance(self.times, tuple) else "function" if callable(self.times) else self.times
 
     def finite_draws(self, model: str) -> int:
         """Return P; refuse an endless sequence."""
@@ -304,11 +323,14 @@ class Training:
     def time(self, u: Tensor) -> Tensor:
         """Return the times at the quantiles u."""
         low, high = self.process.eps, self.process.T
-        if self.times == "uniform":
-            return (low + (high - low) * u).clamp(low, high)
-        if self.times == "log":
-            least, most = map(math.log, self.process.ratios)
-            return self.process.time((least + (most - least) * u).exp())
+        match self.times:
+            case "uniform":
+                return (low + (high - low) * u).clamp(low, high)
+            case "log":
+                least, most = map(math.log, self.process.ratios)
+                return self.process.time((least + (most - least) * u).exp())
+            case (_, float(mean), float(std)):
+                return self.process.time((mean + std * torch.special.ndtri(u)).exp().clamp(*self.process.ratios))
         assert callable(self.times)
         t = self.process.check(self.times(u))
         require(t.shape == u.shape, f"times must give one t for each u; got {tuple(t.shape)} for {tuple(u.shape)}.")

@@ -13,8 +13,14 @@ sigma2      :math:`\sigma^2`                      the squared error of a noise p
 one         1                                     that of the score
 x0          :math:`\sigma^4/\alpha^2`             that of a denoiser
 v           :math:`\sigma^2 h^4/\alpha^2`         that of a v prediction, :math:`h^2 = \alpha^2 + \sigma^2`
+edm         :math:`\sigma^4/(\alpha c_{out})^2`    that of EDM's raw network (Karras et al. 2022); :math:`c_{out}` below
 likelihood  :math:`D`                             a bound on the likelihood for t uniform (Song et al. 2021)
 ==========  ====================================  =================================================================
+
+For edm :math:`c_{out}^{-2} = \sigma_d^{-2} + (\alpha/\sigma)^2` with :math:`\sigma_d = .5`. An edm target has
+:math:`B = \alpha c_{out}/\sigma^2`, hence :math:`\omega = 1` at every noise level of every process. With times from
+("lognormal", -1.2, 1.2) the loss is then EDM's, in :math:`x/\alpha` and :math:`\sigma/\alpha`. These two are the
+:data:`PRECONDITIONED` defaults of networks; where ``weight`` or ``times`` is ``None``, :meth:`Model.defaults` decides.
 """
 
 import math
@@ -30,28 +36,30 @@ from vkernel.core.covariance import fits
 from vkernel.core.errors import require
 from vkernel.process import Process
 from vkernel.score.conversions import PREDICTIONS, convert
-from vkernel.train.objectives import Training
+from vkernel.train.objectives import Times, Training
 
 State = dict[str, Tensor]
 Report = Callable[[float], None]
 Weight = str | Callable[[Tensor], Tensor]
-WEIGHTS = ("sigma2", "one", "x0", "v", "likelihood")
+WEIGHTS = ("sigma2", "one", "x0", "v", "edm", "likelihood")
+PRECONDITIONED: tuple[Weight, Times] = "edm", ("lognormal", -1.2, 1.2)  # of Karras et al. (2022)
 
 
 class Model(ABC):
     """An architecture and the method that fits it; final kinds are dataclasses, whose fields are the settings.
-    ``target`` is what f predicts ("edm" with sigma_data = .5); ``weight`` is the weighting λ, or a function of t."""
+    ``target`` is what f predicts ("edm" with sigma_data = .5); ``weight`` is the weighting λ, a function of t, or
+    ``None`` for that of :meth:`defaults`."""
 
     linear: ClassVar[bool] = False  # whether the output is linear in the state
     state_dtype = torch.float64  # in which the model is trained by default
     randomness: tuple[str, ...] = ("inputs", "targets")  # the sources on which the result depends, outermost first
     target: str
-    weight: Weight
+    weight: Weight | None
 
     def __post_init__(self) -> None:
         good = self.target in PREDICTIONS
         require(good, f"A model's target is one of {', '.join(PREDICTIONS)}; not {self.target!r}.")
-        good = callable(self.weight) or self.weight in WEIGHTS
+        good = self.weight is None or callable(self.weight) or self.weight in WEIGHTS
         require(good, f"weight must be one of {', '.join(WEIGHTS)}, or a function λ(t); got {self.weight!r}.")
 
     @abstractmethod
@@ -61,6 +69,10 @@ class Model(ABC):
     @abstractmethod
     def output(self, state: State, x: Tensor, t: Tensor, process: Process) -> Tensor:
         """Return f, ``(M, N, *shape)``, for ``x (M or 1, N, *shape)`` and ``t (M or 1, N or 1)``."""
+
+    def defaults(self, process: Process) -> tuple[Weight, Times]:
+        """Return the weighting and the density of training times that are used where none is given."""
+        return "sigma2", "uniform"
 
     def score(self, state: State, x: Tensor, t: Tensor, process: Process, affine: bool = True) -> Tensor:
         """Return the learned score a + B f, or B f without ``affine``; shapes as in :meth:`output`."""
@@ -84,17 +96,17 @@ class Model(ABC):
 
     def omega(self, t: Tensor, process: Process) -> Tensor:
         """Return ω, the weight of the squared error of f, like t."""
-        one = torch.ones_like(t)
-        if callable(self.weight):
-            lam = torch.as_tensor(self.weight(t)).to(t)
+        one, weight = torch.ones_like(t), self.defaults(process)[0] if self.weight is None else self.weight
+        if callable(weight):
+            lam = torch.as_tensor(weight(t)).to(t)
             good = fits(tuple(lam.shape), tuple(t.shape))
             require(good, f"The weighting λ(t) must be like t, {tuple(t.shape)}; it is {tuple(lam.shape)}.")
             good = bool((lam.isfinite() & (lam >= 0)).all())
             require(good, "The weighting λ(t) must be finite and not negative everywhere on [eps, T].")
-        elif self.weight in PREDICTIONS:
-            lam = convert(one, self.weight, "score", 0 * one, t, process).square().reciprocal()
+        elif weight in PREDICTIONS:
+            lam = convert(one, weight, "score", 0 * one, t, process).square().reciprocal()
         else:
-            lam = process.S(t) if self.weight == "sigma2" else process.D(t) if self.weight == "likelihood" else one
+            lam = process.S(t) if weight == "sigma2" else process.D(t) if weight == "likelihood" else one
         return lam * self.slope(t, process).square()
 
     @property

@@ -10,7 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vkernel.core.checks import check_choice, check_whole
+from vkernel.process import EDM, VE, Process
+from vkernel.train.models.base import PRECONDITIONED, Weight
 from vkernel.train.models.network import Network, Shape
+from vkernel.train.objectives import Times
 
 Activation = Callable[[Tensor], Tensor]
 ACTIVATIONS: dict[str, Activation] = {"silu": F.silu, "relu": torch.relu, "gelu": F.gelu}
@@ -19,7 +22,8 @@ ACTIVATIONS |= {"tanh": torch.tanh, "erf": torch.erf}
 
 @dataclass(eq=False)
 class MLP(Network):
-    """A multilayer perceptron with ``depth`` hidden layers of ``width`` units."""
+    """A multilayer perceptron with ``depth`` hidden layers of ``width`` units. Where the target is "edm", or noise
+    levels span orders of magnitude (EDM, VE), weight and times are by default EDM's; else "sigma2" and "uniform"."""
 
     width: int = 64
     depth: int = 3
@@ -31,6 +35,10 @@ class MLP(Network):
         check_whole(self.width, "width")
         check_whole(self.depth, "depth")
         check_choice(self.activation, "activation", ACTIVATIONS)
+
+    def defaults(self, process: Process) -> tuple[Weight, Times]:
+        wide = self.target == "edm" or isinstance(process, EDM | VE)
+        return PRECONDITIONED if wide else super().defaults(process)
 
     def module(self, shape: Shape) -> nn.Module:
         d, hidden = math.prod(shape), [self.width] * self.depth

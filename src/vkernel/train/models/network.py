@@ -55,7 +55,7 @@ class Network(Model):
     ``bf16=True`` evaluates the module in bfloat16; parameters, gradients and the loss keep ``dtype``."""
 
     target: str = "noise"
-    weight: Weight = "sigma2"
+    weight: Weight | None = None
     lr: float = 1e-3
     batch: int | None = 64
     steps: int = 2000

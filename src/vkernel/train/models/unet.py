@@ -8,7 +8,10 @@ from torch.nn import functional as F
 
 from vkernel.core.checks import check_whole, is_whole
 from vkernel.core.errors import require
+from vkernel.process import Process
+from vkernel.train.models.base import PRECONDITIONED, Weight
 from vkernel.train.models.network import Network, Shape
+from vkernel.train.objectives import Times
 
 GROUPS = 8  # of a group normalisation
 
@@ -20,10 +23,12 @@ class UNet(Network):
     channels: tuple[int, int, int] = (32, 64, 64)
     blocks: int = 1
     _: KW_ONLY
+    target: str = "edm"
     lr: float = 5e-4
     steps: int = 5000
     ema: float | None = 0.999
     time_features: int = 8
+    spread: float = 0.5  # with sigma_data of "edm" that is EDM's scaling of the input
     chunk: int | None = 1
 
     def __post_init__(self) -> None:
@@ -33,6 +38,9 @@ class UNet(Network):
         require(good, f"channels must be three multiples of {GROUPS}, one for each level; got {self.channels!r}.")
         a, b, c = self.channels
         self.channels, self.blocks = (a, b, c), check_whole(self.blocks, "blocks")
+
+    def defaults(self, process: Process) -> tuple[Weight, Times]:
+        return PRECONDITIONED
 
     def module(self, shape: Shape) -> nn.Module:
         good = len(shape) == 2 or (len(shape) == 3 and 1 <= shape[0] <= 4)
