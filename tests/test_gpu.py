@@ -110,6 +110,17 @@ def test_a_lazy_ensemble_and_an_mlp_are_the_same_on_the_gpu():
         torch.testing.assert_close(*both, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("noise", ["gaussian", "white"])
+def test_placebo_targets_are_the_same_on_the_gpu(noise: str) -> None:
+    points, goal = torch.rand(3000, 1, 16, 16, generator=torch.Generator().manual_seed(0)), vk.JC(3.0, noise)
+    how = {"times": ("lognormal", 0.0, 1.2), "dtype": torch.float32}
+    here, there = (
+        Training(vk.Empirical(points).to(d), vk.EDM(), goal, None, **how).batch([0, 3], 64) for d in ("cpu", "cuda")
+    )
+    for a, b in zip(here, there, strict=True):
+        torch.testing.assert_close(a, b.cpu(), rtol=1e-3, atol=1e-3)
+
+
 def test_unets_from_a_graph_learn_what_the_plain_loop_learns():
     """Two members side by side, replayed, against the same steps without a graph: they differ by rounding alone."""
     points = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))

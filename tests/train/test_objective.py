@@ -14,6 +14,7 @@ from scipy import stats
 from torch import Tensor
 
 import vkernel as vk
+from vkernel.core import rng
 from vkernel.core.errors import InputError
 from vkernel.train import objectives as module
 from vkernel.train.objectives import J0, J1, JC, JK, VARIES, Training, parse
@@ -34,6 +35,8 @@ GOALS = [
     JK(1, "efm"),
     JK(3, "efm"),
     JC(0.5),
+    JC(2.0, "gaussian"),
+    JC(2.0, "white"),
 ]
 NOISY = [goal for goal in GOALS if not isinstance(goal, J0)]
 names = repr
@@ -100,7 +103,9 @@ def test_the_mean_over_members_that_share_their_inputs_is_the_denoised_point(goa
     assert ((batch.m.mean(0) - want).abs() <= 4 * se + 1e-10).all()
 
 
-@pytest.mark.parametrize("goal", [J1(), JK(3), JK(4, "subset"), JK(3, "efm")], ids=names)
+@pytest.mark.parametrize(
+    "goal", [J1(), JK(3), JK(4, "subset"), JK(3, "efm"), JC(1.0, "gaussian"), JC(1.0, "white")], ids=names
+)
 def test_targets_are_fresh_for_every_draw(goal):
     """Given the inputs, the targets of two draws are independent: their noise is not correlated over members."""
     members, held = 4000, {"vary": ("targets",), "times": lambda u: torch.full_like(u, 0.2)}
@@ -137,6 +142,49 @@ def test_c_scales_the_noise_of_the_target(c):
     if end is not None:
         one, two = (training(goal, points=PLANE, seed=4).batch([0, 1], 50) for goal in (JC(c), end))
         torch.testing.assert_close(one.m, two.m)
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "white"])
+@pytest.mark.parametrize("c", [0.5, 3.0])
+def test_placebos_have_the_stated_covariance_and_the_trace_of_the_posterior(noise, c):
+    x, t, count = torch.tensor([0.1, 0.2], dtype=torch.float64), 0.2, 40000
+    m, want = targets(JC(c, noise), PLANE, x, t, count, seed=5)
+    stated = c**2 * (want.cov if noise == "gaussian" else want.cov.trace() / 2 * torch.eye(2, dtype=torch.float64))
+    products = (m - want.mean)[:, :, None] * (m - want.mean)[:, None, :]
+    assert ((products.mean(0) - stated).abs() <= 4 * products.std(0) / math.sqrt(count)).all()
+    squares = products.diagonal(dim1=1, dim2=2).sum(1)
+    assert abs(float(squares.mean() - c**2 * want.cov.trace())) <= 4 * float(squares.std()) / math.sqrt(count)
+    score = vk.EmpiricalScore(vk.Empirical(PLANE, W), PROCESS)
+    got = JC(c, noise).covariance(score, x[None], torch.tensor([t], dtype=torch.float64))
+    torch.testing.assert_close(got, stated[None])
+    along = (m - want.mean)[:, 0] / stated[0, 0].sqrt()
+    assert stats.kstest(along.numpy(), "norm").pvalue > 1e-3  # Gaussian, unlike the noise of the origin
+
+
+def test_placebos_of_two_points_in_closed_form():
+    """With y - m = r' (y - y') the Gaussian placebo is (√r r' z - √r' r z') (y - y'), of variance r r' |y - y'|²."""
+    points = torch.tensor([[-1.0, 0.5], [0.4, 0.1]], dtype=torch.float64)
+    score, N = vk.EmpiricalScore(points, PROCESS), 6
+    x, t = uniform(N, 2, seed=3) - 0.5, torch.linspace(0.1, 0.4, N, dtype=torch.float64)
+    u, none = uniform(N, 1, seed=8), torch.zeros(N, dtype=torch.long)
+    keys = (u[:, 0] * 2**53).long()
+    r, post = torch.stack([score.posterior(x, t).weight(torch.tensor(i)) for i in (0, 1)]), score.denoise(x, t)
+    z = torch.stack([rng.normals(keys, torch.tensor(i)) for i in (0, 1)])
+    size = r[0].sqrt() * r[1] * z[0] - r[1].sqrt() * r[0] * z[1]
+    by_hand = post + 3 * size[:, None] * (points[0] - points[1])
+    torch.testing.assert_close(JC(3.0, "gaussian").target(score, x, t, none, u), by_hand)
+    trace = r[0] * r[1] * (points[0] - points[1]).square().sum()
+    z = torch.stack([rng.normals(keys, torch.tensor(k)) for k in (0, 1)], 1)
+    by_hand = post + 3 * (trace / 2).sqrt()[:, None] * z
+    torch.testing.assert_close(JC(3.0, "white").target(score, x, t, none, u), by_hand)
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "white"])
+def test_placebos_of_twins_differ_in_size_alone(noise):
+    zero, one, three = (
+        training(g, points=PLANE, seed=4).batch([0, 5], 50).m for g in (J0(), JC(1, noise), JC(3, noise))
+    )
+    torch.testing.assert_close(three - zero, 3 * (one - zero))
 
 
 def law(goal: JK, points: Tensor, weights: Tensor, x: Tensor, t: float) -> tuple[Tensor, Tensor]:
@@ -252,6 +300,8 @@ def test_points_of_weight_zero_are_never_origins_and_carry_nothing():
     for goal in GOALS:
         m = training(goal, points=LINE, weights=w, seed=7).batch([0], 500).m
         assert m.isfinite().all()
+        if "noise" in goal.settings:  # a placebo leaves the range of the points
+            continue
         assert m.min() >= -0.3 - 1e-12
         assert m.max() <= 0.4 + 1e-12
 
@@ -487,6 +537,7 @@ def test_names_and_specs():
         (lambda: JK(0), "K must be a whole number"),
         (lambda: JC(math.nan), "c, the factor"),
         (lambda: JC("much"), "c, the factor"),
+        (lambda: JC(1.0, "pink"), "noise of JC must be one of posterior, gaussian, white"),
         (lambda: parse({"kind": "JC"}), "c, the factor"),
         (lambda: JK(-1), "K must be"),
         (lambda: JK(2.5), "K must be"),

@@ -185,6 +185,10 @@ class PosteriorCovariance(Covariance):
     def draw(self, generator: Generator = None) -> Tensor:
         r"""Draw a Gaussian exactly, as :math:`\sum_i \sqrt{r_i}\, z_i\, (y_i - m)` with :math:`z_i \sim N(0, 1)`.
         :math:`z_i` belongs to the pair (query, point): chunks, shards and devices do not change it."""
-        p = self.posterior
-        keys = rng.keys((len(p.queries),), rng.as_generator(generator), p.engine.data.device)
-        return p._like_x(p._combine(keys=p.engine.ranks.common(keys)))
+        ranks, device = self.posterior.engine.ranks, self.posterior.engine.data.device
+        keys = rng.keys((len(self.posterior.queries),), rng.as_generator(generator), device)
+        return self.draw_at(ranks.common(keys))
+
+    def draw_at(self, keys: Tensor) -> Tensor:
+        """Return the draw of :meth:`draw` whose random numbers belong to ``keys``, one whole number for each query."""
+        return self.posterior._like_x(self.posterior._combine(keys=keys.flatten()))

@@ -10,6 +10,8 @@ objective              :math:`\tilde m`                                         
 ``J0()``               :math:`m(x, t)`, noiseless                                  0
 ``J1()``               :math:`x_0`, the origin of x: denoising score matching      :math:`\mathrm{Cov}(x_0|x,t)`
 ``JC(c)``              :math:`m + c\,(x_0 - m)`; J0 at c = 0, J1 at c = 1          :math:`c^2\,\mathrm{Cov}(x_0|x,t)`
+``JC(c, "gaussian")``  :math:`m + c\,\sum_i \sqrt{r_i}\, z_i\,(y_i - m)`             the same
+``JC(c, "white")``     :math:`m + c\,\sqrt{\mathrm{tr\,Cov}(x_0|x,t)/d}\; z`          white, of the same trace
 ``JK(K)``              mean of :math:`x_0` and K - 1 further posterior draws       :math:`\mathrm{Cov}(x_0|x,t)/K`
 ``JK(K, "subset")``    :math:`E[x_0|x, B]`; B is fresh and holds the origin of x   falls with K; J1 at K = 1,
                        and K - 1 others, uniform without replacement               J0 at K = n
@@ -49,6 +51,7 @@ Quantile = Callable[[Tensor], Tensor]
 Times = str | Sequence[str | float] | Quantile  # the density of training times, as :func:`check_times` reads it
 VARIES = ("inputs", "targets", "init", "order")
 KINDS = ("draws", "subset", "efm")
+NOISES = ("posterior", "gaussian", "white")
 CHUNK = 1 << 24  # numbers held at once while the weights of subsets are computed
 
 
@@ -108,15 +111,31 @@ class J1(Objective):
 
 
 class JC(Objective):
-    """Targets whose noise is scaled by ``c``: J0 at c = 0, J1 at c = 1, and noisier than J1 beyond."""
+    """Targets whose noise is scaled by ``c``: J0 at c = 0, J1 at c = 1, and noisier than J1 beyond.
+    ``noise`` is that of the origin, "posterior", or one of two placebos that have nothing to do with the origin of x
+    but the trace of its covariance: "gaussian" has the whole covariance, "white" only the trace."""
 
-    def __init__(self, c: float) -> None:
-        self.c = check_number(c, "c, the factor of the noise,")
-        self.ratio, self.settings = self.c**2, {"c": self.c}
+    def __init__(self, c: float, noise: str = "posterior") -> None:
+        self.c, self.noise = check_number(c, "c, the factor of the noise,"), check_choice(noise, "noise of JC", NOISES)
+        self.ratio, self.settings = None if noise == "white" else self.c**2, {"c": self.c}
+        if noise != "posterior":
+            self.uniforms, self.settings = 1, {"c": self.c, "noise": noise}
 
     def target(self, score: EmpiricalScore, x: Tensor, t: Tensor, origin: Tensor, u: Tensor) -> Tensor:
         m = score.denoise(x, t)
-        return m + self.c * (_points(score.data, origin, x) - m)
+        if self.noise == "posterior":
+            return m + self.c * (_points(score.data, origin, x) - m)
+        cov, keys = score.posterior(x, t).cov, (u[:, 0] * 2.0**53).long()  # 53 random bits, which belong to the draw
+        if self.noise == "gaussian":
+            return m + self.c * cov.draw_at(keys)
+        z = rng.normals(keys[:, None], torch.arange(score.data.d, device=x.device)).to(x.dtype)
+        return m + self.c * (cov.trace() / score.data.d).sqrt().reshape(-1, *(1,) * (x.ndim - 1)) * z.reshape(x.shape)
+
+    def covariance(self, score: EmpiricalScore, x: Tensor, t: Tensor, *, samples: int = 256, seed: int = 0) -> Tensor:
+        if self.noise != "white":
+            return super().covariance(score, x, t, samples=samples, seed=seed)
+        identity = torch.eye(score.data.d, dtype=x.dtype, device=x.device)
+        return self.c**2 * score.posterior(x, t).cov.trace()[:, None, None] / score.data.d * identity
 
 
 class JK(Objective):
@@ -154,7 +173,7 @@ def parse(objective: str | Objective | Mapping[str, object]) -> Objective:
         case "J1" | {"kind": "J1"}:
             return J1()
         case {"kind": "JC", **given}:
-            return JC(given.get("c"))  # type: ignore[arg-type]  # refused there
+            return JC(given.get("c"), given.get("noise", "posterior"))  # type: ignore[arg-type]  # refused there
         case {"kind": "JK", **given}:
             return JK(given.get("K"), given.get("of"))  # type: ignore[arg-type]
     raise InputError(f"There is no objective {objective!r}; give 'J0', 'J1', vk.JC(c) or vk.JK(K, kind).")
