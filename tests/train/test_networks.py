@@ -416,7 +416,7 @@ def test_bad_images(shape):
 
 
 def test_bad_unets():
-    with pytest.raises(InputError, match="three multiples of 8"):
+    with pytest.raises(InputError, match="two or more multiples of 8"):
         UNet((8, 12, 16))
     with pytest.raises(InputError, match="blocks"):
         UNet(blocks=0)

@@ -33,7 +33,7 @@ from vkernel.core.files import expand, write
 from vkernel.core.memory import check_memory
 from vkernel.core.progress import Progress, progress as show_progress
 from vkernel.core.variance import Groups, variance_components
-from vkernel.data.empirical import Empirical
+from vkernel.data.empirical import Array, Empirical
 from vkernel.process import Process
 from vkernel.sample.scores import Scores
 from vkernel.score.base import Score, Time, wide_time
@@ -57,6 +57,8 @@ def train_ensemble(
     vary: Sequence[str] = VARIES,
     seed: int = 0,
     times: Times | None = None,
+    labels: Array | None = None,
+    flips: bool = False,
     dtype: torch.dtype | None = None,
     progress: Progress = False,
 ) -> Ensemble:
@@ -66,10 +68,14 @@ def train_ensemble(
     number of noised points of each, ``None`` for fresh draws at every step of a network. ``objective`` is "J1", "J0",
     ``vk.JC(c)`` or ``vk.JK(K, kind)``; all use the same inputs at equal ``seed``. ``vary`` names what differs between
     members: "inputs", "targets", "init", "order". ``times`` is the density of t: "uniform", "log" (in log sigma/alpha),
-    ("lognormal", mean, std) of sigma/alpha or a quantile function u -> t; by default the model's (``defaults``)."""
+    ("lognormal", mean, std) of sigma/alpha or a quantile function u -> t; by default the model's (``defaults``).
+    ``labels (n,)`` are the labels of the points for a U-Net with ``classes``, which learns the law of each class
+    (:meth:`Ensemble.given`). ``flips=True`` adds the mirror image of every image to the data."""
     require(isinstance(model, Model), f"train_ensemble needs a model such as vk.models.Linear(…), not {model!r}.")
     times = model.defaults(process)[1] if times is None else times
-    training = Training(data, process, objective, draws, vary, seed, times, dtype or model.state_dtype)
+    dtype = dtype or model.state_dtype
+    training = Training(data, process, objective, draws, vary, seed, times, dtype, labels=labels, flips=flips)
+    model.check_labels(training.labels)
     if isinstance(members, int):
         least = members * (INDEX + training.data.d * training.dtype.itemsize)  # a weight for each coordinate at least
         check_memory(least, f"An ensemble of {members:,} members", training.data.device)
@@ -83,7 +89,9 @@ def train_ensemble(
         state = model.fit(training, indices, partial(report, f"{len(indices)} members, {training.objective!r}"))
     info: Info = {"members": list(indices), "draws": draws, "objective": training.objective.spec}
     info |= {"vary": list(training.vary), "seed": int(seed), "times": training.density}
-    info["data"] = {"name": training.data.name, "n": training.data.n}
+    info["data"] = {"name": training.data.name, "n": training.data.n // (1 + flips), "flips": flips}
+    if training.labels is not None:
+        info["labels"] = sorted(training.classes)
     found = Ensemble(model, state, process, training.data.shape, info)
     if found.diverged:
         warnings.warn(found.report, stacklevel=2)
@@ -140,6 +148,13 @@ class Ensemble(Scores):
         if "members" in info:
             info["members"] = [self.indices[k] for k in which]
         return Ensemble(self.model, {k: a[which] for k, a in self.state.items()}, self.process, self.shape, info)
+
+    def given(self, label: int) -> Ensemble:
+        """Return the members of a class-conditional ensemble as scores of the class ``label``."""
+        model, known = self.model.given(label), self.info.get("labels")
+        good = not isinstance(known, list) or model.label in known
+        require(good, f"No training image had the label {label}, so its score was not learned; labels: {known}.")
+        return Ensemble(model, self.state, self.process, self.shape, self.info)
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
         self._warn()
@@ -254,8 +269,10 @@ def load_ensemble(path: Path | str, device: torch.device | str = "cpu") -> Ensem
         found = Ensemble(model, state, process, tuple(shape), about["info"])
         if not all(a.is_floating_point() for a in state.values()):
             raise TypeError("its weights are no floats")
+        conditional = model.classes is not None and model.label is None
+        at = Ensemble(model.given(0), state, process, found.shape) if conditional else found
         with torch.no_grad():  # the first member at one point: whether model and weights fit together
-            one = found.evaluate({k: a[:1] for k, a in state.items()}, torch.zeros(1, *shape, device=device), process.T)
+            one = at.evaluate({k: a[:1] for k, a in state.items()}, torch.zeros(1, *shape, device=device), process.T)
         if not (one.isfinite().all() or found.diverged):
             raise ValueError("its scores are not finite")
     except SafetensorError as error:
@@ -307,7 +324,7 @@ def variance_split(
     ``members`` are the sizes of the nested design, outermost factor of ``model.randomness`` first; the others get 2."""
     require(isinstance(model, Model), f"variance_split needs a model such as vk.models.Linear(…), not {model!r}.")
     require(isinstance(members, Sequence), f"members gives one size for each source; got {members!r}.")
-    names = tuple(n for n in model.randomness if not (n == "order" and draws is None))
+    names = tuple(n for n in model.randomness if n != "order" or draws is not None or model.dropout)
     sizes = (tuple(int(n) for n in members) + (2,) * len(names))[: len(names)]
     good = len(members) <= len(names) and min(sizes) >= 2 and sizes[0] >= 3
     wanted = f"the sizes of {', '.join(names)}, outermost first: the first at least 3, the others at least 2"
@@ -317,6 +334,7 @@ def variance_split(
     design = {name: [m // math.prod(sizes[k + 1 :]) for m in range(count)] for k, name in enumerate(names)}
     times = model.defaults(process)[1] if times is None else times
     training = Training(data, process, objective, draws, VARIES, seed, times, model.state_dtype, design)
+    model.check_labels(None)
     shape = training.data.shape
     x = check_shape(check_real(x, "x"), "x", shape)
     process.check(wide_time(t, training.data.device))

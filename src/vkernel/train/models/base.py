@@ -27,13 +27,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from vkernel.core.covariance import fits
-from vkernel.core.errors import require
+from vkernel.core.errors import InputError, require
 from vkernel.process import Process
 from vkernel.score.conversions import PREDICTIONS, convert
 from vkernel.train.objectives import Times, Training
@@ -53,6 +53,9 @@ class Model(ABC):
     linear: ClassVar[bool] = False  # whether the output is linear in the state
     state_dtype = torch.float64  # in which the model is trained by default
     randomness: tuple[str, ...] = ("inputs", "targets")  # the sources on which the result depends, outermost first
+    classes: int | None = None  # the number of labels of a class-conditional model
+    label: int | None = None  # at which it is evaluated
+    dropout: float = 0.0
     target: str
     weight: Weight | None
 
@@ -73,6 +76,20 @@ class Model(ABC):
     def defaults(self, process: Process) -> tuple[Weight, Times]:
         """Return the weighting and the density of training times that are used where none is given."""
         return "sigma2", "uniform"
+
+    def given(self, label: int) -> Self:
+        """Return the class-conditional model that is evaluated at one label."""
+        raise InputError("Only class-conditional models take a label: vk.models.UNet(…, classes=K).")
+
+    def check_labels(self, labels: Tensor | None) -> None:
+        """Refuse a training set whose labels do not fit the classes of the model."""
+        if self.classes is None:
+            require(labels is None, "labels need a class-conditional model, vk.models.UNet(…, classes=K).")
+        elif labels is None:
+            raise InputError(f"A model with classes={self.classes} is trained with labels=(n,), one for each point.")
+        else:
+            good, most = int(labels.max()) < self.classes, int(labels.max())
+            require(good, f"There is no label {most} in a model with classes={self.classes}: 0 to {self.classes - 1}.")
 
     def score(self, state: State, x: Tensor, t: Tensor, process: Process, affine: bool = True) -> Tensor:
         """Return the learned score a + B f, or B f without ``affine``; shapes as in :meth:`output`."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vkernel.train.models.base import State
 
-Draws = tuple[Tensor, ...]  # z, e, y and ω, each (M, B, …)
+Draws = tuple[Tensor, ...]  # z, e, y and ω, each (M, B, …), and the keys of dropout (M, 1) where there is any
 
 
 class Graph:

@@ -121,7 +121,7 @@ class Network(Model):
     def output(self, state: State, x: Tensor, t: Tensor, process: Process) -> Tensor:
         like, shape = next(iter(state.values())), tuple(x.shape[2:])
         M, N = len(like), max(x.shape[1], t.shape[1])
-        z, e = (a.to(like).expand(M, N, *a.shape[2:]) for a in self.inputs(x, t, process))
+        z, e = (a.to(like).expand(M, N, *a.shape[2:]) for a in self.inputs(x, t, process, self.label))
         self._module(shape)  # vmap refuses the random numbers with which a module is made
         f, found = vmap(self.function), []
         for some in _blocks(range(M), self.chunk):
@@ -131,22 +131,24 @@ class Network(Model):
             found.append(torch.cat([f(part, *each).to(like.dtype) for each in parts], 1))
         return torch.cat(found).to(x)
 
-    def inputs(self, x: Tensor, t: Tensor, process: Process) -> tuple[Tensor, Tensor]:
-        """Return z and e for ``x (M, N, *shape)`` and ``t (M, N)``."""
+    def inputs(
+        self, x: Tensor, t: Tensor, process: Process, label: Tensor | int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return z and e for ``x (M, N, *shape)`` and ``t (M, N)``; e holds the label, where the network takes one."""
         size = (process.alpha(t).square() * self.spread**2 + process.S(t)).sqrt()
         u = time_input(t, process)[..., None]
         angle = math.pi * torch.arange(1, self.time_features + 1, dtype=u.dtype, device=u.device) * u
         return x / over_event(size, tuple(x.shape[2:])), torch.cat([u, angle.sin(), angle.cos()], -1)
 
-    def function(self, parameters: State, z: Tensor, e: Tensor) -> Tensor:
-        """Return the output of one member for ``z (N, *shape)`` and e."""
+    def function(self, parameters: State, z: Tensor, e: Tensor, *key: Tensor) -> Tensor:
+        """Return the output of one member for ``z (N, *shape)`` and e; with a ``key``, with dropout."""
         with torch.autocast(z.device.type, dtype=torch.bfloat16, enabled=self.bf16, cache_enabled=False):
-            out: Tensor = functional_call(self._module(tuple(z.shape[1:])), parameters, (z, e))
+            out: Tensor = functional_call(self._module(tuple(z.shape[1:])), parameters, (z, e, *key))
             return out
 
-    def loss(self, parameters: State, z: Tensor, e: Tensor, y: Tensor, omega: Tensor) -> Tensor:
+    def loss(self, parameters: State, z: Tensor, e: Tensor, y: Tensor, omega: Tensor, *key: Tensor) -> Tensor:
         """Return L of one member."""
-        residual = self.function(parameters, z, e).to(y.dtype) - y
+        residual = self.function(parameters, z, e, *key).to(y.dtype) - y
         return (omega * residual.square().flatten(1).sum(1)).mean() / 2
 
     def minibatches(self, training: Training, members: Sequence[int]) -> Iterator[Draws]:
@@ -174,8 +176,10 @@ class Network(Model):
         """Return draws ``start`` to ``start + count`` of every member, computed in blocks."""
         process, size, parts = training.process, self._room(training, members), []
         for first in range(start, start + count, size):
-            x, t, m = training.batch(members, min(size, start + count - first), first)
-            drawn = *self.inputs(x, t, process), self.training_target(m, x, t, process), self.omega(t, process)
+            some = members, min(size, start + count - first), first
+            x, t, m = training.batch(*some)
+            label = None if training.labels is None else training.labels[training.origins(*some)]
+            drawn = *self.inputs(x, t, process, label), self.training_target(m, x, t, process), self.omega(t, process)
             parts.append([a.to(self.state_dtype) for a in drawn])
         return tuple(torch.cat(a, 1) for a in zip(*parts, strict=True))
 
