@@ -38,6 +38,7 @@ from vkernel.score.mixture import GaussianMixture
 from vkernel.score.wrapped import as_score
 from vkernel.train import features, models
 from vkernel.train.ensemble import Ensemble, load_ensemble, train_ensemble, variance_split
+from vkernel.train.noise_fraction import network_noise_fraction
 from vkernel.train.objectives import J0, J1, JC, JK
 
 __version__: str
@@ -82,6 +83,7 @@ __all__ = [
     "load_ensemble",
     "metrics",
     "models",
+    "network_noise_fraction",
     "noise_fraction",
     "path",
     "plots",

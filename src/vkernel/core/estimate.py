@@ -100,10 +100,16 @@ class Estimate(Generic[N]):
         factor = torch.exp((student_quantile(dof) * relative).clamp_max(700.0))
         return _estimate(value, value * relative, value / factor, value * factor)
 
-    def exp(self) -> Estimate[N]:
-        """Return the estimate of the exponential: its interval is the image of this one."""
+    def mapped(self, f: Callable[[Tensor], Tensor]) -> Estimate[N]:
+        """Return the estimate of an increasing function of this: its interval is the image of this one, and its
+        standard error is multiplied by the derivative."""
         value, se, low, high = map(_tensor, self.fields)
-        return _estimate(value.exp(), value.exp() * se, low.exp(), high.exp())
+        slope = torch.func.jvp(f, (value,), (torch.ones_like(value),))[1]
+        return _estimate(f(value), slope * se, f(low), f(high))
+
+    def exp(self) -> Estimate[N]:
+        """Return the estimate of the exponential."""
+        return self.mapped(torch.exp)
 
     def scaled(self, factor: float) -> Estimate[N]:
         """Return ``factor`` ≥ 0 times this."""
