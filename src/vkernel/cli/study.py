@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import vkernel as vk
 from vkernel.cli.common import Command, Quiet, argument, option, show
 from vkernel.cli.streams import say
 from vkernel.core.errors import require
+from vkernel.core.files import make_folder, write
 
 Store = Annotated[Path, argument("study.folder")]
 study = typer.Typer(help="Run declared sweeps over ensembles; a stopped run continues.", no_args_is_help=True)
@@ -55,6 +57,30 @@ def study_status(store: Store) -> None:
 def study_show(store: Store) -> None:
     """Show means with standard errors, and the number that the study ends in."""
     show(vk.study.report.table(vk.study.load(store)))
+
+
+@study.command("report")
+def study_report(
+    store: Store,
+    out: Annotated[Path | None, option("study.answer")] = None,
+    level: Annotated[float, option("study.level")] = 0.3,
+    draws: Annotated[int, option("study.draws")] = 2000,
+) -> None:
+    """Decide the rules on target noise, for a study of networks such as images.toml; --out adds figures and JSON."""
+    from vkernel.reports import target_noise
+
+    found = vk.study.load(store)
+    outcomes = target_noise.rules(found, draws=draws)
+    if out is not None:
+        _check_outside(out, store)
+        numbers = target_noise.in_cells(target_noise.summary(found, draws=draws))
+        folder = make_folder(out)
+        write(folder / "rules.json", json.dumps(target_noise.to_json(outcomes), indent=1, ensure_ascii=False) + "\n")
+        vk.plots.save(vk.plots.twin_curves(numbers, level), folder / "curves.png")
+        vk.plots.save(vk.plots.twin_variances(numbers), folder / "variances.png")
+    show(target_noise.table(outcomes))
+    if out is not None:
+        say(f"wrote rules.json, curves.png and variances.png to {out}")
 
 
 def _check_outside(out: Path, store: Path) -> None:

@@ -1,0 +1,161 @@
+"""The answer in words and pictures: a table of the rules, numbers for JSON, and three figures.
+
+Names of rules and quantities stand in ``templates/target_noise.toml``."""
+
+from __future__ import annotations
+
+import functools
+import math
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xarray
+from rich.table import Table
+
+from vkernel.core.errors import require
+from vkernel.reports.html import read, significant
+from vkernel.reports.target_noise.cells import OWN, factors_of
+from vkernel.reports.target_noise.rules import FAILS, NOT_RUN, Outcome, Part
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHOWN = 8  # samples of each objective
+
+
+@functools.cache
+def words() -> dict[str, dict[str, str]]:
+    """Return the names of rules, variants and quantities."""
+    return tomllib.loads(read("target_noise.toml"))
+
+
+def name(cell: dict[str, str]) -> str:
+    """Return the name of a cell, such as "fashion, n = 1,024, unet"."""
+    return ", ".join(f"n = {int(value):,}" if key == "n" else value for key, value in cell.items())
+
+
+def value(part: Part) -> str:
+    """Return a quantity with its 95 % interval; of a ratio with the sign ×."""
+    if math.isnan(part.low):
+        return "unknown"
+    signs = "{:.2f}" if part.ratio else "{:+.3f}"
+    numbers = [signs.format(v) for v in (part.value, part.low, part.high)]
+    return f"{'×' if part.ratio else ''}{numbers[0]} ({numbers[1]} to {numbers[2]})"
+
+
+def place(part: Part) -> str:
+    """Return the quantity's name, with its noise level and snapshot where it has some."""
+    level = "" if math.isnan(part.level) else f", σ/α = {significant(part.level)}"
+    return f"{words()['quantities'][part.name]}{level}"
+
+
+def decisive(found: Outcome) -> tuple[Part, ...]:
+    """Return the quantities that a reader of the verdict has to know: all, or the one that is farthest outside its
+    margins, or whose interval reaches farthest."""
+    if found.rule in ("vastola", "average") or not found.parts:
+        return found.parts
+    tested = [p for p in found.parts if not math.isnan(p.margin) and not math.isnan(p.low)]
+    if not tested:
+        return ()
+    if found.rule == "shape" and found.verdict != FAILS:
+        return (max(tested, key=_sure),)
+    worst = max(tested, key=_outside if found.verdict == FAILS else lambda p: p.away)
+    times = [p for p in found.parts if p.name == "time"]
+    return (worst, *times[-1:])
+
+
+def _outside(part: Part) -> float:
+    """Return how far the 90 % interval lies outside the margins, in margins; negative if it does not."""
+    low, high = (math.log(v) if part.ratio else v for v in (part.low90, part.high90))
+    margin = math.log1p(part.margin) if part.ratio else part.margin
+    return max(low, -high) / margin - 1
+
+
+def _sure(part: Part) -> float:
+    """Return the distance from "equal" over the half width of the interval."""
+    low, middle, high = (math.log(v) if part.ratio else v for v in (part.low, part.value, part.high))
+    return abs(middle) / max(high - low, 1e-12)
+
+
+def numbers(found: Outcome) -> str:
+    """Return the decisive quantities as a phrase."""
+    units = " margins" if found.rule == "regularisation" else ""
+    shown = [f"{place(p)} {value(p)}{units if not p.ratio else ''}" for p in decisive(found)]
+    lost = [f"{found.diverged} of {found.members + found.diverged} members diverged"] if found.diverged else []
+    return "; ".join([*shown, *(lost if found.verdict != NOT_RUN else [])])
+
+
+def table(found: Sequence[Outcome]) -> Table:
+    """Return the outcomes for a terminal, a row for each rule, contrast and cell that was run."""
+    run = [o for o in found if o.verdict != NOT_RUN]
+    left = f"{len(found) - len(run)} of {len(found)} comparisons were not run." if len(run) < len(found) else ""
+    out = Table(title="Rules on target noise", caption=left or None, title_justify="left", caption_justify="left")
+    for head in ("rule", "comparison", "cell", "verdict", "alone", "decided by (95 % intervals)"):
+        out.add_column(head)
+    for o in run:
+        rule = words()["rules"][o.rule] + (f", {words()['variants'][o.variant]}" if o.variant else "")
+        out.add_row(rule, f"{o.of} against {o.to}", name(o.cell), o.verdict, o.alone, numbers(o))
+    return out
+
+
+def to_json(found: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """Return the outcomes for a JSON file, with their decisive quantities alone; NaN is ``None``."""
+    short = [asdict(replace(o, parts=decisive(o))) | {"numbers": numbers(o)} for o in found]
+    clean: list[dict[str, Any]] = [_without_nan(one) for one in short]
+    return clean
+
+
+def _without_nan(given: Any) -> Any:
+    if isinstance(given, dict):
+        return {key: _without_nan(v) for key, v in given.items()}
+    if isinstance(given, list | tuple):
+        return [_without_nan(v) for v in given]
+    if isinstance(given, float):
+        return float(f"{given:.6g}") if math.isfinite(given) else None
+    return given
+
+
+def in_cells(ds: xarray.Dataset) -> xarray.Dataset:
+    """Return a summary with one dimension ``cell`` in place of its factors, without cells that were not run."""
+    factors = [str(d) for d in ds["members"].dims if d not in OWN]
+    places = [at for at in np.ndindex(*(ds.sizes[d] for d in factors)) if (ds["members"].values[at] > 0).any()]
+    require(places, "No cell of the study was run yet.")
+    each = [ds.isel(dict(zip(factors, at, strict=True)), drop=True) for at in places]
+    names = [name({d: str(ds[d].values[i]) for d, i in zip(factors, at, strict=True)}) for at in places]
+    return xarray.concat(each, xarray.IndexVariable("cell", names))
+
+
+def sample_figure(ds: xarray.Dataset, cell: dict[str, str], member: int = 0, shown: int = SHOWN) -> Figure:
+    """Draw samples of twins from the same noise, c = 0, 1 and 10 where they were run, above their nearest training
+    images; titles are d1/d2."""
+    from vkernel import plots
+
+    where = {d: _same(ds[d].values, label) for d, label in cell.items()}
+    one = ds[["sample", "nearest", "ratio"]].sel(where).isel(member=member, step=-1, missing_dims="ignore")
+    labels = [o for o in factors_of([str(o) for o in ds["objective"].values]) if o in ("c = 0", "c = 1", "c = 10")]
+    rows, ratios = {}, {}
+    for label in labels:
+        own = one.sel(objective=label)
+        samples, nearest = (images(own[key].values[:shown]) for key in ("sample", "nearest"))
+        if np.isfinite(samples).all():
+            rows[label], ratios[label] = (samples, nearest), own["ratio"].values[: len(samples)]
+    return plots.twin_samples(rows, ratios)
+
+
+def images(pixels: np.ndarray) -> np.ndarray:
+    """Return square images ``(k, H, W)`` or ``(k, 3, H, W)`` of pixels ``(k, d)``; bytes become [-1, 1]."""
+    values = pixels / 127.5 - 1.0 if pixels.dtype == np.uint8 else pixels.astype(float)
+    if values.ndim > 2:
+        return values
+    d = values.shape[-1]
+    colours = 1 if math.isqrt(d) ** 2 == d else 3
+    side = math.isqrt(d // colours)
+    require(colours * side**2 == d, f"Samples of {d} pixels are no square images.")
+    return values.reshape(-1, *((side, side) if colours == 1 else (3, side, side)))
+
+
+def _same(values: np.ndarray, label: str) -> object:
+    return next(v for v in values.tolist() if str(v) == label)

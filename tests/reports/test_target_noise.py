@@ -1,0 +1,195 @@
+"""Rules on target noise: each comes out as planted, in studies whose effects are known."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+from planted import LEVELS, RHO, SHARE, STEPS, Effect, planted
+from rich.console import Console
+
+from vkernel import plots
+from vkernel.core.errors import InputError
+from vkernel.reports import target_noise
+from vkernel.reports.target_noise.rules import FAILS, HOLDS, NOT_RUN, UNDECIDED, Outcome
+
+A, B = ("fashion", 128, "unet"), ("fashion", 1024, "unet")
+LIKE = Effect()
+NOISY = Effect(V=2.0, training=1.3, copies=0.4, pooled=-0.05)  # what Vastola's rule describes
+
+
+def outcomes(*cells: dict[str, Effect], **how: float) -> list[Outcome]:
+    keys = [A, B, ("digits", 128, "unet"), ("digits", 1024, "unet")]
+    return target_noise.rules(planted(dict(zip(keys, cells, strict=False)), **how), draws=150)  # type: ignore[arg-type]
+
+
+def of(found: list[Outcome], rule: str, variant: str = "", c: str = "c = 1", n: int = 128) -> Outcome:
+    (one,) = (o for o in found if (o.rule, o.variant, o.of, o.cell["n"]) == (rule, variant, c, str(n)))
+    return one
+
+
+def test_equal_twins() -> None:
+    found = outcomes({"c = 0": LIKE, "c = 1": LIKE})
+    verdicts = {(o.rule, o.variant): o.verdict for o in found if o.of == "c = 1" and o.to == "c = 0"}
+    assert verdicts.pop(("average", "energy")) == verdicts.pop(("average", "kernel")) == UNDECIDED
+    holds = {("bertrand", ""): HOLDS, ("regularisation", ""): HOLDS}
+    assert verdicts == holds | {("vastola", "rho"): FAILS, ("vastola", "network"): FAILS}
+    assert {o.verdict for o in found if o.of == "c = 10" or o.rule == "shape"} == {NOT_RUN}
+    assert of(found, "bertrand").by_step == tuple((int(s), HOLDS) for s in STEPS)
+    assert all(math.isnan(o.p_holds) and o.parts == () for o in found if o.verdict == NOT_RUN)
+
+
+def test_noise_that_widens_v_and_lowers_the_frontier() -> None:
+    found = outcomes({"c = 0": LIKE, "c = 1": NOISY})
+    for window in ("rho", "network"):
+        assert of(found, "vastola", window).verdict == HOLDS
+    assert of(found, "bertrand").verdict == of(found, "regularisation").verdict == FAILS
+    assert of(found, "average", "energy").verdict == of(found, "average", "kernel").verdict == HOLDS
+    parts = {p.name: p for p in of(found, "vastola", "rho").parts}
+    assert parts["V"].low < 2 < parts["V"].high
+    assert parts["frontier_gap"].value == pytest.approx(-math.log(1.3), abs=0.05)  # at equal held-out error
+    assert parts["frontier_memorised"].high < 0
+    pooled, single = of(found, "average", "energy").parts
+    assert pooled.value == pytest.approx(-0.05, abs=0.005)
+    assert single.value == pytest.approx(0, abs=0.005)
+
+
+def test_a_larger_v_alone_is_not_enough() -> None:
+    found = outcomes({"c = 0": LIKE, "c = 1": Effect(V=2.0, training=0.7)})
+    one = of(found, "vastola", "rho")
+    assert one.verdict == FAILS  # the frontier lies above
+    assert next(p.low for p in one.parts if p.name == "V") > 1.5
+
+
+def test_a_change_of_time() -> None:
+    found = outcomes({"c = 0": LIKE, "c = 10": Effect(time=0.5)})
+    one = of(found, "regularisation", c="c = 10")
+    assert one.verdict == HOLDS
+    times = [p for p in one.parts if p.name == "time"]
+    assert [p.value for p in times] == pytest.approx([0.5] * len(times), abs=0.05)
+    assert [p.step for p in times] == [2000, 4000, 8000]  # the others lie at or before the first snapshot
+    assert of(found, "bertrand", c="c = 10").verdict == FAILS
+    assert of(found, "bertrand").verdict == NOT_RUN
+
+
+def test_shape_against_placebos() -> None:
+    ten = Effect(V=0.5, held_out=0.7)
+    cell = {"c = 0": LIKE, "c = 10": ten, "gaussian 10": ten, "white 10": Effect(V=0.8, held_out=0.9)}
+    found = outcomes(cell | {"c = 1": LIKE, "white 1": Effect(held_out=1.02)})
+    assert of(found, "shape", "white", "c = 10").verdict == HOLDS
+    assert of(found, "shape", "gaussian", "c = 10").verdict == FAILS
+    assert of(found, "shape", "white").verdict == FAILS  # a difference within the margins
+    assert of(found, "shape", "gaussian").verdict == NOT_RUN
+
+
+def test_without_common_errors_the_frontier_is_undecided() -> None:
+    found = outcomes({"c = 0": LIKE, "c = 1": Effect(V=2.0, held_out=0.1)})
+    one = of(found, "vastola", "rho")
+    assert one.verdict == UNDECIDED
+    assert all(math.isnan(p.low) for p in one.parts if p.name != "V")
+    assert next(p.low for p in one.parts if p.name == "V") > 1.5
+
+
+def test_without_copies_the_gap_alone_is_a_frontier() -> None:
+    found = outcomes({"c = 0": LIKE, "c = 1": NOISY}, overfit=0.0)
+    one = of(found, "vastola", "rho")
+    assert [p.name for p in one.parts] == ["frontier_gap", "V"]
+    assert one.verdict == HOLDS
+    (copies,) = (p for p in of(found, "bertrand").parts if p.name == "memorised")
+    assert copies.value == 0
+    assert 0 < copies.high < 0.02  # nothing was copied among 8 × 64 samples, which is not certainty
+
+
+def test_noise_of_twins_leaves_it_undecided() -> None:
+    found = outcomes({"c = 0": LIKE, "c = 1": Effect(V=1.5)}, noise=0.15)
+    assert of(found, "bertrand").verdict == FAILS  # by V
+    assert of(found, "vastola", "rho").verdict == UNDECIDED
+    assert of(outcomes({"c = 0": LIKE, "c = 1": LIKE}, noise=0.15), "bertrand").verdict == UNDECIDED
+
+
+def test_holm_takes_more_for_more_cells() -> None:
+    """A p value that suffices alone does not among four cells, of which the others show nothing."""
+    twins = {"c = 0": LIKE, "c = 1": LIKE}
+    base = outcomes({"c = 0": LIKE, "c = 1": Effect(pooled=-0.002)}, twins, twins, twins, seed=2)
+    family = [o for o in base if o.rule == "average" and o.variant == "energy" and o.of == "c = 1"]
+    p = np.array([2 * min(o.p_holds, o.p_fails) for o in family])
+    expected = p <= 0.05 / np.array([4 - k for k in np.argsort(np.argsort(p))])
+    order = np.argsort(p)
+    met = np.cumprod(expected[order]).astype(bool)
+    assert [family[i].verdict != UNDECIDED for i in order] == met.tolist()
+    assert [o.alone != UNDECIDED for o in family] == (p <= 0.05).tolist()
+
+
+def test_members_that_diverged_are_left_out_with_their_twins() -> None:
+    found = outcomes({"c = 0": Effect(diverged=(3,)), "c = 1": Effect(diverged=(5,))})
+    one = of(found, "bertrand")
+    assert (one.members, one.diverged, one.verdict) == (6, 2, HOLDS)
+    lost = of(outcomes({"c = 0": LIKE, "c = 1": Effect(diverged=(1, 2, 3))}), "bertrand")
+    assert (lost.members, lost.diverged, lost.verdict, lost.parts) == (5, 3, UNDECIDED, ())
+
+
+def test_parts_are_ratios_of_means() -> None:
+    ds = planted({A: {"c = 0": LIKE, "c = 1": Effect(V=1.4)}})
+    one = ds.isel(data=0, n=0, network=0, step=-1)
+    a, b = (one["error"].sel(objective=c).mean(["member", "image"]) for c in ("c = 1", "c = 0"))
+    found = of(target_noise.rules(ds, draws=100), "bertrand")
+    for name, which in (("training", "training"), ("held_out", "held-out")):
+        values = [p.value for p in found.parts if p.name == name]
+        assert values == pytest.approx((a / b).sel(set=which).values, rel=1e-6)
+    V = one["gap_members"].isel(set=0).mean("image").sum(["member", "other"]) / 56
+    ratio = (V.sel(objective="c = 1") / V.sel(objective="c = 0")).values
+    assert [p.value for p in found.parts if p.name == "V"] == pytest.approx(ratio, rel=1e-6)
+    for window, by in (("rho", RHO), ("network", SHARE)):
+        part = of(target_noise.rules(ds, draws=100), "vastola", window).parts[-1]
+        assert part.value == pytest.approx(np.exp(np.log(ratio)[by > by.max() / 2].mean()), rel=1e-6)
+
+
+def test_numbers_beside_the_rules() -> None:
+    cell = {"c = 0": LIKE, "c = 1": Effect(V=1.5, held_out=0.9), "c = 10": Effect(V=1.5 ** math.log2(11), held_out=0.8)}
+    ds = planted({A: cell, B: {"c = 0": LIKE}})
+    found = target_noise.summary(ds, draws=50)
+    raw = ds["error"].sel(set="held-out").mean(["member", "image"]).squeeze()
+    assert np.allclose(found["held_out"].sel(end="value").squeeze(), raw, equal_nan=True)
+    assert found["members"].squeeze().sel(objective="c = 1").values.tolist() == [8, 0]
+    (slope,) = (t for t in target_noise.trends(ds, draws=50) if t.part.name == "V")
+    assert slope.objectives == ("c = 0", "c = 1", "c = 10")
+    assert slope.part.value == pytest.approx(1.5, rel=0.05)  # V is 1.5^log₂(1 + c)
+    twins = {(t.of, t.name): t for t in target_noise.singles(ds)}
+    assert twins["c = 1", "held_out"].median == pytest.approx(math.log(0.9), abs=0.03)
+    assert twins["c = 1", "held_out"].below == len(twins["c = 1", "held_out"].values) == 8
+    assert found.sizes["level"] == len(LEVELS)
+
+
+def test_other_studies_are_refused() -> None:
+    with pytest.raises(InputError, match=r"images\.toml; this one has no error, excess"):
+        target_noise.rules(planted({A: {"c = 0": LIKE}})[["memorised"]])
+
+
+def test_tables_json_and_pictures() -> None:
+    ds = planted({A: {"c = 0": LIKE, "c = 1": NOISY, "c = 10": Effect(time=0.5)}, B: {"c = 0": LIKE, "c = 1": LIKE}})
+    found = target_noise.rules(ds, draws=100)
+    held = target_noise.to_json(found)
+    assert json.loads(json.dumps(held, allow_nan=False)) == held
+    assert [one["verdict"] for one in held] == [o.verdict for o in found]
+    bertrand = next(one for one in held if one["rule"] == "bertrand" and one["verdict"] == FAILS)
+    assert [p["name"] for p in bertrand["parts"]] == ["memorised"]  # farthest outside, in its margins
+    console = Console(width=250, file=io.StringIO())
+    console.print(target_noise.table(found))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "Vastola, window of ρ" in text
+    assert "fashion, n = 1,024, unet" in text
+    assert f"{sum(o.verdict == NOT_RUN for o in found)} of {len(found)} comparisons were not run." in text
+    cells = target_noise.in_cells(target_noise.summary(ds, draws=100))
+    assert cells["cell"].values.tolist() == ["fashion, n = 128, unet", "fashion, n = 1,024, unet"]
+    above = plots.twin_curves(cells, 0.25).axes
+    assert len(above) == 4
+    assert "σ/α = 0.3" in above[2].get_ylabel()
+    drawn = {line.get_label(): line.get_ydata() for line in above[2].get_lines()}
+    assert np.allclose(drawn["c = 1"], cells["gap"].sel(objective="c = 1", level=0.3, end="value")[0])
+    assert len(plots.twin_variances(cells).axes) == 6
+    figure = target_noise.sample_figure(ds, {"data": "fashion", "n": "128", "network": "unet"})
+    assert [ax.get_ylabel() for ax in figure.axes][::2] == ["c = 0", "c = 1", "c = 10"]
