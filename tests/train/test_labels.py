@@ -106,3 +106,5 @@ def test_bad_labels(labels, says):
 def test_flips_need_images():
     with pytest.raises(InputError, match=r"Mirror images need images .* has shape \(2,\)"):
         Training(vk.Empirical(torch.randn(3, 2)), PROCESS, "J0", None, flips=True)
+    with pytest.raises(InputError, match=r"flips is True, .* got 'yes'"):
+        training(flips="yes")

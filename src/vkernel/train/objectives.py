@@ -233,6 +233,7 @@ class Training:
         require(good, f"dtype, in which a model is trained, is torch.float32 or torch.float64; got {dtype!r}.")
         self.data = data if isinstance(data, Empirical) else Empirical(data)
         self.labels = None if labels is None else _check_labels(labels, self.data)
+        require(isinstance(flips, bool), f"flips is True, for images and their mirror images, or False; got {flips!r}.")
         self.flips = flips
         if flips:
             self.data, self.labels = self.data.mirrored(), None if self.labels is None else self.labels.repeat(2)

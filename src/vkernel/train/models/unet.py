@@ -93,20 +93,20 @@ class UNet(Network):
         return PRECONDITIONED
 
     def given(self, label: int) -> Self:
-        return (
-            super().given(label)
-            if self.classes is None
-            else dataclasses.replace(self, label=check_whole(label, "label", 0))
-        )
+        if self.classes is None:
+            return super().given(label)
+        found = dataclasses.replace(self, label=check_whole(label, "label", 0))
+        found._modules = self._modules  # the architecture is the same
+        return found
 
     def module(self, shape: Shape) -> nn.Module:
         good = len(shape) == 2 or (len(shape) == 3 and 1 <= shape[0] <= 4)
         require(good, f"A U-Net takes images, (H, W) or (1 to 4, H, W); an event of the data has shape {shape}.")
-        halvings = len(self.channels) - 1
-        good = all(side > 0 and side % 2**halvings == 0 for side in shape[-2:])
-        what = f"A U-Net of {halvings + 1} levels halves the image {halvings} times, so H and W must be divisible by"
-        require(good, f"{what} {2**halvings}; got {shape[-2:]}.")
-        one = self._area(shape, halvings) * self.channels[-1] == GROUPS
+        low = len(self.channels) - 1
+        good = all(side % 2**low == 0 for side in shape[-2:])
+        what = f"A U-Net of {low + 1} levels takes images whose sides are divisible by {2**low}"
+        require(good, f"{what}; got {shape[-2:]}. Fewer channels are fewer levels.")
+        one = self._area(shape, low) * self.channels[-1] == GROUPS
         what = "A U-Net needs more than one number in a group of channels at its lowest level"
         require(not one, f"{what}; images {shape[-2:]} there have one pixel: give fewer levels or more channels.")
         return _Levels(shape[0] if len(shape) == 3 else 1, self)
@@ -240,7 +240,7 @@ class _Attention(nn.Module):
 
 def dropped(h: Tensor, p: float, key: Tensor) -> Tensor:
     """Return ``h`` with numbers set to 0 by dropout, from the stream of ``key (1,)``."""
-    lost = round(p * 2**16)  # of 2^16: each 64-bit hash decides about four numbers
+    lost = min(round(p * 2**16), 2**16 - 1)  # of 2^16: each 64-bit hash decides about four numbers
     counter = torch.arange((h.numel() + 3) // 4, device=h.device)
     bits = rng.hashed(key, counter).view(torch.int16)[: h.numel()].reshape(h.shape)
     return h * (bits >= lost - 2**15) * (2**16 / (2**16 - lost))
