@@ -122,20 +122,32 @@ def test_placebo_targets_are_the_same_on_the_gpu(noise: str) -> None:
         torch.testing.assert_close(a, b.cpu(), rtol=1e-3, atol=1e-3)
 
 
-def test_unets_from_a_graph_learn_what_the_plain_loop_learns():
-    """Two members side by side, replayed, against the same steps without a graph: they differ by rounding alone."""
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_unets_from_a_graph_learn_what_the_plain_loop_learns(optimiser, monkeypatch):
+    """Pairs of objectives and members, replayed, against the same steps without a graph: they differ by rounding alone,
+    at a snapshot and at the end, with as many streams as pairs and with fewer."""
     points = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    data = vk.Empirical(points.cuda())
+    data, goals = vk.Empirical(points.cuda()), ["J0", "J1", vk.JC(10.0)]
     training = Training(data, vk.VP(), J1(), None)
-    fast, plain = (vk.models.UNet((8, 8, 8), steps=12, batch=16, ema=0.9, decay="cosine", chunk=c) for c in (1, 2))
+    options = {"steps": 12, "batch": 16, "ema": 0.9, "decay": "cosine", "optimiser": optimiser}
+    fast, plain = (vk.models.UNet((8, 8, 8), **options, chunk=c) for c in (1, 2))
     assert [model._captured(training) for model in (fast, plain)] == [True, False]
+    start = torch.cat([p.flatten(1) for p in plain.initial(training, [0, 1]).values()], 1)
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        both = [vk.train_ensemble(model, data, vk.VP(), members=2).state for model in (fast, plain)]
-    found, known = both
-    start = plain.initial(training, [0, 1])
-    moved = torch.cat([(known[name] - start[name]).flatten() for name in start])
-    apart = torch.cat([(known[name] - found[name]).flatten() for name in start])
-    assert apart.norm() < 0.02 * moved.norm(), float(apart.norm() / moved.norm())
+        known, found = (
+            vk.train_ensembles(model, data, vk.VP(), goals, members=2, snapshots=[5]) for model in (plain, fast)
+        )
+        monkeypatch.setattr("vkernel.train.models.graph.STREAMS", 4)
+        queued = vk.train_ensembles(fast, data, vk.VP(), goals, members=2, snapshots=[5])
+    for want, *others in zip(known, found, queued, strict=True):
+        for got in others:
+            for a, b in ((want, got), (want.snapshots[5], got.snapshots[5])):
+                a, b = (torch.cat([p.flatten(1) for p in ensemble.state.values()], 1) for ensemble in (a, b))
+                assert (a - b).norm() < 0.02 * (a - start).norm(), float((a - b).norm() / (a - start).norm())
+            for name in ("update_norm", "gradient_norm"):
+                torch.testing.assert_close(
+                    torch.tensor(got.info[name]), torch.tensor(want.info[name]), rtol=0.02, atol=0
+                )
 
 
 @pytest.mark.parametrize("bf16", [False, True])

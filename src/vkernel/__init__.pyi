@@ -37,7 +37,7 @@ from vkernel.score.empirical import EmpiricalScore, noise_fraction
 from vkernel.score.mixture import GaussianMixture
 from vkernel.score.wrapped import as_score
 from vkernel.train import features, models
-from vkernel.train.ensemble import Ensemble, load_ensemble, train_ensemble, variance_split
+from vkernel.train.ensemble import Ensemble, load_ensemble, train_ensemble, train_ensembles, variance_split
 from vkernel.train.noise_fraction import network_noise_fraction
 from vkernel.train.objectives import J0, J1, JC, JK
 
@@ -103,5 +103,6 @@ __all__ = [
     "to_x0",
     "train",
     "train_ensemble",
+    "train_ensembles",
     "variance_split",
 ]

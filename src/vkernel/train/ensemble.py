@@ -17,10 +17,11 @@ import json
 import math
 import operator
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,11 +40,12 @@ from vkernel.sample.scores import Scores
 from vkernel.score.base import Score, Time, wide_time
 from vkernel.train import models
 from vkernel.train.models.base import Model, State
-from vkernel.train.objectives import VARIES, Objective, Times, Training
+from vkernel.train.objectives import VARIES, Objective, Times, Training, parse
 from vkernel.version import __version__
 
 INDEX = 40  # bytes of a member's index
-Info = dict[str, object]  # how an ensemble was trained: members, draws, objective, vary, seed, times and data
+RECORDED = ("steps", "update_norm", "gradient_norm")  # entries of info that a training with snapshots adds
+Info = dict[str, object]  # how an ensemble was trained: members, draws, objective, vary, seed, times, data
 
 
 def train_ensemble(
@@ -59,6 +61,7 @@ def train_ensemble(
     times: Times | None = None,
     labels: Array | None = None,
     flips: bool = False,
+    snapshots: Sequence[int] = (),
     dtype: torch.dtype | None = None,
     progress: Progress = False,
 ) -> Ensemble:
@@ -70,15 +73,61 @@ def train_ensemble(
     members: "inputs", "targets", "init", "order". ``times`` is the density of t: "uniform", "log" (in log sigma/alpha),
     ("lognormal", mean, std) of sigma/alpha or a quantile function u -> t; by default the model's (``defaults``).
     ``labels (n,)`` are the labels of the points for a U-Net with ``classes``, which learns the law of each class
-    (:meth:`Ensemble.given`). ``flips=True`` adds the mirror image of every image to the data."""
+    (:meth:`Ensemble.given`). ``flips=True`` adds the mirror image of every image to the data.
+    ``snapshots`` are steps of a network's training after which the ensemble is kept too, in ``.snapshots`` of the
+    result; ``.info["steps"]`` then holds these steps and the last one, and ``.info["update_norm"]`` and
+    ``["gradient_norm"]``, ``(members, steps)``, the mean norms of a step's update and gradient since the one before."""
+    return train_ensembles(
+        model,
+        data,
+        process,
+        [objective],
+        members=members,
+        draws=draws,
+        vary=vary,
+        seed=seed,
+        times=times,
+        labels=labels,
+        flips=flips,
+        snapshots=snapshots,
+        dtype=dtype,
+        progress=progress,
+    )[0]
+
+
+def train_ensembles(
+    model: Model,
+    data: Empirical | Tensor,
+    process: Process,
+    objectives: Sequence[str | Objective],
+    *,
+    members: int | Sequence[int] = 100,
+    draws: int | None = None,
+    vary: Sequence[str] = VARIES,
+    seed: int = 0,
+    times: Times | None = None,
+    labels: Array | None = None,
+    flips: bool = False,
+    snapshots: Sequence[int] = (),
+    dtype: torch.dtype | None = None,
+    progress: Progress = False,
+) -> list[Ensemble]:
+    """Train one ensemble for each objective, all on the same inputs, in one run; options as of ``vk.train_ensemble``.
+
+    Members of equal index are twins: they share initial parameters, inputs and the order of batches. Inputs and exact
+    moments are computed once. On a GPU the networks of all objectives are trained side by side. The result is that of
+    separate runs, bit for bit on a CPU and to rounding on a GPU."""
     require(isinstance(model, Model), f"train_ensemble needs a model such as vk.models.Linear(…), not {model!r}.")
+    good = isinstance(objectives, Sequence) and not isinstance(objectives, str) and len(objectives) > 0
+    require(good, f"objectives must be a list of one objective or more; got {objectives!r:.80}.")
+    goals = [parse(objective) for objective in objectives]
     times = model.defaults(process)[1] if times is None else times
     dtype = dtype or model.state_dtype
-    training = Training(data, process, objective, draws, vary, seed, times, dtype, labels=labels, flips=flips)
+    training = Training(data, process, goals[0], draws, vary, seed, times, dtype, labels=labels, flips=flips)
     model.check_labels(training.labels)
     if isinstance(members, int):
         least = members * (INDEX + training.data.d * training.dtype.itemsize)  # a weight for each coordinate at least
-        check_memory(least, f"An ensemble of {members:,} members", training.data.device)
+        check_memory(len(goals) * least, f"An ensemble of {members:,} members", training.data.device)
     try:
         indices = tuple(range(members)) if isinstance(members, int) else tuple(operator.index(m) for m in members)
     except TypeError:
@@ -86,25 +135,37 @@ def train_ensemble(
     good = len(indices) >= 1 and min(indices) >= 0 and len(set(indices)) == len(indices)
     require(good, f"members must be a number ≥ 1 or distinct indices ≥ 0; got {members!r}.")
     with show_progress(1.0, progress) as report:
-        state = model.fit(training, indices, partial(report, f"{len(indices)} members, {training.objective!r}"))
-    info: Info = {"members": list(indices), "draws": draws, "objective": training.objective.spec}
-    info |= {"vary": list(training.vary), "seed": int(seed), "times": training.density}
-    info["data"] = {"name": training.data.name, "n": training.data.n // (1 + flips), "flips": flips}
+        label = f"{len(indices)} members, {', '.join(map(repr, goals))}"
+        trained = model.train(training, goals, indices, partial(report, label), snapshots)
+    about: Info = {"members": list(indices), "draws": draws, "vary": list(training.vary), "seed": int(seed)}
+    about["times"] = training.density
+    about["data"] = {"name": training.data.name, "n": training.data.n // (1 + flips), "flips": flips}
     if training.labels is not None:
-        info["labels"] = sorted(training.classes)
-    found = Ensemble(model, state, process, training.data.shape, info)
-    if found.diverged:
-        warnings.warn(found.report, stacklevel=2)
-    return found
+        about["labels"] = sorted(training.classes)
+    ensembles, shape = [], training.data.shape
+    for goal, found in zip(goals, trained, strict=True):
+        info = about | {"objective": goal.spec}
+        kept = {step: Ensemble(model, state, process, shape, info) for step, state in found.snapshots.items()}
+        ensembles.append(Ensemble(model, found.state, process, shape, info | found.info, kept))
+        if ensembles[-1].diverged:
+            warnings.warn(ensembles[-1].report, stacklevel=2 if len(goals) > 1 else 3)
+    return ensembles
 
 
 class Ensemble(Scores):
-    """M trained members of one model; ``state`` holds their weights, ``info`` records how they were trained."""
+    """M trained members of one model; ``state`` holds their weights, ``info`` records how they were trained.
+    ``snapshots`` are the same members after fewer steps, by the number of steps done."""
 
     shape: tuple[int, ...]
 
     def __init__(
-        self, model: Model, state: State, process: Process, shape: tuple[int, ...], info: Info | None = None
+        self,
+        model: Model,
+        state: State,
+        process: Process,
+        shape: tuple[int, ...],
+        info: Info | None = None,
+        snapshots: Mapping[int, Ensemble] | None = None,
     ) -> None:
         good = len(state) > 0 and all(a.ndim > 0 and len(a) > 0 for a in state.values())
         require(good, "An ensemble needs a state: named tensors whose first axis is the member.")
@@ -112,6 +173,7 @@ class Ensemble(Scores):
         require(len(sizes) == 1, f"The tensors of a state hold different numbers of members: {sizes}.")
         self.model, self.state, self.process, self.shape = model, state, process, tuple(shape)
         self.info, self.dtype, self.device = info or {}, first.dtype, first.device
+        self.snapshots = dict(snapshots or {})
         self.groups = Groups.of(None, len(first))
         self._seen: tuple[tuple[int, int], ...] = ()
         self._diverged: list[int] = []
@@ -145,16 +207,20 @@ class Ensemble(Scores):
 
     def select(self, indices: Sequence[int]) -> Ensemble:
         info, which = dict(self.info), list(indices)
-        if "members" in info:
-            info["members"] = [self.indices[k] for k in which]
-        return Ensemble(self.model, {k: a[which] for k, a in self.state.items()}, self.process, self.shape, info)
+        for name in ("members", *RECORDED[1:]):
+            each = info.get(name)
+            if isinstance(each, list):
+                info[name] = [each[k] for k in which]
+        kept = {step: found.select(which) for step, found in self.snapshots.items()}
+        return Ensemble(self.model, {k: a[which] for k, a in self.state.items()}, self.process, self.shape, info, kept)
 
     def given(self, label: int) -> Ensemble:
         """Return the members of a class-conditional ensemble as scores of the class ``label``."""
         model, known = self.model.given(label), self.info.get("labels")
         good = not isinstance(known, list) or model.label in known
         require(good, f"No training image had the label {label}, so its score was not learned; labels: {known}.")
-        return Ensemble(model, self.state, self.process, self.shape, self.info)
+        kept = {step: found.given(label) for step, found in self.snapshots.items()}
+        return Ensemble(model, self.state, self.process, self.shape, self.info, kept)
 
     def __call__(self, x: Tensor, t: Time) -> Tensor:
         self._warn()
@@ -217,15 +283,25 @@ class Ensemble(Scores):
         return field
 
     def save(self, path: Path | str) -> Path:
-        """Write ``state.safetensors`` and ``ensemble.json`` into the folder ``path``, each whole or not at all."""
+        """Write ``state.safetensors`` and ``ensemble.json`` into the folder ``path``, each whole or not at all.
+        A snapshot after k steps goes into its subfolder ``step-k``, unless it is the ensemble itself."""
+        self._save(Path(path))
+        return Path(path)
+
+    def _save(self, path: Path) -> str:
+        """Save and return the hash of the weights."""
         from safetensors.torch import save
 
         content = save({k: a.detach().cpu().contiguous() for k, a in self.state.items()})
         about: dict[str, object] = {"vkernel": __version__, "shape": list(self.shape), "info": self.info}
         about |= {"model": self.model.spec, "process": processes.spec(self.process)}
-        about["sha256"] = hashlib.sha256(content).hexdigest()  # the two files belong together
-        write(Path(path) / "state.safetensors", content)
-        return write(Path(path) / "ensemble.json", json.dumps(about, indent=1)).parent
+        about["sha256"] = digest = hashlib.sha256(content).hexdigest()  # the files belong together
+        same = {step: all(found.state[k] is a for k, a in self.state.items()) for step, found in self.snapshots.items()}
+        kept = {k: digest if same[k] else found._save(path / f"step-{k}") for k, found in self.snapshots.items()}
+        about |= {"snapshots": kept} if kept else {}
+        write(path / "state.safetensors", content)
+        write(path / "ensemble.json", json.dumps(about, indent=1))
+        return digest
 
 
 class Member(Score):
@@ -246,11 +322,29 @@ class Member(Score):
 
 def load_ensemble(path: Path | str, device: torch.device | str = "cpu") -> Ensemble:
     """Load an ensemble that :meth:`Ensemble.save` wrote; nothing in the files is executed."""
+    folder = expand(path)
+    found, about = _load(folder, device)
+    kept = about.get("snapshots", {})
+    good = isinstance(kept, dict) and all(step.isdecimal() for step in kept)
+    require(good, f"{folder / 'ensemble.json'} does not describe an ensemble: its snapshots are invalid.")
+    for step, digest in kept.items():
+        if digest == about.get("sha256"):
+            own = {k: v for k, v in found.info.items() if k not in RECORDED}
+            one = Ensemble(found.model, found.state, found.process, found.shape, own)
+        else:
+            one, inner = _load(folder / f"step-{step}", device)
+            good = inner.get("sha256") == digest
+            require(good, f"The snapshot after {step} steps in {path} is of another training; save the ensemble again.")
+        found.snapshots[int(step)] = one
+    return found
+
+
+def _load(folder: Path, device: torch.device | str) -> tuple[Ensemble, dict[str, Any]]:
+    """Return the ensemble of one folder, without snapshots, and its description."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    folder = expand(path)
-    description, weights = folder / "ensemble.json", folder / "state.safetensors"
+    path, description, weights = folder, folder / "ensemble.json", folder / "state.safetensors"
     try:
         about, raw = json.loads(description.read_text(encoding="utf8")), weights.read_bytes()
     except OSError as error:
@@ -285,7 +379,7 @@ def load_ensemble(path: Path | str, device: torch.device | str = "cpu") -> Ensem
     require(good, f"{description} does not describe an ensemble: its info or shape is invalid.")
     good = about.get("sha256") in (None, hashlib.sha256(raw).hexdigest())
     require(good, f"The two files in {path} do not belong together: was saving interrupted? Save the ensemble again.")
-    return found
+    return found, about
 
 
 @dataclass(frozen=True)

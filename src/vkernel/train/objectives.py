@@ -245,8 +245,12 @@ class Training:
 
     def without_noise(self) -> Training:
         """Return the same draws with the targets of J0; targets that are held fixed keep their noise."""
+        return self.with_objective(J0() if "targets" in self.vary else self.objective)
+
+    def with_objective(self, objective: Objective) -> Training:
+        """Return the same draws with the targets of another objective."""
         found = copy.copy(self)
-        found.objective = J0() if "targets" in self.vary else self.objective
+        found.objective = objective
         return found
 
     @functools.cached_property

@@ -26,7 +26,7 @@ For edm :math:`c_{out}^{-2} = \sigma_d^{-2} + (\alpha/\sigma)^2` with :math:`\si
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, Self
 
 import torch
@@ -36,13 +36,22 @@ from vkernel.core.covariance import fits
 from vkernel.core.errors import InputError, require
 from vkernel.process import Process
 from vkernel.score.conversions import PREDICTIONS, convert
-from vkernel.train.objectives import Times, Training
+from vkernel.train.objectives import Objective, Times, Training
 
 State = dict[str, Tensor]
 Report = Callable[[float], None]
 Weight = str | Callable[[Tensor], Tensor]
 WEIGHTS = ("sigma2", "one", "x0", "v", "edm", "likelihood")
 PRECONDITIONED: tuple[Weight, Times] = "edm", ("lognormal", -1.2, 1.2)  # of Karras et al. (2022)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The result of a training: a state, states after fewer steps, and what was recorded of the steps, in JSON."""
+
+    state: State
+    snapshots: dict[int, State] = field(default_factory=dict)
+    info: dict[str, object] = field(default_factory=dict)
 
 
 class Model(ABC):
@@ -68,6 +77,23 @@ class Model(ABC):
     @abstractmethod
     def fit(self, training: Training, members: Sequence[int], report: Report) -> State:
         """Return the states of ``members``; ``report`` receives shares of the work done, which add up to 1."""
+
+    def train(
+        self,
+        training: Training,
+        objectives: Sequence[Objective],
+        members: Sequence[int],
+        report: Report,
+        snapshots: Sequence[int] = (),
+    ) -> list[Trained]:
+        """Return ``members`` as trained with each objective on the same inputs, and after the steps ``snapshots``."""
+        good = isinstance(snapshots, Sequence) and len(snapshots) == 0
+        require(good, f"Snapshots are of networks: {self!r} is fitted at once, without steps; got {snapshots!r:.60}.")
+        share = 1 / len(objectives)
+        return [
+            Trained(self.fit(training.with_objective(goal), members, lambda part: report(share * part)))
+            for goal in objectives
+        ]
 
     @abstractmethod
     def output(self, state: State, x: Tensor, t: Tensor, process: Process) -> Tensor:

@@ -6,21 +6,25 @@ import torch
 from torch import Tensor
 
 from vkernel.train.models.base import State
+from vkernel.train.models.step import OPTIMISERS, Draws, Step
 
-Draws = tuple[Tensor, ...]  # z, e, y and ω, each (M, B, …), and the keys of dropout (M, 1) where there is any
+STREAMS = 16  # networks side by side in a CUDA graph
 
 
-class Graph:
-    """One step of Adam for all members as a CUDA graph; ``graph(draws, lr)`` changes ``state`` in place. On a GPU the
-    hundred operations of a step of a small network are shorter than their launches. Each member has its own stream.
-    The graph reads what changes between steps, draws and learning rate, from fixed memory, into which each call copies
-    them. Capturing needs a few steps that really run; parameters and the optimiser's memory are restored after them."""
+class Graph(Step):
+    """One step of all rows of ``state`` as a CUDA graph. On a GPU the hundred operations of a step of a small network
+    are shorter than their launches. The networks are spread over streams. The graph reads what changes between steps,
+    draws and learning rate, from fixed memory, into which each call copies them. Capturing needs a few steps that
+    really run; parameters, norms and the optimiser's memory are restored after them."""
 
-    def __init__(self, loss: Callable[..., Tensor], state: State, draws: Draws, lr: float) -> None:
+    def __init__(self, loss: Callable[..., Tensor], state: State, draws: Draws, optimiser: str, norms: bool) -> None:
         self.loss, self.state, self.draws = loss, state, [torch.empty_like(a).copy_(a) for a in draws]
-        self.lr = torch.tensor(lr, device=self.draws[0].device)
-        self.optimiser = torch.optim.Adam(list(state.values()), lr=self.lr, fused=True, capturable=True)
-        self.streams = [torch.cuda.Stream() for _ in range(len(self.draws[0]))]
+        self.lr = torch.zeros((), dtype=torch.float32, device=self.draws[0].device)  # float32: the kernels read that
+        capturable = {"capturable": True} if optimiser == "adam" else {}  # SGD needs nothing to be capturable
+        made = OPTIMISERS[optimiser](list(state.values()), lr=self.lr, fused=True, **capturable)
+        super().__init__([state], made, norms)
+        self.rows = len(next(iter(state.values())))
+        self.streams = [torch.cuda.Stream() for _ in range(min(self.rows, STREAMS))]
         before = {name: p.detach().clone() for name, p in state.items()}
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
@@ -31,9 +35,8 @@ class Graph:
         with torch.no_grad():
             for name, p in state.items():
                 p.copy_(before[name])
-            for memory in self.optimiser.state.values():
-                for value in memory.values():
-                    value.zero_()
+            for value in (*self.memory.values(), *([] if self.norms is None else [self.norms])):
+                value.zero_()
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):  # capturing runs nothing: the state is as before the first step
             self._step()
@@ -46,14 +49,13 @@ class Graph:
 
     def _step(self) -> None:
         main, slopes = torch.cuda.current_stream(), []
-        for m, stream in enumerate(self.streams):
+        for stream in self.streams:
             stream.wait_stream(main)
-            with torch.cuda.stream(stream):
-                own = {name: p.detach()[m].requires_grad_() for name, p in self.state.items()}
-                loss = self.loss(own, *(a[m] for a in self.draws))
+        for row in range(self.rows):
+            with torch.cuda.stream(self.streams[row % len(self.streams)]):
+                own = {name: p.detach()[row].requires_grad_() for name, p in self.state.items()}
+                loss = self.loss(own, *(a[row % len(a)] for a in self.draws))
                 slopes.append(torch.autograd.grad(loss, list(own.values())))  # torch.func has no fused backward
         for stream in self.streams:
             main.wait_stream(stream)
-        for p, *slope in zip(self.state.values(), *slopes, strict=True):
-            p.grad = torch.stack(slope)
-        self.optimiser.step()
+        self.update([[torch.stack(slope) for slope in zip(*slopes, strict=True)]])

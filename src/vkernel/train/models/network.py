@@ -17,6 +17,12 @@ step. Without P every step takes the next ``batch`` draws of an endless sequence
 **Averaging.** ``ema`` :math:`= \gamma` gives :math:`\sum_j \gamma^{k-j} \theta_j / \sum_j \gamma^{k-j}` over the steps
 :math:`j = 1 \dots k`, without the initial parameters.
 
+**Snapshots** after chosen steps are averaged likewise. With them are recorded, for every member, the means over the
+steps since the snapshot before of :math:`|\theta_j - \theta_{j-1}|` and of the norm of the gradient.
+
+**Several objectives** are trained in one run: all use the same initial parameters, inputs and order of batches, and
+inputs and exact moments are computed once.
+
 **Initial parameters** come from the generator of ("init", member) in float64 and are then rounded: matrices and filters
 from :math:`N(0, 2/\text{fan-in})`, biases 0. The last matrix of an MLP has :math:`N(0, 1/\text{fan-in})`. The second
 filter of every residual block and the last one of a U-Net are 0, so that f = 0."""
@@ -24,27 +30,27 @@ filter of every residual block and the last one of a U-Net are 0, so that f = 0.
 import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 
 from vkernel.core import rng
 from vkernel.core.checks import check_choice, check_positive, check_share, check_whole
 from vkernel.core.covariance import over_event
 from vkernel.core.errors import require
 from vkernel.process import Process
-from vkernel.train.models.base import Model, Report, State, Weight, time_input
-from vkernel.train.models.graph import Draws, Graph
-from vkernel.train.objectives import Training
+from vkernel.train.models.base import Model, Report, State, Trained, Weight, time_input
+from vkernel.train.models.graph import Graph
+from vkernel.train.models.step import OPTIMISERS, Draws, Plain, Step
+from vkernel.train.objectives import Objective, Training
 
 Shape = tuple[int, ...]
 DRAWN = {"cpu": 1 << 20, "cuda": 1 << 24}  # numbers of x drawn at once, in float64
 HELD = 1 << 25  # numbers of one layer held at once by `output`
-STREAMS = 16  # members side by side in a CUDA graph
-OPTIMISERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+PAIRS = 64  # pairs (objective, member) in a CUDA graph
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -110,13 +116,42 @@ class Network(Model):
         return {name: p.to(training.data.device) for name, p in out.items()}
 
     def fit(self, training: Training, members: Sequence[int], report: Report) -> State:
-        P, B = training.draws, self.batch
+        return self.train(training, (training.objective,), members, report)[0].state
+
+    def train(
+        self,
+        training: Training,
+        objectives: Sequence[Objective],
+        members: Sequence[int],
+        report: Report,
+        snapshots: Sequence[int] = (),
+    ) -> list[Trained]:
+        P, B, J = training.draws, self.batch, len(objectives)
         require(P is not None or B is not None, "batch=None takes all draws in every step: give draws=P, or batch.")
         good = P is None or B is None or B <= P
         require(good, f"A batch of {B} draws needs as many, but draws={P}; give a smaller batch, or None for all.")
-        blocks = _blocks(members, STREAMS if self._captured(training) else self.chunk)
-        found = [self._train(training, some, report, len(some) / len(members)) for some in blocks]
-        return {name: torch.cat([state[name] for state in found]) for name in found[0]}
+        wanted = self._check_snapshots(snapshots)
+        M, size = len(members), self.chunk
+        if self._captured(training):
+            size = math.ceil(M / math.ceil(M * J / PAIRS))  # blocks of nearly equal size
+        blocks = [(some, len(some) / M) for some in _blocks(members, size)]
+        done = [self._train(training, objectives, some, report, share, wanted) for some, share in blocks]
+        # of each block, states with rows (objective, member) by step, and norms
+        states = {
+            step: {name: torch.cat([a[step][name].unflatten(0, (J, -1)) for a, _ in done], 1) for name in state}
+            for step, state in done[0][0].items()
+        }
+        info = [dict[str, object]() for _ in objectives]
+        if wanted:
+            norms = torch.cat([a.unflatten(2, (J, -1)) for _, a in done], 3).cpu()  # (step, kind, objective, member)
+            for j, found in enumerate(info):
+                update, gradient = norms[:, :, j].permute(1, 2, 0).tolist()
+                found |= {"steps": list(states), "update_norm": update, "gradient_norm": gradient}
+        each = [{step: {name: p[j] for name, p in state.items()} for step, state in states.items()} for j in range(J)]
+        return [
+            Trained(own[self.steps], {step: own[step] for step in wanted}, about)
+            for own, about in zip(each, info, strict=True)
+        ]
 
     def output(self, state: State, x: Tensor, t: Tensor, process: Process) -> Tensor:
         like, shape = next(iter(state.values())), tuple(x.shape[2:])
@@ -151,35 +186,48 @@ class Network(Model):
         residual = self.function(parameters, z, e, *key).to(y.dtype) - y
         return (omega * residual.square().flatten(1).sum(1)).mean() / 2
 
-    def minibatches(self, training: Training, members: Sequence[int]) -> Iterator[Draws]:
-        """Yield the draws of every step."""
+    def minibatches(
+        self, training: Training, members: Sequence[int], objectives: Sequence[Objective] = (), done: int = 0
+    ) -> Iterator[Draws]:
+        """Yield the draws of every step after the first ``done``; of the objective of ``training``, or several."""
         P, B = training.draws, self.batch
         if P is None:
             assert B is not None
             at_once = max(1, self._room(training, members) // B)
-            for first in range(0, self.steps, at_once):
-                pool = self.pool(training, members, min(at_once, self.steps - first) * B, first * B)
-                yield from zip(*(a.split(B, 1) for a in pool), strict=True)
+            # draws are computed in the same blocks wherever a training begins: they are equal bit for bit
+            for first in range(done - done % at_once, self.steps, at_once):
+                pool = self.pool(training, members, min(at_once, self.steps - first) * B, first * B, objectives)
+                steps = zip(*(a.split(B, 1) for a in pool), strict=True)
+                yield from itertools.islice(steps, max(0, done - first), None)
             return
-        pool = self.pool(training, members, P)
+        pool = self.pool(training, members, P, 0, objectives)
         if B is None:
-            yield from itertools.repeat(pool, self.steps)
+            yield from itertools.repeat(pool, self.steps - done)
             return
-        keys = training.keys("order", members)[:, None]
-        rows, counter = torch.arange(len(members), device=keys.device)[:, None], torch.arange(P, device=keys.device)
-        for epoch in range(math.ceil(self.steps / (P // B))):
-            order = rng.uniforms(keys, epoch * P + counter).argsort(1)
-            for chosen in order.split(B, 1)[: min(P // B, self.steps - epoch * (P // B))]:
-                yield tuple(a[rows, chosen] for a in pool)
+        keys, each = training.keys("order", members)[:, None], P // B
+        rows = [torch.arange(len(a), device=keys.device)[:, None] for a in pool]
+        for epoch in range(done // each, math.ceil(self.steps / each)):
+            order = rng.uniforms(keys, epoch * P + torch.arange(P, device=keys.device)).argsort(1)
+            for chosen in order.split(B, 1)[max(0, done - epoch * each) : min(each, self.steps - epoch * each)]:
+                yield tuple(a[r, chosen.repeat(len(a) // len(chosen), 1)] for a, r in zip(pool, rows, strict=True))
 
-    def pool(self, training: Training, members: Sequence[int], count: int, start: int = 0) -> Draws:
+    def pool(
+        self,
+        training: Training,
+        members: Sequence[int],
+        count: int,
+        start: int = 0,
+        objectives: Sequence[Objective] = (),
+    ) -> Draws:
         """Return draws ``start`` to ``start + count`` of every member, computed in blocks."""
         process, size, parts = training.process, self._room(training, members), []
         for first in range(start, start + count, size):
             some = members, min(size, start + count - first), first
-            x, t, m = training.batch(*some)
+            batches = training.batches(objectives or (training.objective,), *some)
+            x, t, _ = batches[0]
             label = None if training.labels is None else training.labels[training.origins(*some)]
-            drawn = *self.inputs(x, t, process, label), self.training_target(m, x, t, process), self.omega(t, process)
+            y = torch.cat([self.training_target(m, x, t, process) for _, _, m in batches])
+            drawn = *self.inputs(x, t, process, label), y, self.omega(t, process)
             parts.append([a.to(self.state_dtype) for a in drawn])
         return tuple(torch.cat(a, 1) for a in zip(*parts, strict=True))
 
@@ -195,36 +243,54 @@ class Network(Model):
         return self._modules[shape]
 
     def _captured(self, training: Training) -> bool:
-        return training.data.device.type == "cuda" and self.chunk == 1 and self.optimiser == "adam"
+        return training.data.device.type == "cuda" and self.chunk == 1
 
-    def _train(self, training: Training, members: Sequence[int], report: Report, share: float) -> State:
-        state = self.initial(training, members)
-        average = [p.clone() for p in state.values()] if self.ema else []
-        step: Callable[[Draws, float], None] | None = None
+    def _check_snapshots(self, snapshots: Sequence[int]) -> list[int]:
+        """Return the steps in ascending order."""
+        wanted = f"snapshots must be distinct whole numbers from 1 to steps = {self.steps}"
+        good = isinstance(snapshots, Iterable) and not isinstance(snapshots, str | Mapping)
+        require(good, f"{wanted}, in a list; got {snapshots!r:.80}.")
+        steps = [check_whole(step, "A snapshot's step") for step in snapshots]
+        good = len(set(steps)) == len(steps) and max(steps, default=1) <= self.steps
+        require(good, f"{wanted}; got {steps!r:.80}.")
+        return sorted(steps)
+
+    def _train(
+        self,
+        training: Training,
+        objectives: Sequence[Objective],
+        members: Sequence[int],
+        report: Report,
+        share: float,
+        snapshots: Sequence[int],
+    ) -> tuple[dict[int, State], Tensor]:
+        """Return states after the steps ``snapshots`` and the last one, and norms ``(steps, 2, rows)`` if there are
+        snapshots; a row is a pair (objective, member)."""
+        state = {name: torch.cat([p] * len(objectives)) for name, p in self.initial(training, members).items()}
+        average = {name: p.clone() for name, p in state.items()} if self.ema else state
+        step: Step | None = None
+        found, norms, marks = dict[int, State](), list[Tensor](), {*snapshots, self.steps}
         every, reported = max(1, self.steps // 100), 0
-        for k, draws in enumerate(self.minibatches(training, members), 1):
+        for k, draws in enumerate(self.minibatches(training, members, objectives), 1):
             if step is None:  # the shapes of the first draws are those of all
-                step = Graph(self.loss, state, draws, self.lr) if self._captured(training) else self._plain_step(state)
+                step = self._step(training, state, draws, len(members), norms=len(snapshots) > 0)
             step(draws, self.lr * ((1 + math.cos(math.pi * (k - 1) / self.steps)) / 2 if self.decay else 1.0))
             if self.ema:
-                torch._foreach_lerp_(average, list(state.values()), (1 - self.ema) / (1 - self.ema**k))
+                torch._foreach_lerp_(list(average.values()), list(state.values()), (1 - self.ema) / (1 - self.ema**k))
+            if k in marks:
+                if step.norms is not None:
+                    norms.append(step.norms / (k - max(found, default=0)))
+                    step.norms.zero_()
+                found[k] = {name: p.detach().clone() if k < self.steps else p.detach() for name, p in average.items()}
             if k % every == 0 or k == self.steps:
                 report(share * (k - reported) / self.steps)
                 reported = k
-        return dict(zip(state, average or [p.detach() for p in state.values()], strict=True))
+        return found, torch.stack(norms) if norms else torch.empty(0)
 
-    def _plain_step(self, state: State) -> Callable[[Draws, float], None]:
-        """Return a step of all members, which changes ``state`` in place: their gradients at once."""
-        optimiser = OPTIMISERS[self.optimiser](list(state.values()), lr=self.lr, fused=True)
-
-        def step(draws: Draws, lr: float) -> None:
-            slopes = vmap(grad(self.loss))(state, *draws)
-            for name, p in state.items():
-                p.grad = slopes[name]
-            optimiser.param_groups[0]["lr"] = lr
-            optimiser.step()
-
-        return step
+    def _step(self, training: Training, state: State, draws: Draws, members: int, norms: bool) -> Step:
+        if self._captured(training):
+            return Graph(self.loss, state, draws, self.optimiser, norms)
+        return Plain(self.loss, state, members, self.optimiser, norms)
 
 
 def _blocks(members: Sequence[int], size: int | None) -> list[Sequence[int]]:

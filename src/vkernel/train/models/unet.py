@@ -33,9 +33,9 @@ from vkernel.core.checks import check_number, check_whole, is_whole
 from vkernel.core.errors import InputError, require
 from vkernel.process import Process
 from vkernel.train.models.base import PRECONDITIONED, Weight
-from vkernel.train.models.graph import Draws
 from vkernel.train.models.network import Network, Shape
-from vkernel.train.objectives import Times, Training
+from vkernel.train.models.step import Draws
+from vkernel.train.objectives import Objective, Times, Training
 
 GROUPS = 8  # of a group normalisation
 ZERO = ("second.weight", "attention.out.weight")  # at first, so that every block is the identity or skip
@@ -136,13 +136,15 @@ class UNet(Network):
         one = F.one_hot(torch.as_tensor(label, device=e.device), self.classes).to(e.dtype) * self.classes**0.5
         return z, torch.cat([e, one.expand(*e.shape[:-1], -1)], -1)
 
-    def minibatches(self, training: Training, members: Sequence[int]) -> Iterator[Draws]:
-        draws = super().minibatches(training, members)
+    def minibatches(
+        self, training: Training, members: Sequence[int], objectives: Sequence[Objective] = (), done: int = 0
+    ) -> Iterator[Draws]:
+        draws = super().minibatches(training, members, objectives, done)
         if not self.dropout:
             return draws
         keys = training.keys("order/dropout", members)[:, None]
         keys = rng.hashed(keys, torch.arange(self.steps, device=keys.device))
-        return ((*drawn, keys[:, step : step + 1]) for step, drawn in enumerate(draws))
+        return ((*drawn, keys[:, step : step + 1]) for step, drawn in enumerate(draws, done))
 
     def _area(self, shape: Shape, level: int) -> int:
         """Return the number of pixels at a level."""
