@@ -193,3 +193,19 @@ def test_tables_json_and_pictures() -> None:
     assert len(plots.twin_variances(cells).axes) == 6
     figure = target_noise.sample_figure(ds, {"data": "fashion", "n": "128", "network": "unet"})
     assert [ax.get_ylabel() for ax in figure.axes][::2] == ["c = 0", "c = 1", "c = 10"]
+
+
+def test_the_answer_is_plain_numbers() -> None:
+    ds = planted({A: {"c = 0": LIKE, "c = 1": NOISY, "c = 10": LIKE}, B: {"c = 0": LIKE}})
+    found = target_noise.answer(ds, draws=100)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    (one,) = (
+        n
+        for n in found["numbers"]
+        if (n["cell"], n["objective"], n["name"]) == ("fashion, n = 128, unet", "c = 1", "V") and n["level"] == 1.0
+    )
+    cell = ds.isel(data=0, n=0, network=0).sel(objective="c = 1", level=1.0, set="training").isel(step=-1)
+    assert one["value"] == pytest.approx(float(cell["gap_members"].mean("image").sum() / 56), rel=1e-5)
+    assert one["low"] < one["value"] < one["high"]
+    assert {t["part"]["name"] for t in found["trends"]} >= {"V", "held_out", "memorised", "energy_pooled"}
+    assert {s["below"] for s in found["singles"] if s["of"] == "c = 1" and s["name"] == "memorised"} == {8}

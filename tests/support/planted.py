@@ -67,7 +67,7 @@ def planted(
         "update_norm": (S,),
         "gradient_norm": (S,),
         "sample": (4, 64),
-        "nearest": (4, 64),
+        "neighbour": (4, 64),
     }
     out = {name: np.full(shape + more, np.nan) for name, more in full.items()}
     for key, effects in cells.items():
@@ -90,19 +90,25 @@ def planted(
                 for name in full:
                     out[name][(*where, m)] = np.nan
     dims = {"error": ("step", "level", "set", "image"), "excess": ("step", "level", "image")}
-    dims |= {"gap_members": ("other", "step", "level", "set", "image"), "ratio": ("step", "sample")}
-    dims |= {f"{kind}_to": ("step", "held_out_image") for kind in ("energy", "kernel")}
+    dims |= {"gap_members": ("other", "step", "level", "set", "image"), "ratio": ("step", "draw")}
+    dims |= {f"{kind}_to": ("step", "held_out") for kind in ("energy", "kernel")}
     dims |= {f"{kind}_within": ("other", "step") for kind in ("energy", "kernel")}
-    dims |= {"sample": ("index", "pixel"), "nearest": ("index", "pixel")}
+    dims |= {"sample": ("index", "pixel"), "neighbour": ("index", "pixel")}
     grid = ("data", "n", "network", "objective", "member")
     found = {name: ((*grid, *dims.get(name, ("step",))), value) for name, value in out.items()}
-    fixed = {"memorised_held_out": 0.0, "energy_held_out": 1.0, "energy_training": 0.2}
-    fixed |= {"kernel_held_out": -1.0, "kernel_training": 0.2}
-    c = np.array([float(label.split()[-1]) for label in OBJECTIVES])
+    fixed: dict[str, tuple[tuple[str, ...], np.ndarray]] = {
+        "rho": (("level",), RHO),
+        "network_share": (("level",), SHARE),
+    }
+    fixed["image_shape"] = ("axis",), np.array([1, 8, 8])
+    numbers = {"memorised_held_out": 0.0, "energy_held_out": 1.0, "energy_training": 0.2}
+    numbers |= {"kernel_held_out": -1.0, "kernel_training": 0.2}
+    fixed |= {name: ((), np.array(value)) for name, value in numbers.items()}
+    run = np.where(np.isfinite(out["memorised"][..., 0, 0]), 1.0, np.nan)  # like a store: NaN where nothing was run
+    for name, (own, value) in fixed.items():
+        found[name] = (*grid[:4], *own), np.multiply.outer(run, value)
     return xr.Dataset(
-        found
-        | {name: ((), value) for name, value in fixed.items()}
-        | {"rho": (("level",), RHO), "network_share": (("objective", "level"), c[:, None] ** 2 * SHARE)},
+        found,
         coords=dict(zip(grid[:3], axes, strict=True))
         | {
             "objective": OBJECTIVES,
@@ -148,4 +154,4 @@ def _objective(
     found |= {"kernel_to": -to, "kernel_within": -within}
     norms = np.exp(-0.3 * x) * np.exp(0.05 * rng.standard_normal((M, 1)))
     pictures = np.tanh(rng.standard_normal((M, 4, 64)))
-    return found | {"update_norm": norms, "gradient_norm": 3 * norms, "sample": pictures, "nearest": pictures * 0.9}
+    return found | {"update_norm": norms, "gradient_norm": 3 * norms, "sample": pictures, "neighbour": pictures * 0.9}

@@ -75,12 +75,13 @@ def study_report(
         _check_outside(out, store)
         numbers = target_noise.in_cells(target_noise.summary(found, draws=draws))
         folder = make_folder(out)
-        write(folder / "rules.json", json.dumps(target_noise.to_json(outcomes), indent=1, ensure_ascii=False) + "\n")
+        answer = target_noise.answer(found, draws=draws)
+        write(folder / "answer.json", json.dumps(answer, indent=1, ensure_ascii=False) + "\n")
         vk.plots.save(vk.plots.twin_curves(numbers, level), folder / "curves.png")
         vk.plots.save(vk.plots.twin_variances(numbers), folder / "variances.png")
     show(target_noise.table(outcomes))
     if out is not None:
-        say(f"wrote rules.json, curves.png and variances.png to {out}")
+        say(f"wrote answer.json, curves.png and variances.png to {out}")
 
 
 def _check_outside(out: Path, store: Path) -> None:

@@ -113,7 +113,7 @@ def twin_variances(ds: xarray.Dataset, factor: float = 1.5) -> Figure:
             (4, "network_share", "noise share, in units of the network (c = 1)", DASHED),
         ):
             given = ds[name].isel(cell=k) if "cell" in ds[name].dims else ds[name]
-            values = array(given.sel(objective="c = 1") if "objective" in given.dims else given)
+            values = array(given)
             share = values / np.nanmax(values)
             below.plot(x, share, color=lines()[colour], ls=style, marker="o", label=f"{label}")
             top = int(np.nanargmax(share))

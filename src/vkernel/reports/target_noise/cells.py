@@ -104,9 +104,9 @@ class Cell:
         every = np.logical_and.reduce([self.finite(label) for label in labels])
         return tuple(int(m) for m in np.flatnonzero(every))
 
-    def level(self, name: str, label: str) -> np.ndarray:
-        """Return a quantity by noise level that does not depend on members, such as ρ."""
-        one = self.ds[name].sel(objective=label) if "objective" in self.ds[name].dims else self.ds[name]
+    def level(self, name: str) -> np.ndarray:
+        """Return a quantity by noise level that is the same for all members and objectives, such as ρ."""
+        one = self.ds[name]
         found: np.ndarray = one.mean([d for d in one.dims if d != "level"]).values.astype(float)
         return found
 

@@ -18,6 +18,7 @@ from vkernel.reports.target_noise.rules import ZERO, Comparison, Part, log_ratio
 ENDS = ("value", "low", "high")
 CURVES = ("step", "end")
 LEVELS = ("step", "level", "end")
+BY_MEMBER = {"update_norm": CURVES, "gradient_norm": CURVES, "corr_pixels": LEVELS, "corr_images": LEVELS}
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ def summary(ds: xarray.Dataset, *, draws: int = DRAWS, seed: int = 0) -> xarray.
     """Return means with 95 % intervals over members × images, by factors, objective, step, level and ``end``.
 
     ``training``, ``held_out``, ``gap`` (their difference), ``excess`` and ``V`` are by step and level; ``V_ratio`` is
-    that to the twins of c = 0; ``memorised``, ``energy_single``, ``energy_pooled`` (and ``kernel_…``) by step.
+    that to the twins of c = 0, and ``corr_pixels`` and ``corr_images`` are the correlations of V with C. By step are
+    ``memorised``, ``energy_single``, ``energy_pooled`` (and ``kernel_…``), ``update_norm`` and ``gradient_norm``.
     ``members`` are those that did not diverge. What was not run is NaN."""
     factors = [str(d) for d in ds["error"].dims if d not in OWN]
     shape = tuple(ds.sizes[d] for d in (*factors, "objective"))
@@ -76,7 +78,7 @@ def summary(ds: xarray.Dataset, *, draws: int = DRAWS, seed: int = 0) -> xarray.
         {**out, "members": ((*factors, "objective"), lost)},
         {d: ds[d] for d in (*factors, "objective", "step", "level")} | {"end": list(ENDS)},
     )
-    keep = {*factors, "objective", "level"}
+    keep = {*factors, "level"}
     for name in ("rho", "network_share"):
         found[name] = ds[name].mean([d for d in ds[name].dims if d not in keep])
     return found
@@ -93,6 +95,10 @@ def _curves(cell: Cell, label: str, members: tuple[int, ...]) -> dict[str, tuple
     for kind in own.single:
         found[f"{kind}_single"] = CURVES, _ends(draw, own.single[kind])
         found[f"{kind}_pooled"] = CURVES, _ends(draw, own.pooled[kind])
+    for name, dims in BY_MEMBER.items():
+        if name in cell.ds:
+            values = torch.from_numpy(cell.array(name, label, *dims[:-1])[list(members)].astype(float))
+            found[name] = dims, _ends(draw, draw.mean(values))
     pair = Comparison(cell, label, ZERO)
     if pair.run and pair.enough and label != ZERO:
         found["V_ratio"] = LEVELS, _ends(pair.draw, log_ratio(pair.a.V[..., 0], pair.b.V[..., 0])).exp()

@@ -5,9 +5,10 @@ Names of rules and quantities stand in ``templates/target_noise.toml``."""
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +17,18 @@ import xarray
 from rich.table import Table
 
 from vkernel.core.errors import require
+from vkernel.core.twoway import DRAWS
 from vkernel.reports.html import read, significant
 from vkernel.reports.target_noise.cells import OWN, factors_of
-from vkernel.reports.target_noise.rules import FAILS, NOT_RUN, Outcome, Part
+from vkernel.reports.target_noise.numbers import ENDS, singles, summary, trends
+from vkernel.reports.target_noise.rules import FAILS, NOT_RUN, Outcome, Part, rules
+from vkernel.version import __version__
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN = 8  # samples of each objective
+PICTURES = ("sample", "neighbour")
 
 
 @functools.cache
@@ -103,14 +108,53 @@ def table(found: Sequence[Outcome]) -> Table:
 
 def to_json(found: Sequence[Outcome]) -> list[dict[str, Any]]:
     """Return the outcomes for a JSON file, with their decisive quantities alone; NaN is ``None``."""
-    short = [asdict(replace(o, parts=decisive(o))) | {"numbers": numbers(o)} for o in found]
+    short = [
+        asdict(replace(o, parts=decisive(o))) | {"cell": name(o.cell), "at": o.cell, "numbers": numbers(o)}
+        for o in found
+    ]
     clean: list[dict[str, Any]] = [_without_nan(one) for one in short]
     return clean
+
+
+def answer(ds: xarray.Dataset, *, draws: int = DRAWS, seed: int = 0) -> dict[str, Any]:
+    """Return everything that a page says of a study, for a JSON file: ``outcomes``, ``trends`` and ``singles``, and
+    ``numbers`` with their 95 % intervals by cell, objective, quantity, step and level, at the last step but for those
+    without levels. ``cells`` has what is the same for all objectives."""
+    held = in_cells(summary(ds, draws=draws, seed=seed))
+    numbers: list[dict[str, Any]] = []
+    for cell, label in itertools.product(held["cell"].values.tolist(), held["objective"].values.tolist()):
+        one = held.sel(cell=cell, objective=label)
+        where = {"cell": cell, "objective": label, "members": int(one["members"])}
+        for key in (str(n) for n in one.data_vars if "end" in one[n].dims):
+            curve = one[key] if "level" not in one[key].dims else one[key].isel(step=[-1])
+            for at, ends in _rows(curve):
+                numbers += [{**where, "name": key, **at, **ends}] if ends["value"] is not None else []
+    about = [
+        {"cell": cell, "levels": held["level"].values, "rho": one["rho"].values, "share": one["network_share"].values}
+        for cell, one in ((c, held.sel(cell=c)) for c in held["cell"].values.tolist())
+    ]
+    found: dict[str, Any] = {"version": __version__, "draws": draws, "seed": seed, "steps": held["step"].values}
+    found |= {"cells": about, "numbers": numbers, "outcomes": to_json(rules(ds, draws=draws, seed=seed))}
+    found["trends"] = [asdict(t) | {"cell": name(t.cell)} for t in trends(ds, draws=draws, seed=seed)]
+    found["singles"] = [asdict(s) | {"cell": name(s.cell), "median": s.median, "below": s.below} for s in singles(ds)]
+    clean: dict[str, Any] = _without_nan(found)
+    return clean
+
+
+def _rows(curve: xarray.DataArray) -> Iterator[tuple[dict[str, float], dict[str, float | None]]]:
+    """Yield the places of a quantity, by step and level, and its value with the ends of the interval."""
+    dims = [str(d) for d in curve.dims if d != "end"]
+    values = curve.transpose(*dims, "end").values
+    for at in np.ndindex(*values.shape[:-1]):
+        ends: dict[str, float | None] = dict(zip(ENDS, _without_nan(values[at].tolist()), strict=True))
+        yield {d: curve[d].values[i].item() for d, i in zip(dims, at, strict=True)}, ends
 
 
 def _without_nan(given: Any) -> Any:
     if isinstance(given, dict):
         return {key: _without_nan(v) for key, v in given.items()}
+    if isinstance(given, np.ndarray):
+        given = given.tolist()
     if isinstance(given, list | tuple):
         return [_without_nan(v) for v in given]
     if isinstance(given, float):
@@ -134,27 +178,27 @@ def sample_figure(ds: xarray.Dataset, cell: dict[str, str], member: int = 0, sho
     from vkernel import plots
 
     where = {d: _same(ds[d].values, label) for d, label in cell.items()}
-    one = ds[["sample", "nearest", "ratio"]].sel(where).isel(member=member, step=-1, missing_dims="ignore")
+    one = (
+        ds[["sample", "neighbour", "ratio", "image_shape"]]
+        .sel(where)
+        .isel(member=member, step=-1, missing_dims="ignore")
+    )
     labels = [o for o in factors_of([str(o) for o in ds["objective"].values]) if o in ("c = 0", "c = 1", "c = 10")]
     rows, ratios = {}, {}
     for label in labels:
         own = one.sel(objective=label)
-        samples, nearest = (images(own[key].values[:shown]) for key in ("sample", "nearest"))
+        samples, nearest = (_images(own[key].values[:shown], own["image_shape"].values) for key in PICTURES)
         if np.isfinite(samples).all():
             rows[label], ratios[label] = (samples, nearest), own["ratio"].values[: len(samples)]
     return plots.twin_samples(rows, ratios)
 
 
-def images(pixels: np.ndarray) -> np.ndarray:
-    """Return square images ``(k, H, W)`` or ``(k, 3, H, W)`` of pixels ``(k, d)``; bytes become [-1, 1]."""
-    values = pixels / 127.5 - 1.0 if pixels.dtype == np.uint8 else pixels.astype(float)
-    if values.ndim > 2:
-        return values
-    d = values.shape[-1]
-    colours = 1 if math.isqrt(d) ** 2 == d else 3
-    side = math.isqrt(d // colours)
-    require(colours * side**2 == d, f"Samples of {d} pixels are no square images.")
-    return values.reshape(-1, *((side, side) if colours == 1 else (3, side, side)))
+def _images(pixels: np.ndarray, shape: np.ndarray) -> np.ndarray:
+    """Return images ``(k, *shape)`` of pixels ``(k, d)``, of which smaller images fill the first ones."""
+    if not np.isfinite(shape).all():  # was not run
+        return pixels
+    size = tuple(int(s) for s in shape)
+    return pixels[:, : math.prod(size)].reshape(-1, *size).astype(float)
 
 
 def _same(values: np.ndarray, label: str) -> object:

@@ -197,7 +197,7 @@ def vastola(found: Comparison, window: str) -> Outcome:
     if not (found.run and found.enough):
         return out
     tests = frontiers(found)
-    values = found.cell.level(WINDOWS[window], label_of(1))
+    values = found.cell.level(WINDOWS[window])
     inside = torch.from_numpy(values > np.nanmax(values) / 2) if np.isfinite(values).any() else torch.tensor([False])
     if inside.any():
         ratio = log_ratio(found.a.V[..., 0], found.b.V[..., 0])[:, -1, inside].mean(-1)

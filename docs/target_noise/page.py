@@ -1,0 +1,177 @@
+"""Write docs/target_noise.md, its figures and the numbers of the scorecard: ``python docs/target_noise/page.py``.
+
+The results of the study stand beside this file, in ``results/*.npz`` (``vkernel study export STORE --out FILE.npz``).
+From them follow, in this order,
+
+- ``src/vkernel/reproduce/results/target_noise.json``: all numbers and outcomes, which the scorecard reads too;
+- the figures ``results/*.png``;
+- ``docs/target_noise.md``, the template ``page.md.j2`` with its numbers filled in.
+
+With ``--text`` only the last is made, from the JSON file. A test compares page and JSON with the results."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jinja2
+
+from vkernel import plots, study
+from vkernel.core.files import write
+from vkernel.reports import target_noise
+from vkernel.reports.html import significant
+from vkernel.reports.target_noise.report import words
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "target_noise.md"
+RESULTS = HERE / "results"
+ANSWER = HERE.parents[1] / "src" / "vkernel" / "reproduce" / "results" / "target_noise.json"
+LEVEL = 0.3  # σ/α at which the figure shows the gap
+TWINS = {"data": "fashion", "n": "128", "network": "unet"}  # whose samples are shown
+DRAWS = 2000
+
+
+def results() -> study.report.xarray.Dataset:
+    """Return the results of all files, merged."""
+    return study.merge(*(study.load(path) for path in sorted(RESULTS.glob("*.npz"))))
+
+
+class Answer:
+    """The numbers of the JSON file, as the template writes them."""
+
+    def __init__(self, held: dict) -> None:
+        self.held, self.cells = held, [cell["cell"] for cell in held["cells"]]
+
+    def number(self, cell: str, objective: str, name: str, level: float | None = None, step: int | None = None) -> dict:
+        """Return a number with the ends of its interval; the nearest level, and the last step if none is given."""
+        found = [n for n in self.held["numbers"] if (n["cell"], n["objective"], n["name"]) == (cell, objective, name)]
+        if level is not None:
+            near = min((n["level"] for n in found), key=lambda v: abs(v - level), default=None)
+            found = [n for n in found if n["level"] == near]
+        last = max((n["step"] for n in found), default=0)
+        return next((n for n in found if n["step"] == (step or last)), {})
+
+    def outcome(self, rule: str, cell: str, variant: str = "", of: str = "c = 1") -> dict:
+        """Return the outcome of a rule in a cell."""
+        wanted = (rule, cell, variant, of)
+        return next((o for o in self.held["outcomes"] if (o["rule"], o["cell"], o["variant"], o["of"]) == wanted), {})
+
+    def rules(self, of: tuple[str, ...] = ("c = 1",)) -> str:
+        """Return the table of the rules for these objectives, in the order of rules, contrasts and cells."""
+        lines = head("rule", "comparison", "cell", "verdict", "decided by (95 % intervals)")
+        names, variants = words()["rules"], words()["variants"]
+        for rule in names:
+            for o in self.held["outcomes"]:
+                if o["rule"] != rule or o["of"] not in of:
+                    continue
+                title = names[rule] + (f", {variants[o['variant']]}" if o["variant"] else "")
+                alone = f" ({o['alone']} alone)" if o["alone"] != o["verdict"] else ""
+                verdict = f"**{o['verdict']}**{alone}" if o["verdict"] in ("holds", "fails") else o["verdict"] + alone
+                lines.append(row(title, f"{o['of']} against {o['to']}", o["cell"], verdict, o["numbers"] or "–"))
+        return "\n".join(lines)
+
+    def quantities(self, names: dict[str, tuple[str, float | None]], objectives: tuple[str, ...] = ()) -> str:
+        """Return a table of numbers at the last step, a row for each cell and objective that was run. ``names`` maps
+        the heads of columns to a quantity and its level."""
+        lines = head("cell", "objective", "members", *names)
+        for cell in self.cells:
+            run = dict.fromkeys(n["objective"] for n in self.held["numbers"] if n["cell"] == cell)
+            for label in run:
+                if objectives and label not in objectives:
+                    continue
+                found = [self.number(cell, label, key, level) for key, level in names.values()]
+                count = next((str(n["members"]) for n in found if n), "–")
+                lines.append(row(cell, label, count, *map(interval, found)))
+        return "\n".join(lines)
+
+    def trends(self) -> str:
+        """Return the slopes over log₂(1 + c), a row for each cell."""
+        names = dict.fromkeys(t["part"]["name"] for t in self.held["trends"])
+        lines = head("cell", "c", *(words()["quantities"][n] for n in names))
+        for cell in self.cells:
+            found = {t["part"]["name"]: t for t in self.held["trends"] if t["cell"] == cell}
+            if found:
+                factors = ", ".join(o.removeprefix("c = ") for o in next(iter(found.values()))["objectives"])
+                lines.append(row(cell, factors, *(part(found[n]["part"]) for n in names)))
+        return "\n".join(lines)
+
+    def singles(self, of: str = "c = 1") -> str:
+        """Return what single pairs of twins do: medians, and how many are lower."""
+        names = dict.fromkeys(s["name"] for s in self.held["singles"])
+        lines = head("cell", "comparison", *(f"{words()['quantities'][n]}: median, lower in" for n in names))
+        for cell in self.cells:
+            found = {s["name"]: s for s in self.held["singles"] if (s["cell"], s["of"]) == (cell, of)}
+            if found:
+                each = []
+                for n, s in found.items():
+                    middle = f"{s['median']:+.3f}" if n == "memorised" else f"{100 * s['median']:+.1f} %"
+                    each.append(f"{middle}, {s['below']} of {len(s['values'])}")
+                lines.append(row(cell, f"{of} against c = 0", *each))
+        return "\n".join(lines)
+
+    def count(self, rule: str, verdict: str, of: str = "c = 1", variant: str | None = None) -> int:
+        """Return in how many cells a rule has a verdict."""
+        found = (o for o in self.held["outcomes"] if (o["rule"], o["of"]) == (rule, of))
+        return sum(o["verdict"] == verdict and variant in (None, o["variant"]) for o in found)
+
+
+def row(*cells: str) -> str:
+    """Return a line of a table in Markdown."""
+    return f"| {' | '.join(cells)} |"
+
+
+def head(*cells: str) -> list[str]:
+    """Return the first two lines of a table."""
+    return [row(*cells), row(*["---"] * len(cells))]
+
+
+def interval(found: dict, digits: int = 3) -> str:
+    """Return a number with its 95 % interval."""
+    if not found:
+        return "–"
+    value, low, high = (found[end] for end in ("value", "low", "high"))
+    if low is None:
+        return significant(value, digits)
+    return f"{significant(value, digits)} ({significant(low, digits)} to {significant(high, digits)})"
+
+
+def part(found: dict) -> str:
+    """Return a quantity of a rule with its 95 % interval."""
+    sign, form = ("×", "{:.3f}") if found["ratio"] else ("", "{:+.3f}")
+    value, low, high = (form.format(found[end]) for end in ("value", "low", "high"))
+    return f"{sign}{value} ({low} to {high})"
+
+
+def page(held: dict) -> str:
+    """Return the text of the page."""
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
+    answer = Answer(held)
+    show: dict[str, Callable[..., str]] = {"value": lambda *at, **how: interval(answer.number(*at), **how)}
+    about = {"a": answer, "about": held, "row": row, "head": head, "interval": interval, **show}
+    text = environment.from_string((HERE / "page.md.j2").read_text(encoding="utf-8")).render(about)
+    return text
+
+
+def figures(ds: study.report.xarray.Dataset) -> None:
+    """Draw the three figures."""
+    numbers = target_noise.in_cells(target_noise.summary(ds, draws=DRAWS))
+    save = functools.partial(plots.save, dpi=90)
+    save(plots.twin_curves(numbers, LEVEL), RESULTS / "curves.png")
+    save(plots.twin_variances(numbers), RESULTS / "variances.png")
+    save(target_noise.sample_figure(ds, TWINS), RESULTS / "samples.png")
+
+
+def main() -> None:
+    if "--text" not in sys.argv:
+        ds = results().load()
+        held = target_noise.answer(ds, draws=DRAWS)
+        write(ANSWER, json.dumps(held, ensure_ascii=False, separators=(",", ":")) + "\n")
+        figures(ds)
+    write(PAGE, page(json.loads(ANSWER.read_text(encoding="utf-8"))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""docs/target_noise.md: what its command writes from the numbers, for any study of its kind."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from planted import Effect, planted
+
+from vkernel.reports import target_noise
+
+FOLDER = Path(__file__).parents[1] / "docs" / "target_noise"
+
+
+@pytest.fixture(scope="module")
+def page() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("target_noise_page", FOLDER / "page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_the_page_states_the_numbers_of_a_study(page: ModuleType) -> None:
+    cell = {"c = 0": Effect(), "c = 1": Effect(), "c = 10": Effect(time=0.5), "white 10": Effect(V=0.5)}
+    ds = planted(
+        {("fashion", 128, "unet"): cell, ("fashion", 1024, "mlp"): {"c = 0": Effect(), "c = 1": Effect(V=2.0)}}
+    )
+    held = target_noise.answer(ds, draws=100)
+    text = page.page(held)
+    for outcome in held["outcomes"]:
+        assert outcome["numbers"] in text
+    rows = [line for line in text.splitlines() if line.startswith("| Bertrand | c = 1 against")]
+    assert [line.split(" | ")[3] for line in rows] == ["**holds**", "**fails**"]
+    found = page.Answer(held)
+    assert found.count("bertrand", "holds") == 1
+    assert found.outcome("shape", "fashion, n = 128, unet", "white", "c = 10")["verdict"] == "holds"
+    number = found.number("fashion, n = 128, unet", "c = 10", "held_out", 0.25)
+    assert number["level"] == 0.3
+    assert page.interval(number) in text
+    assert found.number("nowhere", "c = 1", "V") == {}
+
+
+@pytest.mark.skipif(not (FOLDER.parent / "target_noise.md").exists(), reason="the study was not run yet")
+def test_the_page_is_what_its_command_writes(page: ModuleType) -> None:
+    held = json.loads(page.ANSWER.read_text(encoding="utf-8"))
+    assert page.PAGE.read_text(encoding="utf-8") == page.page(held)
+    assert sum(path.stat().st_size for path in page.RESULTS.glob("*.npz")) < 5_000_000
