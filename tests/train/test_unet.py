@@ -202,6 +202,21 @@ def test_members_at_once_are_members_one_by_one(options):
         torch.testing.assert_close(p[0], found[0][name][1], rtol=1e-7, atol=1e-10)
 
 
+def test_twins_share_masks_and_labels_and_a_training_that_goes_on_has_those_of_its_steps():
+    model, points = UNet(**TINY | FULL | {"steps": 3}), images(8, 8)
+    how = {"members": [1, 4], "labels": LABELS, "flips": True, "snapshots": (2, 3)}
+    twins = vk.train_ensembles(model, points, PROCESS, ["J0", "J1"], **how)
+    for twin, goal in zip(twins, ("J0", "J1"), strict=True):
+        alone = vk.train_ensemble(model, points, PROCESS, objective=goal, **how)
+        for a, b in ((twin, alone), (twin.snapshots[2], alone.snapshots[2])):
+            for name in a.state:
+                torch.testing.assert_close(a.state[name], b.state[name], rtol=1e-8, atol=1e-12)
+        given = twin.given(2)
+        torch.testing.assert_close(given.snapshots[3](points, 1.0), given(points, 1.0))
+    whole, rest = (list(model.minibatches(training(model, 8, 8), [1, 4], (), done)) for done in (0, 2))
+    assert all(torch.equal(a, b) for a, b in zip(whole[2], rest[0], strict=True))
+
+
 def test_scores_have_no_dropout_and_the_loss_has():
     model = UNet(**TINY | {"dropout": 0.4})
     state, (z, e, y, w, key) = moved(model, 8, 8)
