@@ -10,7 +10,17 @@ import torch
 from scipy import stats
 
 from vkernel.core.errors import InputError
-from vkernel.core.twoway import Contrast, Resamples, at_equal, change_of_time, decide, frontier, interpolate
+from vkernel.core.twoway import (
+    Contrast,
+    Resamples,
+    at_equal,
+    bends,
+    change_of_time,
+    decide,
+    frontier,
+    frontier_tolerance,
+    interpolate,
+)
 
 SOURCE = torch.Generator().manual_seed(0)
 
@@ -147,3 +157,15 @@ def test_a_change_of_time_is_found() -> None:
     assert float(left[0, inside].abs().max()) < 0.07  # half a step of the grid, times the slope
     curves[..., 0] += 1  # one of the curves is displaced: no time maps all of them
     assert float(change_of_time(curves, reference, x)[1][0, inside].abs().amax(-1).min()) > 0.5
+
+
+def test_errors_of_interpolation() -> None:
+    """A parabola has the error u (1 - u) h² of its line, exactly; and a coarse frontier is that much off."""
+    x = torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+    y, at = x.square()[:, None], torch.tensor([0.5, 1.25, 3.75], dtype=torch.float64)
+    wrong = (interpolate(y, x, at)[:, 0] - at.square()).abs()
+    assert torch.allclose(bends(y, x, at)[:, 0], wrong)
+    # half of the snapshots: the line is off by u (1 - u) 4 against 1 of the full one, on average 2/3 - 1/6
+    found = frontier_tolerance(-x[None], y.mT)
+    assert found == pytest.approx((2 / 3 - 1 / 6) / 4, rel=0.15)
+    assert frontier_tolerance(-x[None, :3], y.mT[:, :3]) == 0

@@ -203,17 +203,16 @@ def at_equal(e: Tensor, y: Tensor, levels: Tensor, last: bool = False) -> Tensor
 def frontier(e: Tensor, y: Tensor, e0: Tensor, y0: Tensor, points: int = 17) -> Tensor:
     """Return how much lower or higher the frontier y(e) of one training lies than that of its twin, y0(e0): ``(…,)``.
 
-    Curves ``(…, S)`` are along training, and e is log error on held-out images. It falls and, in a training that
-    overfits, rises again; both branches, up to the least e and from there, are compared with the same branch of the
-    twin. On the common range of e of each, y - y0 at equal e is averaged; the two are then averaged with the lengths of
-    their ranges as weights. NaN where no range is common: nothing is extrapolated."""
+    Curves ``(…, S)``, each pair with its own snapshots, are along training, and e is log error on held-out images. It
+    falls and, in a training that overfits, rises again; both branches, up to the least e and from there, are compared
+    with the same branch of the twin. On the common range of e of each, y - y0 at equal e is averaged; the two are then
+    averaged with the lengths of their ranges as weights. NaN where no range is common: nothing is extrapolated."""
     total, length = torch.zeros_like(e[..., 0]), torch.zeros_like(e[..., 0])
     share = torch.linspace(0, 1, points, dtype=torch.float64)
-    steps = torch.arange(e.shape[-1])
     for last in (False, True):
         parts = []
         for curve in (e, e0):
-            least = curve.nan_to_num(math.inf).argmin(-1, keepdim=True)
+            least, steps = curve.nan_to_num(math.inf).argmin(-1, keepdim=True), torch.arange(curve.shape[-1])
             parts.append(torch.where(steps >= least if last else steps <= least, curve, torch.nan))
         low = torch.maximum(*(p.nan_to_num(math.inf).amin(-1) for p in parts))
         high = torch.minimum(*(p.nan_to_num(-math.inf).amax(-1) for p in parts))
@@ -226,6 +225,27 @@ def frontier(e: Tensor, y: Tensor, e0: Tensor, y0: Tensor, points: int = 17) -> 
         weight = common * (known.any(-1) & (common > 0))
         total, length = total + weight * mean, length + weight
     return total / length.where(length > 0, torch.nan)
+
+
+def frontier_tolerance(e: Tensor, y: Tensor) -> float:
+    """Return the error of interpolating a frontier between snapshots, from curves ``(M, S)``: a quarter of what half of
+    the snapshots change, since the error of a line is of second order in the spacing; 0 with fewer than 4 snapshots."""
+    if e.shape[-1] < 4:
+        return 0.0
+    thin = sorted({*range(0, e.shape[-1], 2), e.shape[-1] - 1})
+    changed = frontier(e[..., thin], y[..., thin], e, y).abs()
+    return float(changed.nan_to_num(0.0).mean() / 4)
+
+
+def bends(reference: Tensor, x: Tensor, at: Tensor) -> Tensor:
+    """Return the error of linear interpolation of ``reference (S, K)`` over evenly spaced ``x (S,)`` at ``at (G,)``: u
+    (1 - u)/2 times the larger of the second differences beside it, with u the place in the segment, ``(G, K)``."""
+    second = torch.zeros_like(reference)
+    if len(x) > 2:
+        second[1:-1] = (reference[2:] - 2 * reference[1:-1] + reference[:-2]).abs()
+    k = torch.searchsorted(x, at.contiguous()).clamp(1, len(x) - 1)
+    u = ((at - x[k - 1]) / (x[k] - x[k - 1]))[:, None]
+    return u * (1 - u) / 2 * torch.maximum(second[k - 1], second[k])
 
 
 def change_of_time(curves: Tensor, reference: Tensor, x: Tensor, points: int = 129) -> tuple[Tensor, Tensor]:

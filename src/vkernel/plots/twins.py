@@ -5,7 +5,7 @@ Curves are drawn from numbers with the dimensions ``cell`` (a column for each), 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,13 +15,13 @@ from matplotlib.figure import Figure
 
 from vkernel.core.errors import require
 from vkernel.plots import base
-from vkernel.plots.base import DASHED, DOTTED, LineStyle, Size, Values, array, ink, lines, styled
+from vkernel.plots.base import DASHED, DOTTED, Curves, LineStyle, Names, Size, Values, array, ink, lines, styled
 from vkernel.plots.images import Row, _pictures, _rows
 
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["twin_curves", "twin_samples", "twin_variances"]
+__all__ = ["twin_curves", "twin_ratios", "twin_samples", "twin_variances"]
 Look = tuple[int, LineStyle, str]
 LOOKS: dict[str, Look] = {"0": (6, "-", "o"), "0.5": (4, "-", "v"), "1": (0, "-", "s"), "3": (2, "-", "^")}
 LOOKS |= {"10": (1, "-", "D")}  # by c: line colour, style and marker
@@ -127,6 +127,27 @@ def twin_variances(ds: xarray.Dataset, factor: float = 1.5) -> Figure:
             base.log_axis(ax, "x", x)
     base.log_axis(panels[1, 0], "y", np.array(panels[1, 0].get_ylim()))  # shared by the row
     return _finish(figure, panels)
+
+
+@styled
+def twin_ratios(rows: Names, columns: Mapping[str, Curves], nulls: Mapping[str, Sequence[float]]) -> Figure:
+    """Draw numbers with intervals, ``(3, rows)`` by their labels: a line for each row, a panel for each column, whose
+    dotted lines are its ``nulls``."""
+    figure, (axes,) = base.axes((4.6 * len(columns) + 1.6, 0.5 * len(rows) + 1.7), 1, len(columns), sharey=True)
+    places = np.arange(len(rows), dtype=float)
+    for ax, (title, of) in zip(axes, columns.items(), strict=True):
+        for k, (label, given) in enumerate(of.items()):
+            value, low, high = array(given, 2, "value, low, high")
+            look = {"color": lines()[k], "marker": base.MARKERS[k], "ms": 5, "ls": "", "lw": 1.3, "capsize": 2}
+            aside = places + 0.2 * (k - (len(of) - 1) / 2)
+            ax.errorbar(value, aside, xerr=np.abs([value - low, high - value]), label=label, **look)
+        for null in nulls[title]:
+            ax.axvline(null, color=ink(), lw=1, ls=":")
+        ax.set_xlabel(title)
+    axes[0].set_yticks(places, rows)
+    axes[0].set_ylim(len(rows) - 0.5, -0.5)
+    base.legend_below(figure, axes[0])
+    return figure
 
 
 @styled

@@ -21,13 +21,14 @@ from vkernel.core.twoway import DRAWS
 from vkernel.reports.html import read, significant
 from vkernel.reports.target_noise.cells import OWN, factors_of
 from vkernel.reports.target_noise.numbers import ENDS, singles, summary, trends
-from vkernel.reports.target_noise.rules import FAILS, NOT_RUN, Outcome, Part, rules
+from vkernel.reports.target_noise.rules import FAILS, HOLDS, NOT_RUN, UNDECIDED, Outcome, Part, rules
 from vkernel.version import __version__
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN = 8  # samples of each objective
+GROUPS = {HOLDS: "inside the margins", FAILS: "outside", UNDECIDED: "undecided"}
 PICTURES = ("sample", "neighbour")
 
 
@@ -89,6 +90,8 @@ def numbers(found: Outcome) -> str:
     """Return the decisive quantities as a phrase."""
     units = " margins" if found.rule == "regularisation" else ""
     shown = [f"{place(p)} {value(p)}{units if not p.ratio else ''}" for p in decisive(found)]
+    by = {v: [words()["quantities"][k] for k, w in found.groups if w == v] for v in GROUPS}
+    shown += [f"{text}: {', '.join(by[v])}" for v, text in GROUPS.items() if by[v] and found.verdict != HOLDS]
     lost = [f"{found.diverged} of {found.members + found.diverged} members diverged"] if found.diverged else []
     return "; ".join([*shown, *(lost if found.verdict != NOT_RUN else [])])
 

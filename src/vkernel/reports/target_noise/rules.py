@@ -7,12 +7,13 @@ network) these rules compare c = 1 with c = 0, first of all, and every other c w
 ``vastola``
     The frontier of c lies below that of c = 0, and V(c)/V(0) > 1.5 in the window. Frontiers are memorised fraction and
     train–test gap, :math:`\mathrm{mean}_\sigma \log(e_{held}/e_{train})`, at equal held-out error, :math:`\log e =
-    \mathrm{mean}_\sigma \log e_{held}(\sigma)`, member by member (:func:`vkernel.core.twoway.frontier`). Where no
-    member of either copies anything, the memorised fraction has no frontier. The window holds the noise levels where ρ
-    (variant ``rho``) or the network's noise share (``network``) exceeds half its maximum; the ratio is that of means
-    over noised training images, averaged over levels in the logarithm, at the last snapshot. Each part holds if its
-    95 % interval lies on the side of the claim and fails if it lies on the other; the rule holds if all parts do and
-    fails if one does (at the level divided by their number).
+    \mathrm{mean}_\sigma \log e_{held}(\sigma)`, member by member (:func:`vkernel.core.twoway.frontier`). A difference
+    below the error of interpolation between snapshots (:func:`vkernel.core.twoway.frontier_tolerance`) does not count.
+    Where no member of either copies anything, the memorised fraction has no frontier. The window holds the noise levels
+    where ρ (variant ``rho``) or the network's noise share (``network``) exceeds half its maximum; the ratio is that of
+    means over noised training images, averaged over levels in the logarithm, at the last snapshot. Each part holds if
+    its 95 % interval lies on the side of the claim and fails if it lies on the other; the rule holds if all parts do
+    and fails if one does (at the level divided by their number).
 ``bertrand``
     c and c = 0 are equivalent at the last snapshot: all 90 % intervals lie inside ±10 % for errors (training, held-out,
     excess) and V at every level, ±.02 for the memorised fraction, ±10 % of the training set's own distance for the
@@ -21,7 +22,8 @@ network) these rules compare c = 1 with c = 0, first of all, and every other c w
 ``regularisation``
     One change of time maps all curves of c onto those of c = 0 (:func:`vkernel.core.twoway.change_of_time`): errors, V
     and memorised fraction, in units of the margins above. Holds if all 90 % intervals of what is left lie inside ±1,
-    and fails as above. Snapshots whose time is an end of the measured range are left out, since it may lie beyond.
+    and fails as above; ±1 is widened by the error of interpolation (:func:`vkernel.core.twoway.bends`). Snapshots whose
+    time is an end of the measured range are left out, since it may lie beyond.
 ``shape``
     c and its placebo (variant ``white`` or ``gaussian``) differ: in one quantity of ``bertrand`` the difference is not
     0, at 5 % divided by their number. It fails if they are equivalent in the sense of ``bertrand``, also where a
@@ -46,7 +48,7 @@ import torch
 import xarray
 from torch import Tensor
 
-from vkernel.core.twoway import DRAWS, Contrast, Resamples, change_of_time, decide, frontier
+from vkernel.core.twoway import DRAWS, Contrast, Resamples, bends, change_of_time, decide, frontier, frontier_tolerance
 from vkernel.reports.target_noise.cells import FEWEST, LOST, Cell, Measured, cells, factors_of, label_of
 
 FACTOR = 1.5  # by which V must exceed that of c = 0
@@ -93,8 +95,8 @@ class Part:
 class Outcome:
     """What a rule says in one cell: the verdict, p values of "holds" and "fails", and the quantities it was decided by.
 
-    ``alone`` is the verdict without Holm's method. ``members`` took part, ``diverged`` did not. ``by_step`` has the
-    verdicts at every snapshot, without Holm's method, where a rule is about one."""
+    ``alone`` is the verdict without Holm's method. ``members`` took part, ``diverged`` did not. ``groups``
+    are verdicts on equivalence by kind of quantity, ``by_step`` those at every snapshot, both without Holm's method."""
 
     rule: str
     variant: str
@@ -109,6 +111,7 @@ class Outcome:
     members: int = 0
     diverged: int = 0
     parts: tuple[Part, ...] = ()
+    groups: tuple[tuple[str, str], ...] = ()
     by_step: tuple[tuple[int, str], ...] = ()
 
     @property
@@ -205,7 +208,8 @@ def vastola(found: Comparison, window: str) -> Outcome:
     holds, fails = [], []
     for t in tests:
         sides = t.contrast.p_above(math.log(FACTOR)), t.contrast.p_below(math.log(FACTOR))
-        up, down = sides if t.part.ratio else (t.contrast.p_below(0.0), t.contrast.p_above(0.0))
+        null = t.part.null  # of frontiers: the error of interpolation
+        up, down = sides if t.part.ratio else (t.contrast.p_below(-null), t.contrast.p_above(null))
         holds.append(up)
         fails.append(down)
     complete = len(tests) > 1 and tests[-1].part.name == "V"  # a window, and a frontier
@@ -229,7 +233,8 @@ def frontiers(found: Comparison) -> list[Tested]:
         apart = frontier(e, y, e0, y0)
         enough = 2 * int(apart[0].isfinite().sum()) > len(found.members)
         replicates = found.draw.average(apart) if enough else torch.full_like(apart[:, 0], torch.nan)
-        tests.append(found.test(name, replicates, null=0.0))
+        tolerance = max(frontier_tolerance(e[0], y[0]), frontier_tolerance(e0[0], y0[0]))
+        tests.append(found.test(name, replicates, null=tolerance))
     return tests
 
 
@@ -242,7 +247,13 @@ def bertrand(found: Comparison) -> Outcome:
     for k, step in enumerate(found.cell.steps.tolist()):
         last = found.equivalence(k)
         by_step.append((int(step), verdict(*_equivalent(last), 0.1)))
-    return decided(replace(out, by_step=tuple(by_step)), last, *_equivalent(last))
+    return decided(replace(out, by_step=tuple(by_step), groups=_groups(last)), last, *_equivalent(last))
+
+
+def _groups(tests: Sequence[Tested]) -> tuple[tuple[str, str], ...]:
+    """Return the verdict on equivalence of each kind of quantity."""
+    kinds = dict.fromkeys(t.part.name for t in tests)
+    return tuple((k, verdict(*_equivalent([t for t in tests if t.part.name == k]), 0.1)) for k in kinds)
 
 
 def _equivalent(tests: Sequence[Tested]) -> tuple[float, float]:
@@ -273,8 +284,9 @@ def regularisation(found: Comparison) -> Outcome:
     labels = [pair for pair, good in zip(labels, kept.tolist(), strict=True) if good]
     ends = x[[0, -1]].double()
     inner = [k for k in range(len(x)) if not torch.isclose(tau[0, k], ends).any()]
+    wider = 1 + bends(two[0][:, kept], x, tau[0])
     tests = [
-        found.test(name, left[:, k, i], margin=1.0, level=level, step=int(found.cell.steps[k]))
+        found.test(name, left[:, k, i], margin=float(wider[k, i]), level=level, step=int(found.cell.steps[k]))
         for k in inner
         for i, (name, level) in enumerate(labels)
     ]
@@ -293,7 +305,7 @@ def shape(found: Comparison, placebo: str) -> Outcome:
     tests = found.equivalence(len(found.cell.steps) - 1)
     differ = some(2 * min(t.contrast.p_above(0.0), t.contrast.p_below(0.0)) for t in tests) / 2
     same = _equivalent(tests)[0] / 2  # 90 % intervals are at the level .05 of both sides
-    return decided(out, tests, 1.0 if same <= 0.025 else differ, same)
+    return decided(replace(out, groups=_groups(tests)), tests, 1.0 if same <= 0.025 else differ, same)
 
 
 def average(found: Comparison, kind: str) -> Outcome:
