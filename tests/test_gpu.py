@@ -172,6 +172,35 @@ def test_dropout_masks_are_those_of_the_cpu():
     assert torch.equal(dropped(h, 0.3, key), dropped(h.cuda(), 0.3, key.cuda()).cpu())
 
 
+def test_a_graph_continues_where_it_was_killed(tmp_path, monkeypatch):
+    """Bit for bit with deterministic kernels, where two runs without interruption are equal too."""
+    from vkernel.train.models.graph import Graph
+
+    data = vk.Empirical(torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)).cuda())
+    model, true, count = vk.models.UNet((8, 8), steps=10, batch=16, ema=0.9), Graph.__call__, [0]
+
+    def trained(checkpoint=None):
+        return vk.train_ensembles(model, data, vk.VP(), ["J0", "J1"], members=2, snapshots=[4], checkpoint=checkpoint)
+
+    def killed(*given):
+        count[0] += 1
+        if count[0] > 7:
+            raise KeyboardInterrupt
+        true(*given)
+
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+        known, other = trained(), trained()
+        with monkeypatch.context() as patch:
+            patch.setattr(Graph, "__call__", killed)
+            with pytest.raises(KeyboardInterrupt):
+                trained(tmp_path / "run")
+        found = trained(tmp_path / "run")
+    for a, b, again in zip(known, other, found, strict=True):
+        whole, same, parts = (torch.cat([p.flatten() for p in e.state.values()]) for e in (a, b, again))
+        torch.testing.assert_close(parts, whole, rtol=0, atol=float((whole - same).abs().max()))
+        torch.testing.assert_close(torch.tensor(again.info["update_norm"]), torch.tensor(a.info["update_norm"]))
+
+
 def test_agreement_of_four_runs() -> None:
     from vkernel.reports.audit.agreement import agreement
 

@@ -11,8 +11,9 @@ in float64, by merging centred moments of blocks (Chan's formula), which does no
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -355,3 +356,14 @@ def row_hashes(rows: Tensor, keys: Tensor) -> Tensor:
     """Return one 64-bit hash per row: the sum, modulo 2^64, of a hash for each value and position."""
     bits = (rows + 0.0).contiguous().view(torch.int64 if rows.dtype == torch.float64 else torch.int32).long()
     return rng.hashed(keys, bits).sum(-1)
+
+
+def fingerprint(sets: Iterable[Empirical]) -> str:
+    """Return a hash of the points and weights of all ``sets``."""
+    found = hashlib.sha256()
+    for data in sets:
+        found.update(repr((data.n, data.shape)).encode())
+        rows = (data.rows(start, min(start + 4096, data.n)) for start in range(0, data.n, 4096))
+        for part in (*rows, data.weights):
+            found.update(part.double().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()

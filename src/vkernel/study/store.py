@@ -34,9 +34,10 @@ from zarr.storage import LocalStore
 
 from vkernel.core.errors import InputError, require
 from vkernel.core.files import expand, make_folder
+from vkernel.data import fingerprint
 from vkernel.study.checksums import DONE, LIST, ROOT, SUMS, Blocks, Index, changed, get, listed, put, read_list, sha256
 from vkernel.study.spec import Condition, Spec, check_factors
-from vkernel.study.work import datasets, fingerprint, layout
+from vkernel.study.work import datasets, layout
 from vkernel.version import __version__
 
 RESULTS = 2

@@ -6,7 +6,6 @@ least distance of two of them from all. A member that diverged is NaN in every q
 
 import contextlib
 import functools
-import hashlib
 import json
 import math
 import threading
@@ -24,7 +23,7 @@ from vkernel.core import rng
 from vkernel.core.covariance import Factored
 from vkernel.core.errors import InputError, require
 from vkernel.core.memory import check_memory
-from vkernel.data import Empirical, load, population, toy
+from vkernel.data import Empirical, fingerprint, load, population, toy
 from vkernel.metrics import nearest
 from vkernel.process import Process, from_spec as make_process
 from vkernel.sample import Scores, effective_sde, naive, pf_ode, semiclassical
@@ -237,17 +236,6 @@ def make_theory(m: Model, data: Empirical, process: Process, seed: int) -> Score
 def datasets(spec: Spec) -> list[Empirical]:
     """Return the training sets of a study, each once."""
     return [Experiment(spec, c).data for c in {c.data.model_dump_json(): c for c in spec.conditions()}.values()]
-
-
-def fingerprint(sets: list[Empirical]) -> str:
-    """Return a hash of all points and weights."""
-    found = hashlib.sha256()
-    for data in sets:
-        found.update(repr((data.n, data.shape)).encode())
-        rows = (data.rows(start, min(start + 4096, data.n)) for start in range(0, data.n, 4096))
-        for part in (*rows, data.weights):
-            found.update(part.double().cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()
 
 
 def _last(kind: str, key: str, make: Callable[[], T]) -> T:

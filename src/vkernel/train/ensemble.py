@@ -62,6 +62,7 @@ def train_ensemble(
     labels: Array | None = None,
     flips: bool = False,
     snapshots: Sequence[int] = (),
+    checkpoint: str | Path | None = None,
     dtype: torch.dtype | None = None,
     progress: Progress = False,
 ) -> Ensemble:
@@ -76,7 +77,10 @@ def train_ensemble(
     (:meth:`Ensemble.given`). ``flips=True`` adds the mirror image of every image to the data.
     ``snapshots`` are steps of a network's training after which the ensemble is kept too, in ``.snapshots`` of the
     result; ``.info["steps"]`` then holds these steps and the last one, and ``.info["update_norm"]`` and
-    ``["gradient_norm"]``, ``(members, steps)``, the mean norms of a step's update and gradient since the one before."""
+    ``["gradient_norm"]``, ``(members, steps)``, the mean norms of a step's update and gradient since the one before.
+    ``checkpoint`` is a folder in which the training of networks is kept, at snapshots and every minute: a training that
+    was killed and is started again with the same arguments continues there, with the same result. It is refused if it
+    is of another training, and never removed."""
     return train_ensembles(
         model,
         data,
@@ -90,6 +94,7 @@ def train_ensemble(
         labels=labels,
         flips=flips,
         snapshots=snapshots,
+        checkpoint=checkpoint,
         dtype=dtype,
         progress=progress,
     )[0]
@@ -109,6 +114,7 @@ def train_ensembles(
     labels: Array | None = None,
     flips: bool = False,
     snapshots: Sequence[int] = (),
+    checkpoint: str | Path | None = None,
     dtype: torch.dtype | None = None,
     progress: Progress = False,
 ) -> list[Ensemble]:
@@ -136,7 +142,7 @@ def train_ensembles(
     require(good, f"members must be a number ≥ 1 or distinct indices ≥ 0; got {members!r}.")
     with show_progress(1.0, progress) as report:
         label = f"{len(indices)} members, {', '.join(map(repr, goals))}"
-        trained = model.train(training, goals, indices, partial(report, label), snapshots)
+        trained = model.train(training, goals, indices, partial(report, label), snapshots, checkpoint)
     about: Info = {"members": list(indices), "draws": draws, "vary": list(training.vary), "seed": int(seed)}
     about["times"] = training.density
     about["data"] = {"name": training.data.name, "n": training.data.n // (1 + flips), "flips": flips}

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +44,7 @@ from torch import Tensor
 from vkernel.core import rng
 from vkernel.core.checks import as_tensor, check_choice, check_number, check_positive, check_whole, is_whole
 from vkernel.core.errors import InputError, require
-from vkernel.data.empirical import Array, Empirical
+from vkernel.data.empirical import Array, Empirical, fingerprint
 from vkernel.process import Process
 from vkernel.score.empirical import EmpiricalScore
 
@@ -272,6 +273,23 @@ class Training:
     def density(self) -> str | list[str | float]:
         """The density of times in JSON; a quantile function is not kept."""
         return list(self.times) if isinstance(self.times, tuple) else "function" if callable(self.times) else self.times
+
+    def facts(self, omega: Callable[[Tensor, Process], Tensor]) -> dict[str, object]:
+        """Return what determines the draws and their weights ``omega``, in JSON; functions by their values."""
+        u = (torch.arange(64, dtype=torch.float64, device=self.data.device) + 0.5) / 64
+        t = self.time(u)
+        levels = torch.stack([t, self.process.alpha(t), self.process.sigma(t), omega(t, self.process)]).flatten()
+        text = " ".join(f"{a:.6g}" for a in levels.tolist()) + str(
+            None if self.labels is None else self.labels.tolist()
+        )
+        found: dict[str, object] = {"draws": self.draws, "vary": list(self.vary), "seed": int(self.seed)}
+        found |= {
+            "times": self.density,
+            "flips": self.flips,
+            "dtype": str(self.dtype),
+            "data": fingerprint([self.data]),
+        }
+        return found | {"levels": hashlib.sha256(text.encode()).hexdigest(), "device": self.data.device.type}
 
     def finite_draws(self, model: str) -> int:
         """Return P; refuse an endless sequence."""

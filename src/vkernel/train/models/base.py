@@ -27,6 +27,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import ClassVar, Self
 
 import torch
@@ -85,10 +86,14 @@ class Model(ABC):
         members: Sequence[int],
         report: Report,
         snapshots: Sequence[int] = (),
+        checkpoint: str | Path | None = None,
     ) -> list[Trained]:
-        """Return ``members`` as trained with each objective on the same inputs, and after the steps ``snapshots``."""
+        """Return ``members`` as trained with each objective on the same inputs, and after the steps ``snapshots``.
+        A training that was killed continues from what it kept in the folder ``checkpoint``."""
         good = isinstance(snapshots, Sequence) and len(snapshots) == 0
         require(good, f"Snapshots are of networks: {self!r} is fitted at once, without steps; got {snapshots!r:.60}.")
+        good = checkpoint is None
+        require(good, f"Checkpoints are of networks: {self!r} is fitted at once, without steps; leave checkpoint out.")
         share = 1 / len(objectives)
         return [
             Trained(self.fit(training.with_objective(goal), members, lambda part: report(share * part)))

@@ -23,6 +23,8 @@ steps since the snapshot before of :math:`|\theta_j - \theta_{j-1}|` and of the 
 **Several objectives** are trained in one run: all use the same initial parameters, inputs and order of batches, and
 inputs and exact moments are computed once.
 
+**Checkpoints** keep where a training stands (:mod:`vkernel.train.models.kept`).
+
 **Initial parameters** come from the generator of ("init", member) in float64 and are then rounded: matrices and filters
 from :math:`N(0, 2/\text{fan-in})`, biases 0. The last matrix of an MLP has :math:`N(0, 1/\text{fan-in})`. The second
 filter of every residual block and the last one of a U-Net are 0, so that f = 0."""
@@ -32,6 +34,8 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +48,7 @@ from vkernel.core.errors import require
 from vkernel.process import Process
 from vkernel.train.models.base import Model, Report, State, Trained, Weight, time_input
 from vkernel.train.models.graph import Graph
+from vkernel.train.models.kept import Kept, Progress
 from vkernel.train.models.step import OPTIMISERS, Draws, Plain, Step
 from vkernel.train.objectives import Objective, Training
 
@@ -125,6 +130,7 @@ class Network(Model):
         members: Sequence[int],
         report: Report,
         snapshots: Sequence[int] = (),
+        checkpoint: str | Path | None = None,
     ) -> list[Trained]:
         P, B, J = training.draws, self.batch, len(objectives)
         require(P is not None or B is not None, "batch=None takes all draws in every step: give draws=P, or batch.")
@@ -134,8 +140,15 @@ class Network(Model):
         M, size = len(members), self.chunk
         if self._captured(training):
             size = math.ceil(M / math.ceil(M * J / PAIRS))  # blocks of nearly equal size
-        blocks = [(some, len(some) / M) for some in _blocks(members, size)]
-        done = [self._train(training, objectives, some, report, share, wanted) for some, share in blocks]
+        blocks, kept = _blocks(members, size), None
+        if checkpoint is not None:
+            facts: dict[str, object] = {"model": self.spec, "objectives": [goal.spec for goal in objectives]}
+            facts |= {"members": list(members), "blocks": len(blocks), "snapshots": wanted}
+            kept = Kept(checkpoint, facts | training.facts(self.omega))
+        done = [
+            self._train(training, objectives, some, partial(_part, report, len(some) / M), wanted, block, kept)
+            for block, some in enumerate(blocks)
+        ]
         # of each block, states with rows (objective, member) by step, and norms
         states = {
             step: {name: torch.cat([a[step][name].unflatten(0, (J, -1)) for a, _ in done], 1) for name in state}
@@ -261,36 +274,53 @@ class Network(Model):
         objectives: Sequence[Objective],
         members: Sequence[int],
         report: Report,
-        share: float,
         snapshots: Sequence[int],
+        block: int,
+        kept: Kept | None,
     ) -> tuple[dict[int, State], Tensor]:
         """Return states after the steps ``snapshots`` and the last one, and norms ``(steps, 2, rows)`` if there are
         snapshots; a row is a pair (objective, member)."""
         state = {name: torch.cat([p] * len(objectives)) for name, p in self.initial(training, members).items()}
         average = {name: p.clone() for name, p in state.items()} if self.ema else state
+        now = None if kept is None else kept.read(block, state, training.data.device)
+        if now is None:
+            now = Progress(0, state, average if self.ema else {})
+        elif now.step < self.steps:
+            state, average = now.state, now.average if self.ema else now.state
+        report(now.step / self.steps)
         step: Step | None = None
-        found, norms, marks = dict[int, State](), list[Tensor](), {*snapshots, self.steps}
-        every, reported = max(1, self.steps // 100), 0
-        for k, draws in enumerate(self.minibatches(training, members, objectives), 1):
+        marks, every, reported = {*snapshots, self.steps}, max(1, self.steps // 100), now.step
+        left = self.minibatches(training, members, objectives, now.step) if now.step < self.steps else ()
+        for k, draws in enumerate(left, now.step + 1):
             if step is None:  # the shapes of the first draws are those of all
                 step = self._step(training, state, draws, len(members), norms=len(snapshots) > 0)
+                step.restore(now.memory, now.norms)
             step(draws, self.lr * ((1 + math.cos(math.pi * (k - 1) / self.steps)) / 2 if self.decay else 1.0))
             if self.ema:
                 torch._foreach_lerp_(list(average.values()), list(state.values()), (1 - self.ema) / (1 - self.ema**k))
             if k in marks:
                 if step.norms is not None:
-                    norms.append(step.norms / (k - max(found, default=0)))
+                    now.past.append(step.norms / (k - max(now.found, default=0)))
                     step.norms.zero_()
-                found[k] = {name: p.detach().clone() if k < self.steps else p.detach() for name, p in average.items()}
+                last = k == self.steps
+                now.found[k] = {name: p.detach() if last else p.detach().clone() for name, p in average.items()}
+            if kept is not None and (k in marks or kept.due):
+                done = k == self.steps  # then only the results are kept
+                run = {} if done else {"state": state, "average": now.average, "memory": step.memory}
+                kept.write(block, Progress(k, norms=step.norms, past=now.past, found=now.found, **run))
             if k % every == 0 or k == self.steps:
-                report(share * (k - reported) / self.steps)
+                report((k - reported) / self.steps)
                 reported = k
-        return found, torch.stack(norms) if norms else torch.empty(0)
+        return now.found, torch.stack(now.past) if now.past else torch.empty(0)
 
     def _step(self, training: Training, state: State, draws: Draws, members: int, norms: bool) -> Step:
         if self._captured(training):
             return Graph(self.loss, state, draws, self.optimiser, norms)
         return Plain(self.loss, state, members, self.optimiser, norms)
+
+
+def _part(report: Report, share: float, done: float) -> None:
+    report(share * done)
 
 
 def _blocks(members: Sequence[int], size: int | None) -> list[Sequence[int]]:

@@ -38,6 +38,18 @@ class Step(ABC):
         held = [self.optimiser.state[p] for p in self.parameters]
         return {f"{i}.{name}": value for i, values in enumerate(held) for name, value in values.items()}
 
+    def restore(self, memory: State, norms: Tensor | None) -> None:
+        """Set what the optimiser keeps and the norms to those of another run of the same training."""
+        for key, value in memory.items():
+            i, _, name = key.partition(".")
+            held = self.optimiser.state[self.parameters[int(i)]]
+            if name in held:
+                held[name].copy_(value)  # in place: a graph reads this memory
+            else:
+                held[name] = value
+        if self.norms is not None and norms is not None:
+            self.norms.copy_(norms)
+
     def update(self, slopes: list[list[Tensor]]) -> None:
         """Let the optimiser take a step, given the gradients of the parameters of every group."""
         for group, given in zip(self.groups, slopes, strict=True):
