@@ -1,4 +1,5 @@
-r"""Intervals over members × images: the paired bootstrap of twins, with Student's quantiles, and curves along training.
+r"""Intervals over members × images: the paired bootstrap of twins, with Student's quantiles, and curves along training
+(theory, §10.8).
 
 Trained members m are evaluated on images i. Members and images are both random, so that a mean over the table
 :math:`X_{mi}` has three parts of variance,
