@@ -57,7 +57,6 @@ class UNet(Network):
     classes: int | None = None
     label: int | None = None
     target: str = "edm"
-    lr: float = 5e-4
     steps: int = 5000
     ema: float | None = 0.999
     time_features: int = 8
