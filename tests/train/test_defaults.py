@@ -69,3 +69,22 @@ def test_times_of_an_ensemble_are_those_of_the_model_unless_given():
     assert one.info["times"] == ["lognormal", -1.2, 1.2]
     assert all(torch.equal(one.state[k], same.state[k]) for k in one.state)
     assert any(not torch.equal(one.state[k], other.state[k]) for k in one.state)
+
+
+def test_a_default_unet_is_trained_as_a_direct_implementation_trains_it():
+    """A module, Adam and the published loss, on the same draws: the parameters after three steps are the same."""
+    model, process = UNet((8, 8), steps=3, batch=6, ema=None, dtype="float64"), vk.EDM()
+    training = Training(vk.Empirical(IMAGES), process, J1(), None, times=("lognormal", -1.2, 1.2))
+    net = model.module((8, 8)).double()
+    net.load_state_dict({name: p[0] for name, p in model.initial(training, [0]).items()})
+    optimiser = torch.optim.Adam(net.parameters(), lr=1e-3)
+    for k in range(3):
+        x, sigma, x0 = (a[0] for a in training.batch([0], 6, 6 * k))
+        e = model.inputs(x[None], sigma[None], process)[1][0]
+        loss = published(lambda z, e=e: net(z, e), x0, x - x0, sigma[:, None, None]).mean()
+        optimiser.zero_grad()
+        (loss / 2).backward()
+        optimiser.step()
+    found = vk.train_ensemble(model, IMAGES, process, members=1).state
+    for name, p in net.named_parameters():
+        torch.testing.assert_close(found[name][0], p.detach(), rtol=1e-6, atol=1e-8)
