@@ -150,12 +150,13 @@ def test_unets_from_a_graph_learn_what_the_plain_loop_learns(optimiser, monkeypa
                 )
 
 
-@pytest.mark.parametrize("bf16", [False, True])
-def test_a_graph_with_attention_dropout_and_classes(bf16):
+@pytest.mark.parametrize(("bf16", "compile"), [(False, False), (True, False), (False, True)])
+def test_a_graph_with_attention_dropout_and_classes(bf16, compile):
     """Masks and labels change from step to step, also in a graph: the same steps without one give the same members."""
     points = torch.rand(20, 3, 16, 8, generator=torch.Generator().manual_seed(0))
     how = {"blocks": 2, "attention": (1, 2), "heads": 2, "dropout": 0.3, "classes": 3, "bf16": bf16}
-    fast, plain = (vk.models.UNet((8, 16, 16), **how, steps=12, batch=16, ema=0.9, chunk=c) for c in (1, 2))
+    how |= {"steps": 12, "batch": 16, "ema": 0.9, "compile": compile}
+    fast, plain = (vk.models.UNet((8, 16, 16), **how, chunk=c) for c in (1, 2))
     options = {"members": [3, 1], "labels": torch.arange(20) % 3, "flips": True, "objective": "J0"}
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         found, known = (vk.train_ensemble(m, points.cuda(), vk.EDM(), **options).given(2) for m in (fast, plain))
@@ -165,6 +166,27 @@ def test_a_graph_with_attention_dropout_and_classes(bf16):
     assert moved.isfinite().all()
     assert apart.norm() < (0.3 if bf16 else 0.02) * moved.norm(), float(apart.norm() / moved.norm())
     assert found(points[:2].cuda(), 1.0).isfinite().all()
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_evaluations_from_a_graph_are_those_without_one(bf16):
+    """The graph is recorded at the second evaluation of a size and serves others: of other points, times and states, in
+    inference mode, and with more inputs than are evaluated at once. Derivatives are taken without it."""
+    models = [vk.models.UNet((8, 8), bf16=bf16, chunk=c) for c in (1, None)]
+    training, g = Training(torch.rand(4, 1, 8, 8).cuda(), vk.VP(), J1(), None), torch.Generator().manual_seed(0)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vkernel.train.models.network.HELD", 5 * models[0].largest((1, 8, 8)))
+        for k in range(4):
+            state = models[0].initial(training, range(6))
+            state = {name: p + 0.1 * torch.randn(p.shape, generator=g).cuda() for name, p in state.items()}
+            x, t = torch.randn(6, 7, 1, 8, 8, generator=g).cuda(), torch.rand(6, 7, generator=g).cuda()
+            both = [vk.Ensemble(model, state, vk.VP(), (1, 8, 8)) for model in models]
+            with torch.inference_mode(k == 3):
+                found, known = (ensemble.paired(x, 0.1 + 0.8 * t) for ensemble in both)
+            assert (found - known).norm() < (0.03 if bf16 else 1e-5) * known.norm()
+        point = torch.randn(7, 1, 8, 8, generator=g).cuda()
+        a, b = (ensemble.member(0).divergence(point, 0.3, probes=4, generator=0) for ensemble in both)
+        assert (a - b).norm() < (0.1 if bf16 else 1e-4) * b.norm()
 
 
 def test_dropout_masks_are_those_of_the_cpu():

@@ -1,6 +1,6 @@
 """One training step of all members as a CUDA graph."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -15,10 +15,20 @@ class Graph(Step):
     """One step of all rows of ``state`` as a CUDA graph. On a GPU the hundred operations of a step of a small network
     are shorter than their launches. The networks are spread over streams. The graph reads what changes between steps,
     draws and learning rate, from fixed memory, into which each call copies them. Capturing needs a few steps that
-    really run; parameters, norms and the optimiser's memory are restored after them."""
+    really run; parameters, norms and the optimiser's memory are restored after them. ``copies`` is memory for some of
+    the parameters as the loss takes them, in another precision or layout; every step fills it first."""
 
-    def __init__(self, loss: Callable[..., Tensor], state: State, draws: Draws, optimiser: str, norms: bool) -> None:
+    def __init__(
+        self,
+        loss: Callable[..., Tensor],
+        state: State,
+        draws: Draws,
+        optimiser: str,
+        norms: bool,
+        copies: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.loss, self.state, self.draws = loss, state, [torch.empty_like(a).copy_(a) for a in draws]
+        self.copies = copies or {}
         self.lr = torch.zeros((), dtype=torch.float32, device=self.draws[0].device)  # float32: the kernels read that
         capturable = {"capturable": True} if optimiser == "adam" else {}  # SGD needs nothing to be capturable
         made = OPTIMISERS[optimiser](list(state.values()), lr=self.lr, fused=True, **capturable)
@@ -49,13 +59,17 @@ class Graph(Step):
 
     def _step(self) -> None:
         main, slopes = torch.cuda.current_stream(), []
+        for name, copy in self.copies.items():
+            copy.copy_(self.state[name])
+        given = {**self.state, **self.copies}
         for stream in self.streams:
             stream.wait_stream(main)
         for row in range(self.rows):
             with torch.cuda.stream(self.streams[row % len(self.streams)]):
-                own = {name: p.detach()[row].requires_grad_() for name, p in self.state.items()}
+                own = {name: p.detach()[row].requires_grad_() for name, p in given.items()}
                 loss = self.loss(own, *(a[row % len(a)] for a in self.draws))
                 slopes.append(torch.autograd.grad(loss, list(own.values())))  # torch.func has no fused backward
         for stream in self.streams:
             main.wait_stream(stream)
-        self.update([[torch.stack(slope) for slope in zip(*slopes, strict=True)]])
+        each = zip(self.state.values(), *slopes, strict=True)
+        self.update([[torch.stack(slope).to(p.dtype).contiguous() for p, *slope in each]])
