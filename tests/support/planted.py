@@ -109,7 +109,7 @@ def planted(
         found[name] = (*grid[:4], *own), np.multiply.outer(run, value)
     return xr.Dataset(
         found,
-        coords=dict(zip(grid[:3], axes, strict=True))
+        coords=dict(zip(grid[:3], (axes[0], [float(n) for n in axes[1]], axes[2]), strict=True))
         | {
             "objective": OBJECTIVES,
             "member": range(M),

@@ -176,9 +176,14 @@ def cells(ds: xarray.Dataset, draws: int = DRAWS, seed: int = 0) -> Iterator[Cel
     factors = [str(d) for d in ds["error"].dims if d not in OWN]
     for index in np.ndindex(*(ds.sizes[d] for d in factors)):
         one = ds.isel(dict(zip(factors, index, strict=True)))
-        cell = Cell(one.load(), {d: str(ds[d].values[i]) for d, i in zip(factors, index, strict=True)}, draws, seed)
+        cell = Cell(one.load(), {d: text(ds[d].values[i]) for d, i in zip(factors, index, strict=True)}, draws, seed)
         if cell.labels:
             yield cell
+
+
+def text(value: object) -> str:
+    """Return the label of a value of a factor: whole numbers without a point."""
+    return f"{value:.15g}" if isinstance(value, int | float | np.number) else str(value)
 
 
 def label_of(c: float, placebo: str = "") -> str:

@@ -12,7 +12,7 @@ import xarray
 from torch import Tensor
 
 from vkernel.core.twoway import DRAWS, Resamples
-from vkernel.reports.target_noise.cells import FEWEST, OWN, SETS, Cell, Measured, cells, factors_of
+from vkernel.reports.target_noise.cells import FEWEST, OWN, SETS, Cell, Measured, cells, factors_of, text
 from vkernel.reports.target_noise.rules import ZERO, Comparison, Part, log_ratio
 
 ENDS = ("value", "low", "high")
@@ -63,7 +63,7 @@ def summary(ds: xarray.Dataset, *, draws: int = DRAWS, seed: int = 0) -> xarray.
     out: dict[str, tuple[tuple[str, ...], np.ndarray]] = {}
     lost = np.zeros(shape, dtype=int)
     for cell in cells(ds, draws, seed):
-        at = tuple([str(v) for v in ds[d].values].index(cell.at[d]) for d in factors)
+        at = tuple([text(v) for v in ds[d].values].index(cell.at[d]) for d in factors)
         for label in cell.labels:
             where = (*at, labels.index(label))
             members = cell.common(label)

@@ -19,7 +19,7 @@ from rich.table import Table
 from vkernel.core.errors import require
 from vkernel.core.twoway import DRAWS
 from vkernel.reports.html import read, significant
-from vkernel.reports.target_noise.cells import OWN, factors_of
+from vkernel.reports.target_noise.cells import OWN, factors_of, text
 from vkernel.reports.target_noise.numbers import ENDS, singles, summary, trends
 from vkernel.reports.target_noise.rules import FAILS, HOLDS, NOT_RUN, UNDECIDED, Outcome, Part, rules
 from vkernel.version import __version__
@@ -171,7 +171,7 @@ def in_cells(ds: xarray.Dataset) -> xarray.Dataset:
     places = [at for at in np.ndindex(*(ds.sizes[d] for d in factors)) if (ds["members"].values[at] > 0).any()]
     require(places, "No cell of the study was run yet.")
     each = [ds.isel(dict(zip(factors, at, strict=True)), drop=True) for at in places]
-    names = [name({d: str(ds[d].values[i]) for d, i in zip(factors, at, strict=True)}) for at in places]
+    names = [name({d: text(ds[d].values[i]) for d, i in zip(factors, at, strict=True)}) for at in places]
     return xarray.concat(each, xarray.IndexVariable("cell", names))
 
 
@@ -205,4 +205,4 @@ def _images(pixels: np.ndarray, shape: np.ndarray) -> np.ndarray:
 
 
 def _same(values: np.ndarray, label: str) -> object:
-    return next(v for v in values.tolist() if str(v) == label)
+    return next(v for v in values.tolist() if text(v) == label)
