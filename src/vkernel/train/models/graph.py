@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from vkernel.core.memory import free_memory
 from vkernel.train.models.base import State
 from vkernel.train.models.step import OPTIMISERS, Draws, Step
 
@@ -34,7 +35,7 @@ class Graph(Step):
         made = OPTIMISERS[optimiser](list(state.values()), lr=self.lr, fused=True, **capturable)
         super().__init__([state], made, norms)
         self.rows = len(next(iter(state.values())))
-        self.streams = [torch.cuda.Stream() for _ in range(min(self.rows, STREAMS))]
+        self.streams = [torch.cuda.Stream() for _ in range(self._width())]
         before = {name: p.detach().clone() for name, p in state.items()}
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
@@ -57,6 +58,25 @@ class Graph(Step):
         self.lr.fill_(lr)
         self.graph.replay()
 
+    def _width(self) -> int:
+        """Return the number of streams: as many networks side by side as fit into memory, from the peak of one."""
+        device = self.lr.device
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        held, free = torch.cuda.memory_allocated(device), free_memory(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        self._slopes(0, {**self.state, **self.copies})
+        peak = max(1, torch.cuda.max_memory_allocated(device) - held)
+        # gradients, moments and differences of all networks come to it; a fifth is left for draws and fragments
+        free -= 5 * sum(p.nbytes for p in self.state.values())
+        return max(1, min(STREAMS, self.rows, int(0.8 * free) // peak))
+
+    def _slopes(self, row: int, given: State) -> tuple[Tensor, ...]:
+        """Return the gradients of the loss of one network."""
+        own = {name: p.detach()[row].requires_grad_() for name, p in given.items()}
+        loss = self.loss(own, *(a[row % len(a)] for a in self.draws))
+        return torch.autograd.grad(loss, list(own.values()))  # torch.func has no fused backward
+
     def _step(self) -> None:
         main, slopes = torch.cuda.current_stream(), []
         for name, copy in self.copies.items():
@@ -66,9 +86,7 @@ class Graph(Step):
             stream.wait_stream(main)
         for row in range(self.rows):
             with torch.cuda.stream(self.streams[row % len(self.streams)]):
-                own = {name: p.detach()[row].requires_grad_() for name, p in given.items()}
-                loss = self.loss(own, *(a[row % len(a)] for a in self.draws))
-                slopes.append(torch.autograd.grad(loss, list(own.values())))  # torch.func has no fused backward
+                slopes.append(self._slopes(row, given))
         for stream in self.streams:
             main.wait_stream(stream)
         each = zip(self.state.values(), *slopes, strict=True)
