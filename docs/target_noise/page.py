@@ -59,19 +59,30 @@ class Answer:
         wanted = (rule, cell, variant, of)
         return next((o for o in self.held["outcomes"] if (o["rule"], o["cell"], o["variant"], o["of"]) == wanted), {})
 
-    def rules(self, of: tuple[str, ...] = ("c = 1",)) -> str:
-        """Return the table of the rules for these objectives, in the order of rules, contrasts and cells."""
-        lines = head("rule", "comparison", "cell", "verdict", "decided by (95 % intervals)")
-        names, variants = words()["rules"], words()["variants"]
-        for rule in names:
-            for o in self.held["outcomes"]:
-                if o["rule"] != rule or o["of"] not in of:
-                    continue
-                title = names[rule] + (f", {variants[o['variant']]}" if o["variant"] else "")
-                alone = f" ({o['alone']} alone)" if o["alone"] != o["verdict"] else ""
-                verdict = f"**{o['verdict']}**{alone}" if o["verdict"] in ("holds", "fails") else o["verdict"] + alone
-                lines.append(row(title, f"{o['of']} against {o['to']}", o["cell"], verdict, o["numbers"] or "–"))
+    def verdicts(self, of: str = "c = 1") -> str:
+        """Return the verdicts on one objective, a row for each rule and a column for each cell."""
+        lines = head("rule", *self.cells)
+        for title, found in self.by_rule(of).items():
+            each = {o["cell"]: o for o in found}
+            lines.append(row(title, *(verdict(each[cell]) if cell in each else "not run" for cell in self.cells)))
         return "\n".join(lines)
+
+    def details(self, of: str = "c = 1") -> str:
+        """Return what decided the verdicts on one objective; comparisons that were not run are left out."""
+        lines = head("rule", "cell", "verdict", "decided by (95 % intervals)")
+        for title, found in self.by_rule(of).items():
+            run = (o for o in found if o["verdict"] != "not run")
+            lines += [row(title, o["cell"], verdict(o), o["numbers"] or "–") for o in run]
+        return "\n".join(lines)
+
+    def by_rule(self, of: str) -> dict[str, list[dict]]:
+        """Return the outcomes of one objective by the title of the rule and its variant."""
+        found: dict[str, list[dict]] = {}
+        for rule, name in words()["rules"].items():
+            for o in (o for o in self.held["outcomes"] if (o["rule"], o["of"]) == (rule, of)):
+                title = name + (f", {words()['variants'][o['variant']]}" if o["variant"] else "")
+                found.setdefault(title, []).append(o)
+        return found
 
     def quantities(self, names: dict[str, tuple[str, float | None]], objectives: tuple[str, ...] = ()) -> str:
         """Return a table of numbers at the last step, a row for each cell and objective that was run. ``names`` maps
@@ -118,6 +129,12 @@ class Answer:
         return sum(o["verdict"] == verdict and variant in (None, o["variant"]) for o in found)
 
 
+def verdict(outcome: dict) -> str:
+    """Return a verdict, in bold if it is one, with that of the cell alone where Holm's method changes it."""
+    alone = f" ({outcome['alone']} alone)" if outcome["alone"] != outcome["verdict"] else ""
+    return (f"**{outcome['verdict']}**" if outcome["verdict"] in ("holds", "fails") else outcome["verdict"]) + alone
+
+
 def row(*cells: str) -> str:
     """Return a line of a table in Markdown."""
     return f"| {' | '.join(cells)} |"
@@ -150,17 +167,35 @@ def page(held: dict) -> str:
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
     answer = Answer(held)
     show: dict[str, Callable[..., str]] = {"value": lambda *at, **how: interval(answer.number(*at), **how)}
-    about = {"a": answer, "about": held, "row": row, "head": head, "interval": interval, **show}
+    about = {
+        "others": split(answer.cells)["_others"],
+        "level": LEVEL,
+        "a": answer,
+        "about": held,
+        "row": row,
+        "head": head,
+        "interval": interval,
+        **show,
+    }
     text = environment.from_string((HERE / "page.md.j2").read_text(encoding="utf-8")).render(about)
     return text
+
+
+def split(cells: list[str]) -> dict[str, list[str]]:
+    """Return the cells of the first figures, the U-Net's, and of those with other networks, by the ending of files."""
+    first = [cell for cell in cells if cell.endswith(f", {TWINS['network']}")]
+    return {"": first, "_others": [cell for cell in cells if cell not in first]}
 
 
 def figures(ds: study.report.xarray.Dataset) -> None:
     """Draw the three figures."""
     numbers = target_noise.in_cells(target_noise.summary(ds, draws=DRAWS))
     save = functools.partial(plots.save, dpi=90)
-    save(plots.twin_curves(numbers, LEVEL), RESULTS / "curves.png")
-    save(plots.twin_variances(numbers), RESULTS / "variances.png")
+    for ending, cells in split(numbers["cell"].values.tolist()).items():
+        if cells:
+            some = numbers.sel(cell=cells)
+            save(plots.twin_curves(some, LEVEL), RESULTS / f"curves{ending}.png")
+            save(plots.twin_variances(some), RESULTS / f"variances{ending}.png")
     save(target_noise.sample_figure(ds, TWINS), RESULTS / "samples.png")
 
 

@@ -61,6 +61,7 @@ def test_a_larger_v_alone_is_not_enough() -> None:
     found = outcomes({"c = 0": LIKE, "c = 1": Effect(V=2.0, training=0.7)})
     one = of(found, "vastola", "rho")
     assert one.verdict == FAILS  # the frontier lies above
+    assert dict(one.groups) == {"frontier_memorised": UNDECIDED, "frontier_gap": FAILS, "V": HOLDS}
     assert next(p.low for p in one.parts if p.name == "V") > 1.5
 
 

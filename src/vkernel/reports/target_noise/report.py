@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN = 8  # samples of each objective
-GROUPS = {HOLDS: "inside the margins", FAILS: "outside", UNDECIDED: "undecided"}
+GROUPS = {FAILS: "outside the margins", UNDECIDED: "undecided"}
 PICTURES = ("sample", "neighbour")
 
 
@@ -47,8 +47,9 @@ def value(part: Part) -> str:
     """Return a quantity with its 95 % interval; of a ratio with the sign ×."""
     if math.isnan(part.low):
         return "unknown"
-    signs = "{:.2f}" if part.ratio else "{:+.3f}"
-    numbers = [signs.format(v) for v in (part.value, part.low, part.high)]
+    width = max(part.high - part.low, 1e-9)
+    digits = 2 if part.ratio else min(max(1 - math.floor(math.log10(width)), 1), 5)  # two of the interval's width
+    numbers = [f"{v:{'' if part.ratio else '+'}.{digits}f}" for v in (part.value, part.low, part.high)]
     return f"{'×' if part.ratio else ''}{numbers[0]} ({numbers[1]} to {numbers[2]})"
 
 
@@ -89,9 +90,11 @@ def _sure(part: Part) -> float:
 def numbers(found: Outcome) -> str:
     """Return the decisive quantities as a phrase."""
     units = " margins" if found.rule == "regularisation" else ""
-    shown = [f"{place(p)} {value(p)}{units if not p.ratio else ''}" for p in decisive(found)]
+    own = {k: f": {v}" for k, v in found.groups if found.rule == "vastola"}
+    shown = [f"{place(p)} {value(p)}{units if not p.ratio else ''}{own.get(p.name, '')}" for p in decisive(found)]
     by = {v: [words()["quantities"][k] for k, w in found.groups if w == v] for v in GROUPS}
-    shown += [f"{text}: {', '.join(by[v])}" for v, text in GROUPS.items() if by[v] and found.verdict != HOLDS]
+    if found.rule == "bertrand":
+        shown += [f"{where}: {', '.join(by[v])}" for v, where in GROUPS.items() if by[v] and found.verdict != HOLDS]
     lost = [f"{found.diverged} of {found.members + found.diverged} members diverged"] if found.diverged else []
     return "; ".join([*shown, *(lost if found.verdict != NOT_RUN else [])])
 

@@ -96,7 +96,7 @@ class Outcome:
     """What a rule says in one cell: the verdict, p values of "holds" and "fails", and the quantities it was decided by.
 
     ``alone`` is the verdict without Holm's method. ``members`` took part, ``diverged`` did not. ``groups``
-    are verdicts on equivalence by kind of quantity, ``by_step`` those at every snapshot, both without Holm's method."""
+    are verdicts by kind of quantity, ``by_step`` those at every snapshot, both without Holm's method."""
 
     rule: str
     variant: str
@@ -213,7 +213,8 @@ def vastola(found: Comparison, window: str) -> Outcome:
         holds.append(up)
         fails.append(down)
     complete = len(tests) > 1 and tests[-1].part.name == "V"  # a window, and a frontier
-    return decided(out, tests, max(holds) if complete else 1.0, some(fails))
+    each = tuple((t.part.name, verdict(a, b, 0.05)) for t, a, b in zip(tests, holds, fails, strict=True))
+    return decided(replace(out, groups=each), tests, max(holds) if complete else 1.0, some(fails))
 
 
 def frontiers(found: Comparison) -> list[Tested]:
