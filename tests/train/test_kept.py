@@ -141,6 +141,15 @@ def folder(checkpoint, tmp_path) -> Path:
     return shutil.copytree(checkpoint, tmp_path / "copy")
 
 
+def test_what_a_killed_write_left_is_removed(folder, tmp_path):
+    (tmp_path / "new").mkdir()
+    for place in (folder, tmp_path / "new"):
+        (place / ".vkernel-0123").write_text("half")
+        trained(MLP(**SMALL), checkpoint=place)
+        assert sorted(path.name for path in place.iterdir() if path.suffix == ".json") == ["0.json", "training.json"]
+        assert not list(place.glob(".*"))
+
+
 def test_files_are_few_and_no_pickles(folder):
     names = sorted(path.name for path in folder.iterdir())
     files = [f"0-{name}.safetensors" for name in ("run-9", "snapshot-4", "snapshot-9")]

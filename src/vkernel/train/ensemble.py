@@ -291,8 +291,8 @@ class Ensemble(Scores):
     def save(self, path: Path | str) -> Path:
         """Write ``state.safetensors`` and ``ensemble.json`` into the folder ``path``, each whole or not at all.
         A snapshot after k steps goes into its subfolder ``step-k``, unless it is the ensemble itself."""
-        self._save(Path(path))
-        return Path(path)
+        self._save(expand(path))
+        return expand(path)
 
     def _save(self, path: Path) -> str:
         """Save and return the hash of the weights."""

@@ -5,7 +5,7 @@ steps done and the SHA-256 of the files that belong to it: ``b-run-STEP.safetens
 average, the optimiser's memory and norms, and ``b-snapshot-STEP.safetensors``, which are written once. Files are
 written whole or not at all, and ``b.json`` last, so that it always describes complete files. The draws of a step depend
 on its number alone: a training that continues from these files gives the same result, bit for bit on one type of device
-(with deterministic kernels)."""
+(with deterministic kernels). A folder is for one process at a time."""
 
 import hashlib
 import json
@@ -51,18 +51,26 @@ class Kept:
         good = self.folder.is_dir() or not self.folder.exists()
         require(good, f"{shown(folder)} is a file; a checkpoint is a folder.")
         about, path = json.loads(json.dumps(dict(facts))), self.folder / ABOUT
+        left = set(self.folder.glob(".vkernel-*"))  # of a write that was killed
         if path.exists():
             held = self._read_json(path).get("training")
             require(isinstance(held, dict), f"{shown(path)} does not describe a training. {self._remedy}")
             assert isinstance(held, dict)
             apart = [name for name in {**about, **held} if about.get(name) != held.get(name)]
             what = ", ".join(f"{name} ({held.get(name)!r:.60} there, {about.get(name)!r:.60} here)" for name in apart)
-            require(not apart, f"The checkpoint in {shown(folder)} is of another training, with other {what}.")
+            require(
+                not apart,
+                f"The checkpoint in {shown(folder)} is of another training, with other {what}. {self._remedy}",
+            )
         else:
-            good = not self.folder.exists() or not any(self.folder.iterdir())
-            require(good, f"{shown(folder)} holds other files and no checkpoint; give an empty folder or a new one.")
+            good = not self.folder.exists() or set(self.folder.iterdir()) == left
+            require(
+                good, f"{shown(self.folder)} holds other files and no checkpoint; give an empty folder or a new one."
+            )
             make_folder(self.folder)
             write(path, json.dumps({"vkernel": __version__, "training": about}, indent=1))
+        for old in left:
+            old.unlink(missing_ok=True)
 
     @property
     def due(self) -> bool:
