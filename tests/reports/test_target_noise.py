@@ -76,6 +76,13 @@ def test_a_change_of_time() -> None:
     assert of(found, "bertrand").verdict == NOT_RUN
 
 
+def test_few_members_have_curves_of_v() -> None:
+    """A draw of one member M times has no V; the others decide."""
+    one = of(outcomes({"c = 0": LIKE, "c = 1": LIKE}, members=4), "regularisation")
+    assert {p.name for p in one.parts} == {"training", "held_out", "excess", "V", "memorised", "time"}
+    assert all(math.isfinite(p.low) for p in one.parts)
+
+
 def test_shape_against_placebos() -> None:
     ten = Effect(V=0.5, held_out=0.7)
     cell = {"c = 0": LIKE, "c = 10": ten, "gaussian 10": ten, "white 10": Effect(V=0.8, held_out=0.9)}

@@ -254,13 +254,14 @@ def change_of_time(curves: Tensor, reference: Tensor, x: Tensor, points: int = 1
 
     For each snapshot s the time τ(s) on the range of x is found at which the sum over all K curves of the squared
     distance is least. Return ``tau (B, S)`` and the distances that are left, ``(B, S, K)``: zero if the K curves are
-    those of the reference at another time. Where τ is an end of the range the time may lie beyond: look at ``tau``."""
+    those of the reference at another time. Where τ is an end of the range the time may lie beyond: look at ``tau``. NaN
+    where one of the curves is."""
     grid = torch.linspace(float(x[0]), float(x[-1]), points, dtype=torch.float64)
     known = interpolate(reference, x, grid)
     tau, left = [], []
     for s in range(len(x)):
         away = curves[:, s, None] - known
         best = away.square().sum(-1).argmin(1)
-        tau.append(grid[best])
         left.append(away[torch.arange(len(away)), best])
+        tau.append(grid[best].where(left[-1].isfinite().all(-1), torch.nan))
     return torch.stack(tau, 1), torch.stack(left, 1)
