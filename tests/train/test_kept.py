@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -97,32 +96,38 @@ def test_unets_with_dropout_and_labels_continue(tmp_path, monkeypatch):
 
 
 SCRIPT = """
-import sys, torch, vkernel as vk
+import os, signal, sys, torch, vkernel as vk
 from vkernel.train.models import kept
-kept.SECONDS = 0.02
 points = torch.tensor([[-1.0, 0.0], [1.0, 0.5], [0.2, 1.0]], dtype=torch.float64)
-model = vk.models.MLP(16, 2, steps=400, batch=8, ema=0.99)
-options = {"members": 2, "snapshots": [100], "checkpoint": sys.argv[1] if len(sys.argv) > 1 else None}
+model = vk.models.MLP(16, 2, steps=30, batch=8, ema=0.99)
+where, left = sys.argv[1:] or None, [24]
+
+def write(*given, true=kept.write):
+    left[0] -= 1
+    return true(*given) if left[0] else os.kill(os.getpid(), signal.SIGKILL)
+
+if where:
+    kept.SECONDS, kept.write = 0.0, write
+options = {"members": 2, "snapshots": [5], "checkpoint": where and where[0]}
 found = vk.train_ensembles(model, points, vk.VP(eps=0.01), ["J0", "J1"], **options)
 """
 
 
 def test_a_process_that_is_killed_leaves_a_checkpoint_that_continues(tmp_path, monkeypatch):
-    """SIGKILL, wherever the process is; another process continues."""
+    """SIGKILL between the files of a checkpoint; another process continues from the one before."""
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "run")], env=env)
-    while process.poll() is None and not (tmp_path / "run" / "0.json").exists():
-        time.sleep(0.005)
-    time.sleep(0.03)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    assert 0 < json.loads((tmp_path / "run" / "0.json").read_text())["step"] < 400
-    monkeypatch.setattr(kept, "SECONDS", 60.0)
-    known, again = {}, {}
-    for scope, given in ((known, ["-c"]), (again, ["-c", str(tmp_path / "run")])):
-        monkeypatch.setattr(sys, "argv", given)
-        exec(SCRIPT, scope)
-    assert same(again["found"], known["found"])
+    process = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path / "run")], env=env, check=False)
+    assert process.returncode == -signal.SIGKILL
+    held = json.loads((tmp_path / "run" / "0.json").read_text())["step"]
+    files = {path.name for path in (tmp_path / "run").glob("0-run-*")}
+    assert files == {f"0-run-{held}.safetensors", f"0-run-{held + 1}.safetensors"}  # the second one is not listed yet
+    monkeypatch.setattr(sys, "argv", ["-c"])
+    known = {}
+    exec(SCRIPT, known)
+    options = known["options"] | {"checkpoint": tmp_path / "run"}
+    again = vk.train_ensembles(known["model"], known["points"], PROCESS, ["J0", "J1"], **options)
+    assert same(again, known["found"])
+    assert {path.name for path in (tmp_path / "run").glob("0-run-*")} == {"0-run-30.safetensors"}
 
 
 @pytest.fixture(scope="module")

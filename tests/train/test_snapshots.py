@@ -62,9 +62,10 @@ def test_norms_are_means_over_the_steps_between_snapshots():
 def test_objectives_together_are_those_alone_bit_for_bit(draws):
     small = UNet((8, 8), steps=4, batch=4, dropout=0.1)
     for model, points in ((MLP(**SMALL | {"chunk": 2, "ema": 0.9}), POINTS), (small, IMAGES)):
-        options = {"draws": draws, "snapshots": [2], "members": 3}
-        together = vk.train_ensembles(model, points, PROCESS, GOALS, **options)
-        for goal, found in zip(GOALS, together, strict=True):
+        goals = GOALS if points is POINTS else GOALS[:2]
+        options = {"draws": draws, "snapshots": [2], "members": 3 if points is POINTS else 2}
+        together = vk.train_ensembles(model, points, PROCESS, goals, **options)
+        for goal, found in zip(goals, together, strict=True):
             alone = trained(model, points, objective=goal, **options)
             assert equal(found, alone)
             assert equal(found.snapshots[2], alone.snapshots[2])
