@@ -23,7 +23,8 @@ def of_member(model, m, copies=None):
 
 def test_a_compiled_loss_has_the_gradient_of_the_loss_for_every_member():
     """Captured whole (a break of the graph is an error), from copies of the filters with the channels last."""
-    model, twin = (vk.models.UNet((8, 8), steps=2, batch=8, dtype="float64", lr=lr) for lr in (1e-3, 1e-2))
+    how = {"attention": (1,), "dropout": 0.2, "steps": 2, "batch": 8, "dtype": "float64"}
+    model, twin = (vk.models.UNet((8, 16), **how, lr=lr) for lr in (1e-3, 1e-2))
     copies = laid_out(model.initial(TRAINING, [0, 1]), torch.float64)
     own, draws = of_member(model, 0, copies)
     assert all(p.is_contiguous(memory_format=torch.channels_last) for p in own.values() if p.ndim == 4)
