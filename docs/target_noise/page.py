@@ -195,6 +195,7 @@ def figures(ds: study.report.xarray.Dataset) -> None:
         if cells:
             some = numbers.sel(cell=cells)
             save(plots.twin_curves(some, LEVEL), RESULTS / f"curves{ending}.png")
+            save(plots.twin_frontiers(some), RESULTS / f"frontiers{ending}.png")
             save(plots.twin_variances(some), RESULTS / f"variances{ending}.png")
     save(target_noise.sample_figure(ds, TWINS), RESULTS / "samples.png")
 

@@ -199,6 +199,10 @@ def test_tables_json_and_pictures() -> None:
     drawn = {line.get_label(): line.get_ydata() for line in above[2].get_lines()}
     assert np.allclose(drawn["c = 1"], cells["gap"].sel(objective="c = 1", level=0.3, end="value")[0])
     assert len(plots.twin_variances(cells).axes) == 6
+    path = plots.twin_frontiers(cells).axes[2].get_lines()[0]
+    value = cells.isel(cell=0).sel(objective="c = 0", end="value")
+    assert np.allclose(path.get_xdata(), np.exp(np.log(value["held_out"]).mean("level")))
+    assert np.allclose(path.get_ydata(), np.log(value["held_out"] / value["training"]).mean("level"))
     figure = target_noise.sample_figure(ds, {"data": "fashion", "n": "128", "network": "unet"})
     assert [ax.get_ylabel() for ax in figure.axes][::2] == ["c = 0", "c = 1", "c = 10"]
 

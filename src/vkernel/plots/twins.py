@@ -21,7 +21,7 @@ from vkernel.plots.images import Row, _pictures, _rows
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["twin_curves", "twin_ratios", "twin_samples", "twin_variances"]
+__all__ = ["twin_curves", "twin_frontiers", "twin_ratios", "twin_samples", "twin_variances"]
 Look = tuple[int, LineStyle, str]
 LOOKS: dict[str, Look] = {"0": (6, "-", "o"), "0.5": (4, "-", "v"), "1": (0, "-", "s"), "3": (2, "-", "^")}
 LOOKS |= {"10": (1, "-", "D")}  # by c: line colour, style and marker
@@ -83,6 +83,32 @@ def twin_curves(ds: xarray.Dataset, level: float) -> Figure:
             ax.set_xscale("log")
             ax.set_xticks(x, [f"{v:,.0f}" for v in x])
             ax.minorticks_off()
+    return _finish(figure, panels)
+
+
+@styled
+def twin_frontiers(ds: xarray.Dataset) -> Figure:
+    """Draw trainings as paths from snapshot to snapshot, the last of which is large: the memorised fraction, and the
+    mean over levels of log held-out / training error, against held-out error, its geometric mean over levels."""
+    titles = _cells(ds)
+    rows = ["memorised (% of samples)", "mean log of held-out /\ntraining error"]
+    label = "held-out error, mean over noise levels"
+    figure, panels = base.grid(rows, titles, (3.3, 2.5), (0.8, 0.9), label, "row")
+    for k in range(len(titles)):
+        one = ds.isel(cell=k).sel(end="value")
+        for name in (str(o) for o in ds["objective"].values):
+            held, own = (np.log(array(one[key].sel(objective=name))) for key in ("held_out", "training"))
+            if not np.isfinite(held).any():
+                continue
+            x, (colour, style, marker) = np.exp(held.mean(-1)), _look(name)
+            for ax, y in zip(
+                panels[:, k], (100 * array(one["memorised"].sel(objective=name)), (held - own).mean(-1)), strict=True
+            ):
+                ax.plot(x, y, color=colour, ls=style, marker=marker, label=name)
+                ax.plot(x[-1:], y[-1:], color=colour, marker=marker, ms=8)
+    every = np.concatenate([line.get_xdata() for ax in panels[0] for line in ax.get_lines()])
+    for ax in panels.flat:
+        base.log_axis(ax, "x", every)
     return _finish(figure, panels)
 
 
