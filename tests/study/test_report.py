@@ -180,7 +180,7 @@ def test_exports_are_read_back_equal(small: Path, tmp_path: Path) -> None:
         cell = ds.sel(K=float(row["K"]), eps=float(row["eps"]), member=int(row["member"]))
         for name in ("away", "nearest", "gap"):
             assert float(row[name]) == float(cell[name])
-    with pytest.raises(InputError, match=r"\.nc or \.csv"):
+    with pytest.raises(InputError, match=r"\.nc, \.csv or \.npz"):
         report.export(small, tmp_path / "s.xls")
     with pytest.raises(InputError, match="no store"):
         report.export(tmp_path / "nothing", tmp_path / "s.csv")

@@ -25,10 +25,13 @@ def study_run(
     runner: Annotated[str, option("study.runner")] = "inline",
     address: Annotated[str | None, option("study.address")] = None,
     large: Annotated[bool, option("study.large")] = False,
+    only: Annotated[str, option("study.only")] = "",
+    seed: Annotated[int | None, option("study.seed")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Compute the missing part of a study. It can be stopped at any time; run it again to continue."""
-    found = vk.study.run(spec, store, runner, address=address, large=large, progress=not quiet)
+    part = vk.study.parse_part(only)
+    found = vk.study.run(spec, store, runner, address=address, large=large, only=part, seed=seed, progress=not quiet)
     if not quiet:
         show(vk.study.report.table(found))
     say(f"results are in {store}")
@@ -47,8 +50,10 @@ def study_status(store: Store) -> None:
     """Show how many members of each condition are computed."""
     found = vk.study.load(store)
     spec, done = vk.study.report.spec_of(found), found["done"].values
-    say(f"{spec.title}: {int(done.sum())} of {done.size} blocks of {spec.block} members")
-    for condition in spec.conditions():
+    conditions = list(spec.conditions())
+    count = len(conditions) * spec.blocks
+    say(f"{spec.title}: {int(done.sum())} of {count} blocks of {spec.block} members")
+    for condition in conditions:
         made = sum(len(spec.members_of(b)) for b in range(spec.blocks) if done[(*condition.index, b)])
         say(f"  {condition}: {made} of {spec.members} members")
 

@@ -16,7 +16,14 @@ laws (:mod:`~vkernel.metrics.likeness`), texture (:mod:`~vkernel.metrics.texture
 from vkernel.metrics import masses
 from vkernel.metrics.augment import Augment, Augmented
 from vkernel.metrics.copies import Copies, copies
-from vkernel.metrics.distances import energy_distance, frechet_distance, kernel_distance, wasserstein
+from vkernel.metrics.distances import (
+    PairMeans,
+    energy_distance,
+    frechet_distance,
+    kernel_distance,
+    pair_means,
+    wasserstein,
+)
 from vkernel.metrics.features import Extractor, extractor
 from vkernel.metrics.likeness import Drift, Likeness, drift, likeness
 from vkernel.metrics.masses import *
@@ -25,8 +32,10 @@ from vkernel.metrics.repeats import Repeats, repeats
 from vkernel.metrics.samples import Reading, distinct, nearest
 from vkernel.metrics.texture import Texture, texture
 
-__all__ = ["Augment", "Augmented", "Copies", "Drift", "Extractor", "Generalization", "Likeness", "Reading", "Repeats"]
+__all__ = ["Augment", "Augmented", "Copies", "Drift", "Extractor", "Generalization", "Likeness", "PairMeans"]
 __all__ += [
+    "Reading",
+    "Repeats",
     "Texture",
     "copies",
     "distinct",
@@ -38,6 +47,7 @@ __all__ += [
     "kernel_distance",
     "likeness",
     "nearest",
+    "pair_means",
     "repeats",
     "texture",
     "wasserstein",

@@ -9,10 +9,15 @@ r"""Distances of two laws (theory, §10.2): energy, kernel, Wasserstein, Fréche
 :math:`\mathcal E` and MMD² take :math:`X, X'` from different units (two points of one member share its field), are
 unbiased, and have the error of the jackknife over units; W and D have that of their derivatives in the laws. D is
 biased upwards: noise in the covariances is distance. With n no more than a few k features its error is too wide where
-the laws are close, by a factor of two at n = 4k."""
+the laws are close, by a factor of two at n = 4k.
+
+:math:`\mathcal E` and MMD² are quadratic in the law: of M laws :math:`q_m` with mean :math:`\bar q`, the mean of the
+single distances is the distance of :math:`\bar q` plus a variance over members. :func:`pair_means` returns the means
+over pairs of which all three consist."""
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Unpack
 
 import torch
@@ -73,6 +78,54 @@ def _within_and_between(first: Samples, second: Samples, f: Pairwise, name: str)
         value += float(between.mean() - within.sum() / (g * (g - 1)))
         parts.append((float(jackknife_se(left)) ** 2, g))
     return Estimate.of_variances(value, parts)
+
+
+@dataclass(frozen=True)
+class PairMeans:
+    r"""Means of f over pairs of samples of M laws and reference points: ``to (M, N)`` :math:`= E\,f(X_m, y_j)`;
+    ``within (M, M)`` :math:`= E\,f(X_m, X'_{m'})`, of distinct samples on the diagonal; ``reference`` :math:`= E\,f(Y,
+    Y')`.
+    Distances are :math:`2 E f(X, Y) - E f(X, X') - E f(Y, Y')`; for a kernel, f is :math:`-\kappa`."""
+
+    to: Tensor
+    within: Tensor
+    reference: Tensor
+
+    @property
+    def single(self) -> Tensor:
+        """The distance of each law from the reference points' law, ``(M,)``, unbiased."""
+        return 2 * self.to.mean(1) - self.within.diagonal() - self.reference
+
+    @property
+    def pooled(self) -> Tensor:
+        """The distance of the mean law over members, unbiased: ``()``; it needs two members or more."""
+        count = len(self.within)
+        between = (self.within.sum() - self.within.trace()) / (count * (count - 1))
+        return 2 * self.to.mean() - between - self.reference
+
+
+def pair_means(x: Tensor, y: Tensor, bandwidth: float | Tensor | None = None) -> PairMeans:
+    r"""Return the means over pairs of samples ``x (M, n, d)`` and reference points ``y (N, d)``, in the dtype of x. f
+    is the Euclidean distance or, with a ``bandwidth`` h, :math:`-\exp(-|x - y|^2/2h^2)`."""
+    require(
+        x.ndim == 3 and y.ndim == 2, f"x must be (M, n, d) and y (N, d); got {tuple(x.shape)} and {tuple(y.shape)}."
+    )
+    (count, n, _), N, middle = x.shape, len(y), y.mean(0)
+    x, y = x - middle, y - middle  # centred, so that the products of cdist do not cancel
+
+    def f(a: Tensor, b: Tensor) -> Tensor:
+        away = torch.cdist(a, b)
+        return away if bandwidth is None else -(away / bandwidth).square().div(-2).exp()
+
+    def sums(a: Tensor, b: Tensor) -> Tensor:
+        """Return the sums over ``a`` of f with each of ``b``."""
+        return torch.stack([f(part, b).sum(0) for part in a.split(max(1, CHUNK // len(b)))]).sum(0)
+
+    everything, alone = x.flatten(0, 1), 0.0 if bandwidth is None else -1.0  # f of a point with itself
+    to = torch.stack([sums(own, y) for own in x]) / n
+    within = torch.stack([sums(own, everything).reshape(count, n).sum(1) for own in x]) / n**2
+    own = (within.diagonal() - alone / n) * (n / (n - 1))
+    return PairMeans(to, within.diagonal_scatter(own), (sums(y, y).sum() - N * alone) / (N * (N - 1)))
 
 
 @takes(read_pair)

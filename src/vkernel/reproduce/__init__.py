@@ -129,10 +129,13 @@ def run(
 
 
 def studies(out: Path, seed: int, *, quick: bool) -> list[Part]:
-    """Return every shipped study, with the seed of the page; refuse it if a store is in use or another study's."""
+    """Return every shipped study but those of networks on images, which have a page of their own, with the seed of this
+    page; refuse it if a store is in use or another study's."""
     found = []
     for name, path in shipped().items():
         raw = tomllib.loads(path.read_text(encoding="utf8")) | {"seed": seed}
+        if "levels" in raw.get("measure", {}):
+            continue
         spec, store = study.read(_tiny(raw) if quick else raw), out / FOLDER / f"{name}.zarr"
         try:
             with Store.open(store, spec):

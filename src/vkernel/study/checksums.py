@@ -82,7 +82,8 @@ class Blocks:
     def key(self, name: str, at: Index) -> str:
         """Return the name of the file that holds the chunk of an array for a block."""
         own = {DONE: 0, SUMS: 1}.get(name, self.quantities.get(name, 0))
-        return "/".join((name, "c", *map(str, (*at, *(0,) * own))))
+        # an array without members has one dimension less, and its block is the first
+        return "/".join((name, "c", *map(str, (*at, *(0,) * own)[: len(at) + own])))
 
     def sums(self, at: Index) -> list[bytes]:
         """Return the checksums of the files of a block as they are now."""

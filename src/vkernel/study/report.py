@@ -16,23 +16,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 import xarray
-from rich.table import Table
 
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import LEAST, Estimate, Twins, twins
 from vkernel.core.files import write
+from vkernel.study.packed import pack
 from vkernel.study.spec import Figure, short
 from vkernel.study.store import load, spec_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as MatplotlibFigure
+    from rich.table import Table
 
 __all__ = ["export", "figure", "finding", "means", "pairs", "scalars", "sentence", "spec_of", "table", "text"]
 
 
 def scalars(ds: xarray.Dataset) -> list[str]:
-    """Return the names of the quantities that are one number per member."""
-    dims = {f.dim for f in spec_of(ds).grid} | {"member"}
+    """Return the names of the quantities that are one number per member, in a study of images at each step."""
+    spec = spec_of(ds)
+    dims = {f.dim for f in spec.grid} | {"member"} | ({"step"} if spec.is_images else set())
     return [str(n) for n in ds.data_vars if set(map(str, ds[n].dims)) == dims]
 
 
@@ -64,6 +66,7 @@ def pairs(ds: xarray.Dataset) -> Twins | None:
         return None
     require(found.value in ds, f"The store has no {found.value!r}, which its finding is about.")
     cells = [ds[found.value].sel(where) for where in (found.of, found.to)]
+    cells = [cell.isel(step=-1) if "step" in cell.dims else cell for cell in cells]
     values = np.stack([c.mean([d for d in c.dims if d != "member"], skipna=False).values for c in cells])
     a, b = torch.from_numpy(values[:, np.isfinite(values).all(0)]).double()
     return twins(a, b, LEAST) if len(a) > 1 else None
@@ -94,8 +97,12 @@ def sentence(ds: xarray.Dataset) -> str:
 
 
 def table(ds: xarray.Dataset) -> Table:
-    """Return means ± standard errors of every scalar quantity for a terminal, one row for each condition."""
-    spec, found, names = spec_of(ds), means(ds), scalars(ds)
+    """Return means ± standard errors of every scalar quantity for a terminal, one row for each condition; in a study of
+    images at the last step."""
+    from rich.table import Table
+
+    spec, names = spec_of(ds), scalars(ds)
+    found = means(ds[names].isel(step=-1) if "step" in ds[names].dims else ds[names])
     out = Table(title=spec.title, caption=sentence(ds) or None, title_justify="left", caption_justify="left")
     for head in (*(factor.dim for factor in spec.grid), *names):
         out.add_column(head, justify="right" if head in names else "left")
@@ -118,11 +125,15 @@ def figure(ds: xarray.Dataset) -> MatplotlibFigure:
     require(good, f"figure: {drawn.value!r} is not one number per member; there are {', '.join(names)}.")
     keep = [d for d in (drawn.y, drawn.lines, drawn.x) if d]
     held = [f.dim for f in spec.grid if f.dim not in keep]  # factors that are not drawn stay at their first value
-    found = means(ds[[drawn.value]]).isel(dict.fromkeys(held, 0)).transpose(*keep)
+    values = ds[[drawn.value]].isel(dict.fromkeys(held, 0))
+    found = means(values if "step" in keep or not spec.is_images else values.isel(step=-1)).transpose(*keep)
     mean, se, low, high = (found[f"{drawn.value}{part}"].values for part in ("", "_se", "_low", "_high"))
     at = ", ".join(f"{d} = {text(ds[d].values[0])}" for d in held)
     title = (drawn.title or spec.title) + (f" ({at})" if at else "")
-    about, axis = str(ds[drawn.value].attrs.get("long_name", drawn.value)), {f.dim: f.axis for f in spec.grid}
+    about, axis = (
+        str(ds[drawn.value].attrs.get("long_name", drawn.value)),
+        {f.dim: f.axis for f in spec.grid} | {"step": "training steps"},
+    )
     x = ds[drawn.x].values.tolist()
     if drawn.y:
         across = (axis[drawn.x], axis[drawn.y], about)
@@ -137,11 +148,15 @@ def text(value: str | float) -> str:
     return "∞" if value == math.inf else short(value)
 
 
-def export(store: str | Path, out: str | Path) -> Path:
-    """Write a file for other programs, whole or not at all: NetCDF (.nc) with everything, or CSV with the scalars."""
+def export(store: str | Path | xarray.Dataset, out: str | Path) -> Path:
+    """Write the results in a store, or results that were loaded, to one file, whole or not at all: NetCDF (.nc) with
+    everything, CSV with the scalars, or a small .npz (:mod:`vkernel.study.packed`), which ``vk.study.load`` reads."""
     out = Path(out)
-    require(out.suffix in (".nc", ".csv"), f"A study is exported to a .nc or .csv file, not {out.name!r}.")
-    found = load(store)
+    good = out.suffix in (".nc", ".csv", ".npz")
+    require(good, f"A study is exported to a .nc, .csv or .npz file, not {out.name!r}.")
+    found = store if isinstance(store, xarray.Dataset) else load(store)
+    if out.suffix == ".npz":
+        return write(out, pack(found.load()))
     if out.suffix == ".csv":
         return write(out, found[scalars(found)].to_dataframe().reset_index().to_csv(index=False))
     try:

@@ -1,8 +1,9 @@
 """Runners compute the blocks of a study, here, in threads or on a Ray cluster.
 
-A runner takes the missing blocks and yields their results as they come; only the caller writes to the store. Ray
-schedules, retries when a worker or a node is lost, and assigns GPUs. At most ``AHEAD`` blocks per processor are in
-flight, so that results do not pile up."""
+A runner takes the missing blocks in units of work and yields their results as they come; only the caller writes to the
+store. A unit is one block; where networks on images are trained, it is all conditions of a part that differ in their
+objective alone. Ray schedules, retries when a worker or a node is lost, and assigns GPUs. At most ``AHEAD`` units per
+processor are in flight, so that results do not pile up."""
 
 import contextlib
 import itertools
@@ -22,36 +23,64 @@ import xarray
 from vkernel.core.checks import check_choice
 from vkernel.core.errors import InputError, require
 from vkernel.core.progress import Progress, progress as show_progress
-from vkernel.study.spec import Condition, Spec, read
+from vkernel.study.spec import Condition, Spec, check_part, read
 from vkernel.study.store import Store, load
-from vkernel.study.work import compute, prepare
+from vkernel.study.work import compute, compute_twins, prepare
 
 Work = list[tuple[Condition, int]]
 Results = Generator[tuple[Condition, int, dict[str, np.ndarray]], None, None]
+Folder = Path | None  # in which trainings keep their state
 AHEAD = 2
 RETRIES = -1  # the block of a lost worker is tried again for as long as there is a cluster
 
 
-def inline(spec: Spec, missing: Work, address: str | None = None) -> Results:
-    """Compute one block after the other in this process."""
+def units(spec: Spec, missing: Work) -> list[Work]:
+    """Return the missing blocks as units of work, in order."""
+    if not spec.is_images:
+        return [[work] for work in missing]
+    found: dict[str, Work] = {}
     for condition, block in missing:
-        yield condition, block, compute(spec, condition, block)
+        tables = [table.model_dump_json() for table in condition.twins]
+        found.setdefault(f"{condition.part} {tables}", []).append((condition, block))
+    return list(found.values())
 
 
-def threads(spec: Spec, missing: Work, address: str | None = None) -> Results:
-    """Compute blocks in as many threads of this process as there are processors; blocks of equal models share one."""
-    groups = [list(group) for _, group in itertools.groupby(missing, lambda work: (work[0].trained, work[1]))]
+def computed(spec: Spec, unit: Work, folder: Folder = None) -> Results:
+    """Compute a unit of work."""
+    if spec.is_images:
+        for condition, values in compute_twins(spec, [condition for condition, _ in unit], folder):
+            yield condition, 0, values
+    else:
+        for condition, block in unit:
+            yield condition, block, compute(spec, condition, block)
+
+
+def inline(spec: Spec, missing: Work, address: str | None = None, folder: Folder = None) -> Results:
+    """Compute one unit after the other in this process."""
+    for unit in units(spec, missing):
+        yield from computed(spec, unit, folder)
+
+
+def threads(spec: Spec, missing: Work, address: str | None = None, folder: Folder = None) -> Results:
+    """Compute units in as many threads of this process as there are processors; blocks of equal models share one."""
+    shared = itertools.groupby(missing, lambda work: (work[0].trained, work[1]))
+    groups = units(spec, missing) if spec.is_images else [list(group) for _, group in shared]
     workers = max(1, min(len(groups), (os.cpu_count() or 1) // spec.threads))
     with warnings.catch_warnings(), ThreadPoolExecutor(workers) as pool:  # each block changes the filters of warnings
         try:
-            for group in pool.map(lambda group: [(*work, compute(spec, *work)) for work in group], groups):
+            for group in pool.map(lambda group: list(computed(spec, group, folder)), groups):
                 yield from group
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def ray(spec: Spec, missing: Work, address: str | None = None) -> Results:
-    """Compute one task per block on a Ray cluster; results come in the order in which tasks finish."""
+def _values(spec: Spec, unit: Work) -> list[dict[str, np.ndarray]]:
+    return [values for _, _, values in computed(spec, unit)]
+
+
+def ray(spec: Spec, missing: Work, address: str | None = None, folder: Folder = None) -> Results:
+    """Compute one task per unit on a Ray cluster; results come in the order in which tasks finish. Workers may be on
+    other machines: a training that is lost is begun again."""
     try:
         import ray as cluster
     except ImportError:
@@ -69,23 +98,24 @@ def ray(spec: Spec, missing: Work, address: str | None = None) -> Results:
             first = (why.splitlines() or ["no answer"])[0].rstrip(".")
             advice = "Start one with 'ray start --head'."
             raise InputError(f"There is no Ray cluster at {address!r}: {first}. {advice}") from None
-    flying: dict[Any, tuple[Condition, int]] = {}
+    flying: dict[Any, Work] = {}
     try:
         resources = cluster.cluster_resources()
         most = max((node["Resources"].get("CPU", 0) for node in cluster.nodes() if node["Alive"]), default=0)
         require(most >= spec.threads, f"threads: no node of the Ray cluster has {spec.threads} CPUs; it has {most:g}.")
         gpus = 1 if spec.device != "cpu" and resources.get("GPU", 0) >= 1 else 0
         remote = cluster.remote(num_cpus=spec.threads, num_gpus=gpus, max_retries=RETRIES, scheduling_strategy="SPREAD")
-        task, whole = remote(compute), cluster.put(spec)
+        task, whole = remote(_values), cluster.put(spec)
         limit = AHEAD * max(1, int(resources.get("CPU", 1)) // spec.threads)
-        waiting = list(reversed(missing))
+        waiting = list(reversed(units(spec, missing)))
         while waiting or flying:
             while waiting and len(flying) < limit:
                 work = waiting.pop()
-                flying[task.remote(whole, *work)] = work
+                flying[task.remote(whole, work)] = work
             ready, _ = cluster.wait(list(flying), num_returns=1)
             for reference in ready:
-                yield *flying.pop(reference), cluster.get(reference)
+                for (condition, block), values in zip(flying.pop(reference), cluster.get(reference), strict=True):
+                    yield condition, block, values
     except cluster.exceptions.RayTaskError as error:
         raise error.cause if isinstance(error.cause, InputError) else error from None
     except cluster.exceptions.RayError as error:
@@ -99,7 +129,8 @@ def ray(spec: Spec, missing: Work, address: str | None = None) -> Results:
                 cluster.cancel(reference, force=True)
 
 
-RUNNERS: dict[str, Callable[[Spec, Work, str | None], Results]] = {"inline": inline, "threads": threads, "ray": ray}
+RUNNERS: dict[str, Callable[[Spec, Work, str | None, Folder], Results]] = {"inline": inline, "threads": threads}
+RUNNERS["ray"] = ray
 
 
 def run(
@@ -109,20 +140,27 @@ def run(
     *,
     address: str | None = None,
     large: bool = False,
+    only: Mapping[str, object] | None = None,
+    seed: int | None = None,
     progress: Progress = True,
 ) -> xarray.Dataset:
     """Compute the missing blocks of a study in the folder ``store``, and return all of its results.
 
     ``spec`` is a TOML file, the name of a shipped study, or a dictionary; ``large`` takes the values of its ``[large]``
-    table. ``runner`` is "inline", "threads" or "ray", with the ``address`` of a cluster, "auto" or HOST:PORT, unless it
-    is on this machine. ``progress`` is a bool, or a function of a condition and the share of blocks that are done."""
+    table, and ``seed`` another seed. ``only`` computes a part of the grid, ``{factor: label or [labels], …}``.
+    ``runner`` is "inline", "threads" or "ray", with the ``address`` of a cluster, "auto" or HOST:PORT, unless it is on
+    this machine. ``progress`` is a bool, or a function of a condition and the share of blocks that are done."""
     study = read(spec, large=large)
+    study = study if seed is None else study.model_copy(update={"seed": seed})
     check_choice(runner, "runner", RUNNERS)
+    check_part(study, only or {}, "only")
     require(address is None or runner == "ray", "An address is for the runner 'ray'.")
     prepare(study)
     with Store.open(store, study) as opened:
-        results = contextlib.closing(RUNNERS[runner](study, opened.missing(), address))
-        before, total = int(opened.done.sum()), opened.done.size
+        missing = [work for work in opened.missing() if work[0].within(only or {})]
+        results = contextlib.closing(RUNNERS[runner](study, missing, address, opened.training))
+        total = sum(condition.within(only or {}) for condition in study.conditions()) * study.blocks
+        before = total - len(missing)
         if progress is True and 0 < before < total:
             print(f"{before} of {total} blocks are there already.", file=sys.stderr)
         with show_progress(total, progress) as report, results as blocks:

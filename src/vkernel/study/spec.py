@@ -3,8 +3,10 @@
 Each class below is a table of the file and its fields are the keys, which docs/howto/studies.md explains. ``[data]``,
 ``[process]``, ``[model]``, ``[training]``, ``[objective]``, ``[sampler]`` and ``[measure]`` describe a condition.
 ``[grid]`` has the factors, each of any of their fields: ``"table.field" = [values]`` or ``{values = […], labels = […],
-name = …, about = …}``; or of a whole table: ``sampler = {values = [{…}, {…}], labels = […]}``. ``[large]`` has other
-values for ``--large``. An error names the key and says what would be valid."""
+name = …, about = …}``; or of a whole table: ``sampler = {values = [{…}, {…}], labels = […]}``. ``parts`` lists parts of
+the grid in the order in which they are computed, ``{factor = label or [labels], …}``; conditions in none of them are
+not part of the study. ``[large]`` has other values for ``--large``. ``measure.levels`` makes a study one of images
+(:mod:`vkernel.study.images`). An error names the key and says what would be valid."""
 
 from __future__ import annotations
 
@@ -22,17 +24,35 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, Validati
 
 from vkernel.core.errors import InputError, require
 from vkernel.core.files import expand
-from vkernel.data import TOYS
+from vkernel.data import IMAGES, TOYS
 from vkernel.process import from_spec as make_process
 
 TAKEN = {"member", "block", "done", "x", "y", "time", "place", "point", "index", "component"}  # names in the store
 TAKEN |= {"checksum", "quantity", "away", "gap", "nearest", "share", "density", "score", "sample"}
+TAKEN_BY_IMAGES = {"other", "step", "level", "set", "image", "held_out", "draw", "pixel", "axis", "error", "excess"}
+TAKEN_BY_IMAGES |= {"mmse", "rho", "ratio", "memorised", "bandwidth"}
 MOST, MOST_BLOCKS, DEEPEST, LARGEST = 10**8, 10**6, 16, 2**24  # whole numbers, blocks, nested tables, bytes of a file
 MODEL_KEYS = {
     "linear": {"kind", "target", "weight", "ridge", "features", "per_axis", "low", "high", "length"},
     "lazy": {"kind", "target", "weight", "kernel", "activation", "depth", "tau", "init", "init_width", "length"},
-    "mlp": {"kind", "target", "weight", "activation", "depth", "width", "lr", "batch", "steps", "decay"},
 }
+NETWORK_KEYS = {
+    "kind",
+    "target",
+    "weight",
+    "lr",
+    "batch",
+    "steps",
+    "decay",
+    "ema",
+    "optimiser",
+    "time_features",
+    "spread",
+}
+NETWORK_KEYS |= {"bf16", "chunk"}
+MODEL_KEYS["mlp"] = NETWORK_KEYS | {"activation", "depth", "width"}
+MODEL_KEYS["unet"] = NETWORK_KEYS | {"channels", "blocks", "attention", "heads", "dropout"}
+NETWORKS = ("mlp", "unet")
 THEORY_KEYS = {  # models without training
     "exact": {"kind"},
     "gaussian": {"kind", "rank"},
@@ -49,6 +69,7 @@ WITHOUT_MODEL, IN_THEORY = ("exact", "naive", "resampled"), ("field", "semiclass
 NOISY, ODES = ("naive", "resampled"), ("members", "mean", "field", "exact")
 SHIPPED = ["target_noise", "process_and_cutoff", "nonlinearity", "parametrisation", "capacity"]  # as documented
 SHIPPED += ["features", "training_set", "phase_capacity_noise", "phase_size_time", "phase_cutoff_capacity"]
+SHIPPED_IMAGES = ["images"]  # studies of networks on images
 
 
 class Table(BaseModel, extra="forbid", frozen=True):
@@ -76,6 +97,14 @@ class Data(Table):
     n: int | None = Field(None, ge=1)
     set: int = Field(0, ge=0)
     weights: list[float] | None = None
+    test: int | None = Field(None, ge=3)
+    size: int | None = Field(None, ge=1)
+    grey: bool = False
+
+    @property
+    def is_images(self) -> bool:
+        """Whether these are n images of a set with held-out images."""
+        return self.name in IMAGES and self.n is not None
 
 
 class ProcessTable(Table, extra="allow"):
@@ -100,11 +129,11 @@ class Model(Table):
     """The table of the model; keys are arguments of its constructor, and each kind has its own (MODEL_KEYS)."""
 
     kind: Literal[
-        "linear", "lazy", "mlp",
+        "linear", "lazy", "mlp", "unet",
         "exact", "gaussian", "smoothed", "nearest", "local", "equivariant", "pca", "switch",
     ] = "linear"  # fmt: skip
     target: Literal["score", "x0", "noise", "v", "flow", "edm"] = "x0"
-    weight: Literal["sigma2", "one", "x0", "v", "likelihood"] = "sigma2"
+    weight: Literal["sigma2", "one", "x0", "v", "edm", "likelihood"] = "sigma2"
     ridge: float = Field(0.1, ge=0)
     features: Literal["gaussian", "fourier", "polynomial", "random"] = "gaussian"
     per_axis: int = Field(16, ge=1)
@@ -122,6 +151,17 @@ class Model(Table):
     batch: int | None = Field(64, ge=1)
     steps: int = Field(1000, ge=1)
     decay: Literal["cosine"] | None = None
+    ema: float | None = Field(None, gt=0, lt=1)  # None of these and the next is the default of the network
+    optimiser: Literal["adam", "sgd"] | None = None
+    time_features: int | None = Field(None, ge=0)
+    spread: float | None = Field(None, gt=0)
+    bf16: bool = False
+    chunk: int | None = Field(None, ge=1)
+    channels: list[int] | None = None
+    blocks: int | None = Field(None, ge=1)
+    attention: list[int] | None = None
+    heads: int | None = Field(None, ge=1)
+    dropout: float | None = Field(None, ge=0, lt=1)
     rank: int | None = Field(None, ge=1)
     h: float | dict[float, float] | None = None  # tables are by σ/α
     smoothing: Literal["kde", "draws"] = "kde"
@@ -143,20 +183,25 @@ class Model(Table):
 
 
 class TrainingTable(Table):
-    """The table that sets the number of draws, the density of their times, and what differs between members."""
+    """The table that sets the number of draws, the density of their times, what differs between members, and the steps
+    at which networks are measured."""
 
     draws: int | None = Field(None, ge=1)
     F_over_P: float | None = Field(None, gt=0)
-    times: Literal["uniform", "log"] = "uniform"
+    times: Literal["uniform", "log"] | tuple[Literal["lognormal"], float, float] = "uniform"
     vary: list[Literal["inputs", "targets", "init", "order"]] = ["inputs", "targets", "init", "order"]
+    snapshots: list[int] = []
+    flips: bool = False
 
 
 class ObjectiveTable(Table):
-    """The table that sets how many targets are averaged (1 is J1, inf is J0), or the factor of their noise."""
+    """The table that sets how many targets are averaged (1 is J1, inf is J0), or the factor and the law of their
+    noise."""
 
     K: float = 1.0
     of: Literal["draws", "subset", "efm"] = "draws"
     c: float | None = Field(None, allow_inf_nan=False, ge=-1e9, le=1e9)
+    noise: Literal["posterior", "gaussian", "white"] = "posterior"
 
 
 class Lookup(Table):
@@ -172,7 +217,7 @@ class Sampler(Table):
 
     samples: int = Field(256, ge=0)
     steps: int = Field(100, ge=1)
-    method: Literal["euler", "heun", "exponential", "dopri5"] = "exponential"
+    method: Literal["euler", "heun", "exponential", "multistep", "dopri5"] = "exponential"
     spacing: Literal["uniform", "log", "edm"] | None = "log"
     law: Literal["members", "mean", "field", "semiclassical", "exact", "naive", "resampled"] = "members"
     sets: int = Field(64, ge=8)
@@ -203,6 +248,8 @@ class Measure(Table):
     places: int = Field(0, ge=0)
     regions: dict[str, Region] = {}
     keep: int = Field(0, ge=0)
+    levels: list[float] = []
+    images: int = Field(64, ge=1)
 
 
 class Figure(Table):
@@ -274,12 +321,24 @@ class Condition(Tables):
 
     index: tuple[int, ...]
     labels: dict[str, str | float]
+    part: int = 0  # of the study's parts
     process: Annotated[ProcessTable, AfterValidator(ProcessTable.with_eps)]
 
     @property
     def trained(self) -> tuple[BaseModel, ...]:
         """The tables that determine the trained models; conditions that differ in others share their models."""
         return self.data, self.process, self.model, self.training, self.objective
+
+    @property
+    def twins(self) -> tuple[BaseModel, ...]:
+        """The tables that are equal for conditions whose networks are trained on the same inputs."""
+        return self.data, self.process, self.model, self.training
+
+    def within(self, part: Mapping[str, object]) -> bool:
+        """Return whether the condition is in a part of the grid, factors with a label or a list of them."""
+        return all(
+            self.labels[dim] in (given if isinstance(given, list | tuple) else [given]) for dim, given in part.items()
+        )
 
     def __str__(self) -> str:
         return _labelled(self.labels) or "the one condition"
@@ -298,6 +357,7 @@ class Spec(Tables):
     threads: int = Field(1, ge=1)
     device: Literal["cpu", "cuda", "auto"] = "cpu"
     grid: list[Factor] = []
+    parts: list[dict[str, Any]] = []
     figure: Figure | None = None
     finding: Finding | None = None
 
@@ -310,17 +370,35 @@ class Spec(Tables):
     def shape(self) -> tuple[int, ...]:
         return tuple(len(f.values) for f in self.grid)
 
+    @property
+    def is_images(self) -> bool:
+        """Whether networks on images are measured, at noise levels and steps."""
+        return bool(self.measure.levels)
+
+    def cells(self) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Yield the part and the index of each condition: all cells of the grid, the last factor fastest, or those of
+        the first part, then those of the second that are not in it, and so on."""
+        axes, seen = [list(enumerate(factor.coordinate)) for factor in self.grid], set[tuple[int, ...]]()
+        for k, part in enumerate(self.parts or [{}]):
+            wanted = {dim: given if isinstance(given, list) else [given] for dim, given in part.items()}
+            pairs = zip(self.grid, axes, strict=True)
+            chosen = ([i for i, label in axis if label in wanted.get(f.dim, [label])] for f, axis in pairs)
+            for index in itertools.product(*chosen):
+                if index not in seen:
+                    seen.add(index)
+                    yield k, index
+
     def conditions(self) -> Iterator[Condition]:
-        """Yield all cells of the grid, the last factor fastest; the error about an invalid cell names it."""
+        """Yield the conditions in the order of :meth:`cells`; the error about an invalid one names it."""
         base = self.model_dump(include=set(TABLES), exclude_unset=True)
-        for index in itertools.product(*(range(n) for n in self.shape)):
+        for part, index in self.cells():
             tables, cell = {t: base.get(t, {}) for t in TABLES}, list(zip(self.grid, index, strict=True))
             labels = {f.dim: f.coordinate[i] for f, i in cell}
             for factor, i in cell:
                 table, _, field = factor.field.partition(".")
                 tables[table] = {**tables[table], field: factor.values[i]} if field else factor.values[i]
             try:
-                condition = Condition(index=index, labels=labels, **tables)
+                condition = Condition(index=index, labels=labels, part=part, **tables)
                 _check_condition(condition)
             except ValueError as error:  # ValidationError and InputError
                 where = f"Where {_labelled(labels)}: " if labels else ""
@@ -352,7 +430,8 @@ def read(source: str | Path | Mapping[str, object] | Spec, *, large: bool = Fals
 
 def shipped() -> dict[str, Path]:
     """Return the files of the studies that ship with the package, by name."""
-    return {name: Path(__file__).resolve().parent / "shipped" / f"{name}.toml" for name in SHIPPED}
+    names = [*SHIPPED, *SHIPPED_IMAGES]
+    return {name: Path(__file__).resolve().parent / "shipped" / f"{name}.toml" for name in names}
 
 
 def _toml(source: str | Path) -> dict[str, Any]:
@@ -428,7 +507,8 @@ def check_factors(spec: Spec) -> None:
     dims, fields, regions = [f.dim for f in spec.grid], [f.field for f in spec.grid], set(spec.measure.regions)
     require(len(set(dims)) == len(dims), f"two factors have the same name, {dims}; give them a name.")
     require(len(set(fields)) == len(fields), f"grid: a field is varied twice, {fields}; keep one of them.")
-    for what, names, taken in (("grid", set(dims), TAKEN | regions), ("measure.regions", regions, TAKEN)):
+    own = TAKEN_BY_IMAGES if spec.is_images else set()
+    for what, names, taken in (("grid", set(dims), TAKEN | regions | own), ("measure.regions", regions, TAKEN)):
         twice = ", ".join(names & taken)
         require(not twice, f"{what}: the store itself has a {twice}; give it another name.")
         for name in names:
@@ -446,14 +526,44 @@ def check_factors(spec: Spec) -> None:
         require(len(set(values)) == n, f"grid: {factor.dim} has a value twice, {values}.")
     count = math.prod(spec.shape) * spec.blocks
     require(count <= MOST_BLOCKS, f"the grid has {count:,} blocks of members; at most {MOST_BLOCKS:,} are stored.")
+    for k, part in enumerate(spec.parts):
+        check_part(spec, part, f"parts, number {k + 1}")
     drawn, found = spec.figure, spec.finding
     used = ([drawn.x, drawn.lines, drawn.y] if drawn else []) + ([*found.of, *found.to] if found else [])
     for dim in filter(None, used):
-        require(dim in dims, f"there is no factor {dim!r}; there are {', '.join(dims) or 'none'}.")
+        known = dim in dims or (spec.is_images and dim == "step")
+        require(known, f"there is no factor {dim!r}; there are {', '.join(dims) or 'none'}.")
     for cell in (found.of, found.to) if found else ():
         for f in spec.grid:
             good = f.dim not in cell or cell[f.dim] in f.coordinate
             require(good, f"finding: {f.dim} has no value {cell.get(f.dim)!r}; it has {f.coordinate}.")
+
+
+def check_part(spec: Spec, part: Mapping[str, object], name: str) -> None:
+    """Refuse a part of the grid that names a factor or a label that is not there."""
+    factors = {factor.dim: factor for factor in spec.grid}
+    for dim, given in part.items():
+        require(dim in factors, f"{name}: there is no factor {dim!r}; there are {', '.join(factors) or 'none'}.")
+        values = factors[dim].coordinate
+        for label in given if isinstance(given, list | tuple) else [given]:
+            require(label in values, f"{name}: {dim} has no value {label!r}; it has {values}.")
+
+
+def parse_part(text: str) -> dict[str, list[str | float]]:
+    """Read a part of a grid as a command line writes it: ``"network=unet,n=128|1024"``."""
+    found: dict[str, list[str | float]] = {}
+    for item in filter(None, (item.strip() for item in text.split(","))):
+        dim, equals, labels = item.partition("=")
+        require(equals, f"A part of the grid is written FACTOR=LABEL, as in n=128; got {item!r}.")
+        found[dim.strip()] = [_label(label.strip()) for label in labels.split("|")]
+    return found
+
+
+def _label(text: str) -> str | float:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _check_keys(spec: Spec, conditions: list[Condition]) -> None:
@@ -490,20 +600,23 @@ def _check_condition(c: Condition) -> None:
     ]
     got, sizes = ", ".join(sources) or "none", sorted({len(p) for p in d.points or [] if isinstance(p, list)})
     (low, high), whole = m.gap or (0, 1), math.inf == o.K or (1 <= o.K <= MOST and o.K.is_integer())
-    drawn = t.draws is not None or t.F_over_P is not None or c.model.kind == "mlp" or s.law in WITHOUT_MODEL
+    drawn = t.draws is not None or t.F_over_P is not None or c.model.kind in NETWORKS or s.law in WITHOUT_MODEL
     theory, closed = c.model.is_theory, f"a model of kind {c.model.kind}, which is one score in closed form"
     checks: list[tuple[object, str]] = [
         (len(sources) == 1, f"data: give exactly one of name, path, points, even and population; got {got}."),
-        ((d.population is None) == (d.n is None), "data: population and n, the number of its draws, belong together."),
-        (d.name in (None, *TOYS), f"data.name: there is no toy set {d.name!r:.60}; there are {', '.join(TOYS)}."),
+        (d.population is None or d.n is not None, "data: population and n, the number of its draws, belong together."),
+        (d.n is None or d.population or d.name in IMAGES, "data.n is for a population, or for a name of images."),
+        (d.name in (None, *TOYS) or d.is_images, _unknown_name(d)),
+        (d.is_images or not (d.test or d.size or d.grey), "data: test, size and grey are for images by name, with n."),
         (c.model.low < c.model.high, f"model: low must be below high; got {c.model.low} and {c.model.high}."),
-        (d.set == 0 or d.population is not None, "data.set counts training sets drawn from a population; give one."),
+        (d.set == 0 or d.population or d.is_images, "data.set counts training sets drawn from a population; give one."),
         (len(sizes) <= 1, f"data: points must have equally many coordinates; got {sizes}."),
         (t.draws is None or t.F_over_P is None, "training: give draws or F_over_P, not both."),
         (t.F_over_P is None or linear, "training.F_over_P is for linear models; give training.draws."),
         (drawn or theory, "training: give draws, the number P of noised points, or F_over_P."),
         (whole, f"objective: K must be a whole number from 1 to {MOST:,}, or inf for J0; got {o.K!r}."),
         (o.c is None or o.K == 1, "objective: give K or c, not both."),
+        (o.noise == "posterior" or o.c is not None, "objective.noise is the law of the noise of a factor c; give c."),
         (not theory or s.law == "members", f"sampler.law {s.law!r} does not sample {closed}; give law = 'members'."),
         (not theory or s.first is None, f"sampler.first is for trained models; this is {closed}."),
         (linear or s.law not in IN_THEORY, f"sampler.law {s.law!r} needs the V-kernel of a linear model."),
@@ -515,6 +628,11 @@ def _check_condition(c: Condition) -> None:
         (m.keep <= s.samples, f"measure.keep: {m.keep} samples cannot be kept of {s.samples} (sampler.samples)."),
         (0 <= low < high, f"measure: gap must be [low, high] with 0 ≤ low < high; got {[low, high]}."),
     ]
+    checks += _image_checks(c) if m.levels else [(not t.snapshots and not t.flips, NOT_IMAGES)]
+    if c.model.kind == "unet":
+        for table, key in (("model", "target"), ("model", "weight"), ("training", "times")):
+            stated = key in vars(c)[table].model_fields_set
+            checks.append((stated, f"{table}.{key}: a model of kind unet needs it; {GOOD[key]} trains well."))
     for name, region in m.regions.items():
         key, given = f"measure.regions.{name}", region.model_dump(exclude_none=True)
         paired = ("around" in given) == ("within" in given)
@@ -523,6 +641,39 @@ def _check_condition(c: Condition) -> None:
     for good, sentence in checks:
         require(good, sentence)
     _check_theory(c.model, "model")
+
+
+NOT_IMAGES = "training: snapshots and flips are for studies of images; give measure.levels."
+GOOD = {"target": '"edm"', "weight": '"edm"', "times": '["lognormal", -1.2, 1.2]'}
+
+
+def _unknown_name(d: Data) -> str:
+    images = ", ".join(sorted(set(IMAGES) - set(TOYS)))
+    return f"data.name: there is no toy set {d.name!r:.60}; there are {', '.join(TOYS)} and, with data.n, {images}."
+
+
+def _image_checks(c: Condition) -> list[tuple[object, str]]:
+    """Return what must hold where networks on images are measured."""
+    d, t, m, s, last = c.data, c.training, c.measure, c.sampler, c.model.steps
+    rising = t.snapshots == sorted(set(t.snapshots)) and t.snapshots[:1] > [0] and t.snapshots[-1:] == [last]
+    most = min(d.n or 0, d.test or 0)
+    other = m.gap is None and not m.places and not m.regions
+    return [
+        (c.model.kind in NETWORKS, f"measure.levels is for networks, model.kind {' or '.join(NETWORKS)}."),
+        (d.is_images and d.test, f"measure.levels needs data of images: name ({', '.join(IMAGES)}), n and test."),
+        (
+            rising,
+            f"training.snapshots must be steps in rising order that end at model.steps, {last}; got {t.snapshots}.",
+        ),
+        (all(r > 0 for r in m.levels), f"measure.levels are positive noise levels σ/α; got {m.levels}."),
+        (m.images <= most, f"measure.images: {m.images} noised images need as many of n and of test; got {most}."),
+        (s.law == "members" and s.samples >= 2, "measure.levels needs sampler.law 'members' and two samples or more."),
+        (
+            s.method != "dopri5" and not s.lookup and not s.first,
+            "sampler: images are sampled in fixed steps, all alike.",
+        ),
+        (other, "measure: gap, regions and places are for studies without levels."),
+    ]
 
 
 def _check_theory(model: Model, at: str) -> None:

@@ -36,12 +36,13 @@ from vkernel.core.errors import InputError, require
 from vkernel.core.files import expand, make_folder
 from vkernel.data import fingerprint
 from vkernel.study.checksums import DONE, LIST, ROOT, SUMS, Blocks, Index, changed, get, listed, put, read_list, sha256
+from vkernel.study.packed import unpack
 from vkernel.study.spec import Condition, Spec, check_factors
 from vkernel.study.work import datasets, layout
 from vkernel.version import __version__
 
 RESULTS = 2
-LOCK = ".vkernel.lock"
+LOCK, TRAINING = ".vkernel.lock", ".vkernel.training"
 PARTIAL = re.compile(r".*\.[0-9a-f]{32}\.partial")  # temporary names of Zarr and of put
 NAMED = 4  # damaged blocks that an error names
 INDICES = {"member": "trained model", "block": "block of members", "point": "training point", "index": "sample"}
@@ -50,6 +51,11 @@ COORDINATES = {name: (f"index of the {what}", "1") for name, what in INDICES.ite
 COORDINATES |= {name: (what, "unit of the data") for name, what in PLACES.items()}
 COORDINATES |= {"time": ("time of a score", "unit of t"), "component": ("component of the sample", "1")}
 COORDINATES |= {"quantity": ("array that a checksum belongs to", "1")}
+COORDINATES |= {"other": ("index of another trained model", "1"), "step": ("steps of training", "1")}
+COORDINATES |= {"level": ("noise level, sigma/alpha", "1"), "set": ("training or held-out images", "1")}
+COORDINATES |= {name: (f"index of the {what}", "1") for name, what in (("image", "noised image"), ("draw", "sample"))}
+COORDINATES |= {"held_out": ("index of the held-out image", "1"), "pixel": ("pixel of an image", "1")}
+COORDINATES |= {"axis": ("axis of an image", "1")}
 
 
 class Store:
@@ -62,6 +68,7 @@ class Store:
         _check_same(path, spec, found.attrs)
         self.blocks = _blocks(path, found)
         self.done, damaged = self.blocks.verify()
+        self.count = len(list(spec.cells())) * spec.blocks
         if damaged:
             warnings.warn(f"{_named(path, spec, damaged)} They are computed again.", stacklevel=5)
         for at in np.ndindex(self.done.shape):
@@ -99,13 +106,20 @@ class Store:
         """Return the blocks that are not complete yet, in order."""
         return [(c, b) for c in self.spec.conditions() for b in range(self.spec.blocks) if not self.done[(*c.index, b)]]
 
+    @property
+    def training(self) -> Path:
+        """The folder in which networks keep the state of their training while it lasts."""
+        return self.path / TRAINING
+
     def write(self, condition: Condition, block: int, values: dict[str, np.ndarray]) -> None:
         """Write a block: its quantities, then its checksums, and then its flag."""
-        members, safe = self.spec.members_of(block), f"{int(self.done.sum())} of {self.done.size} blocks are safe"
+        members, safe = self.spec.members_of(block), f"{int(self.done.sum())} of {self.count} blocks are safe"
         at = (*condition.index, block)
         with _readable_errors(self.path, f"{safe}; run again to go on."):
             for name, value in values.items():
-                self.group[name][(*condition.index, slice(members.start, members.stop))] = value
+                array = self.group[name]
+                whose = (slice(members.start, members.stop),) if "member" in array.metadata.dimension_names else ()
+                array[(*condition.index, *whose)] = value
             self.blocks.mark(at)
         self.done[at] = True
 
@@ -125,10 +139,14 @@ class _Complete(LocalStore):
 
 
 def load(path: Path | str) -> xarray.Dataset:
-    """Return the results in a store as labelled arrays; members that are not computed yet are NaN.
+    """Return the results in a store as labelled arrays; members that are not computed yet are NaN. ``path`` may also
+    be a ``.npz`` file that ``vk.study.export`` wrote.
 
     All checksums are verified first; a damaged store is refused with the names of its damaged blocks."""
     path, hidden = expand(path), set[str]()
+    if path.suffix == ".npz" and not path.is_dir():
+        require(path.is_file(), f"There is no file {path}.")
+        return unpack(path)
     with _readable_errors(path, verb="read"):
         found = _open(path, hidden)
         if SUMS in found:
@@ -225,12 +243,13 @@ def _made(spec: Spec) -> dict[str, bytes]:
             zeros = {"config": {"write_empty_chunks": True}}  # their files are listed too
             create(name, words, unit, (name,), shape=values.shape, dtype=values.dtype, **zeros)[...] = values
         for name, q in quantities.items():
+            members = (spec.members, min(spec.block, spec.members)) if q.per_member else ()
             size = {
-                "shape": (*spec.shape, spec.members, *q.shape),
-                "chunks": (*cells, min(spec.block, spec.members), *q.shape),
+                "shape": (*spec.shape, *members[:1], *q.shape),
+                "chunks": (*cells, *members[1:], *q.shape),
             }
-            own = (*dims, "member", *q.coordinates)
-            create(name, q.about, q.unit, own, dtype="float64", fill_value=float("nan"), **size)
+            own = (*dims, *["member"] * q.per_member, *q.coordinates)
+            create(name, q.about, q.unit, own, dtype=q.dtype, fill_value=float("nan"), **size)
         plainly: dict[str, Any] = {"compressors": None, "fill_value": 0}  # checksums.Blocks reads these files itself
         size = {"shape": (*spec.shape, spec.blocks), "chunks": (*cells, 1)}
         create(DONE, "whether a block of members is computed", "", (*dims, "block"), dtype="bool", **plainly, **size)

@@ -2,55 +2,73 @@ r"""One block of one condition: train its members, sample them, keep numbers. A 
 
 Samples start at the same places for all members. :func:`layout` lists what is kept of each, in words; distances are to
 the training points at :math:`\alpha_\epsilon y`, and ``away`` counts samples farther than ``measure.away`` × half the
-least distance of two of them from all. A member that diverged is NaN in every quantity."""
+least distance of two of them from all. A member that diverged is NaN in every quantity.
+
+Studies of images (:mod:`vkernel.study.images`) train the conditions of a part that differ in ``[objective]`` alone
+together (:func:`compute_twins`): inputs and exact targets are computed once for all."""
+
+from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import math
+import shutil
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from pydantic import BaseModel
 from torch import Tensor
 
 from vkernel import kernels
 from vkernel.core import rng
 from vkernel.core.covariance import Factored
 from vkernel.core.errors import InputError, require
+from vkernel.core.files import write
 from vkernel.core.memory import check_memory
-from vkernel.data import Empirical, fingerprint, load, population, toy
+from vkernel.data import Empirical, fingerprint, images as named_images, load, population, toy
 from vkernel.metrics import nearest
 from vkernel.process import Process, from_spec as make_process
 from vkernel.sample import Scores, effective_sde, naive, pf_ode, semiclassical
 from vkernel.score import EmpiricalScore, Score, Time
-from vkernel.study.spec import MODEL_KEYS, NOISY, THEORY_KEYS, WITHOUT_MODEL, Condition, Lookup, Model, Region, Spec
+from vkernel.study import images
+from vkernel.study.quantity import Quantity
+from vkernel.study.spec import (
+    MODEL_KEYS,
+    NOISY,
+    THEORY_KEYS,
+    WITHOUT_MODEL,
+    Condition,
+    Lookup,
+    Model,
+    ObjectiveTable,
+    Region,
+    Spec,
+)
 from vkernel.theories import NAMES, Switch
 from vkernel.train import features, models
-from vkernel.train.ensemble import Ensemble, train_ensemble
-from vkernel.train.objectives import J0, JC, JK
+from vkernel.train.ensemble import Ensemble, train_ensemble, train_ensembles
+from vkernel.train.objectives import J0, JC, JK, Objective
 
 T = TypeVar("T")
+TWINS = "objectives.json"  # of networks that are trained together
 MOST_POINTS = 64  # training points whose shares are kept
 _LAST = threading.local()
 
 
-class Quantity:
-    """A labelled array of the store beyond factors and members: dimensions, their coordinates, and what it means."""
-
-    def __init__(self, about: str, unit: str = "", **coordinates: np.ndarray) -> None:
-        self.about, self.unit, self.coordinates = about, unit, coordinates
-        self.shape = tuple(len(c) for c in coordinates.values())
-
-
 def layout(spec: Spec) -> dict[str, Quantity]:
-    """Return the quantities that a study keeps; all its training sets must have events of one shape."""
+    """Return the quantities that a study keeps; without images, its training sets must have events of one shape."""
     sets, m, found = datasets(spec), spec.measure, dict[str, Quantity]()
     shapes = {data.shape for data in sets}
+    if spec.is_images:
+        return images.layout(spec, sorted(shapes))
     require(len(shapes) == 1, f"All training sets of a study must have events of one shape; got {sorted(shapes)}.")
     d, most = math.prod(shapes.pop()), max(data.n for data in sets)
     require(d == 1 or not m.places, f"measure.times and places keep scores in one dimension; the data have {d}.")
@@ -60,22 +78,22 @@ def layout(spec: Spec) -> dict[str, Quantity]:
         require(good, f"measure.regions.{name}.around: a place has {d} coordinates here; got {region.around}.")
     if m.places:
         places = np.linspace(-m.limit, m.limit, m.places)
-        found["score"] = Quantity("score", "1 / unit of x", time=np.asarray(m.times), place=places)
+        found["score"] = Quantity("score", "1 / unit of x", {"time": np.asarray(m.times), "place": places})
     if not any(c.sampler.samples for c in spec.conditions()):
         return found
     found["away"] = Quantity("share of samples away from every training point")
     found["nearest"] = Quantity("mean distance to the nearest training point", "unit of x")
     if most <= MOST_POINTS:
-        found["share"] = Quantity("share of samples nearest to each training point", point=np.arange(most))
+        found["share"] = Quantity("share of samples nearest to each training point", "", {"point": np.arange(most)})
     if m.gap is not None:
         found["gap"] = Quantity(f"share of samples with {m.gap[0]:g} < |x| < {m.gap[1]:g}")
     found |= {name: Quantity(f"share of samples in the region {name}") for name in m.regions}
     if d <= 2:
         centres = (np.arange(m.bins) + 0.5) * (2 * m.limit / m.bins) - m.limit
         axes = {"x": centres} if d == 1 else {"y": centres, "x": centres}
-        found["density"] = Quantity("density of samples", "1 / unit of x" if d == 1 else "1 / unit of x²", **axes)
+        found["density"] = Quantity("density of samples", "1 / unit of x" if d == 1 else "1 / unit of x²", axes)
     if m.keep:
-        found["sample"] = Quantity("sample", "unit of x", index=np.arange(m.keep), component=np.arange(d))
+        found["sample"] = Quantity("sample", "unit of x", {"index": np.arange(m.keep), "component": np.arange(d)})
     return found
 
 
@@ -93,6 +111,9 @@ def prepare(spec: Spec) -> None:
             require(good, f"sampler.lookup is for one dimension; the data have {d}.")
             for t in condition.measure.times:
                 experiment.process.check(t)
+            experiment.process.time(torch.tensor(condition.measure.levels, dtype=torch.float64))
+            if condition.model.kind == "unet":
+                experiment.model.module(experiment.data.shape)  # type: ignore[attr-defined]  # its sides divide
         except InputError as error:
             raise InputError(f"Where {condition}: {error}" if spec.grid else str(error)) from None
     kept = layout(spec)
@@ -100,7 +121,8 @@ def prepare(spec: Spec) -> None:
     each += 8 * max(c.sampler.samples for c in spec.conditions()) * datasets(spec)[0].d
     many = min(spec.block, spec.members)
     check_memory(many * each, f"block: a block of {many:,} members")
-    numbers = [name for name, quantity in kept.items() if not quantity.shape]
+    own = {"step"} if spec.is_images else set[str]()
+    numbers = [name for name, q in kept.items() if q.per_member and set(q.coordinates) <= own]
     for table, part in (("figure", spec.figure), ("finding", spec.finding)):
         if part is not None and part.value not in numbers:
             raise InputError(f"{table}.value: the study keeps {', '.join(numbers)} of each member, not {part.value!r}.")
@@ -108,9 +130,7 @@ def prepare(spec: Spec) -> None:
 
 def compute(spec: Spec, condition: Condition, block: int) -> dict[str, np.ndarray]:
     """Return the quantities of the members of a block, ``(members, …)``, computed with ``spec.threads`` threads."""
-    good = spec.device != "cuda" or torch.cuda.is_available()
-    require(good, "device: there is no CUDA device where the blocks are computed; give device = 'cpu' or 'auto'.")
-    device = "cuda" if spec.device != "cpu" and torch.cuda.is_available() else "cpu"
+    device = _device(spec)
     experiment, members, m = Experiment(spec, condition, device), spec.members_of(block), condition.measure
     wanted = _last("layout", spec.to_json(), lambda: layout(spec))
     found: dict[str, Tensor] = {}
@@ -127,6 +147,58 @@ def compute(spec: Spec, condition: Condition, block: int) -> dict[str, np.ndarra
             values = [scores(places.to(dtype), t)[..., 0].double() for t in m.times]
             found["score"] = torch.stack(values, -2).expand(len(members), -1, -1)
     return {name: value.cpu().numpy().astype(np.float64) for name, value in found.items()}
+
+
+def compute_twins(
+    spec: Spec, conditions: list[Condition], folder: Path | None
+) -> Iterator[tuple[Condition, dict[str, np.ndarray]]]:
+    """Yield the quantities of all members for each of the ``conditions``, which differ in their objective alone.
+    Training keeps its state in a subfolder of ``folder``, and goes on from the state that a killed run left there."""
+    experiments = {c.objective.model_dump_json(): Experiment(spec, c, _device(spec)) for c in conditions}
+    one, wanted = next(iter(experiments.values())), layout(spec)
+    names, kept = list(experiments), None if folder is None else _kept(folder, one, list(experiments))
+    if kept is not None:
+        names = json.loads((kept / TWINS).read_text())
+    tables = [ObjectiveTable.model_validate_json(name) for name in names]
+    how: dict[str, Any] = {key: value for key, value in one.training.items() if key != "objective"}
+    how["seed"] = one.seed
+    t = one.condition.training
+    how |= {"members": list(range(spec.members)), "snapshots": tuple(t.snapshots), "flips": t.flips}
+    if kept is not None:
+        how["checkpoint"] = kept / "training"
+    with torch_threads(spec.threads), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # members that diverged are NaN in the store
+        goals = {name: _objective(table) for name, table in zip(names, tables, strict=True)}
+        trained = train_ensembles(one.model, one.data, one.process, list(goals.values()), **how)
+        found, probe = dict(zip(names, trained, strict=True)), one.probe
+        with torch.no_grad():
+            for name, experiment in experiments.items():
+                yield experiment.condition, images.measure(probe, found[name], goals[name], wanted)
+    if kept is not None:
+        shutil.rmtree(kept)
+
+
+def _kept(folder: Path, one: Experiment, names: list[str]) -> Path:
+    """Return the folder of a training that was begun with these objectives, among others, or make one."""
+    key = hashlib.sha256(one.twins.encode()).hexdigest()[:16]
+    for found in sorted(folder.glob(f"{key}-*/{TWINS}")):
+        if set(names) <= set(json.loads(found.read_text())):
+            return found.parent
+    own = hashlib.sha256(json.dumps(names).encode()).hexdigest()[:16]
+    return write(folder / f"{key}-{own}" / TWINS, json.dumps(names)).parent
+
+
+def _device(spec: Spec) -> str:
+    """Return the device on which blocks are computed."""
+    good = spec.device != "cuda" or torch.cuda.is_available()
+    require(good, "device: there is no CUDA device where the blocks are computed; give device = 'cpu' or 'auto'.")
+    return "cuda" if spec.device != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def _objective(o: ObjectiveTable) -> Objective:
+    if o.c is not None:
+        return JC(o.c, o.noise)
+    return J0() if math.inf == o.K else JK(int(o.K), o.of)
 
 
 @contextlib.contextmanager
@@ -153,6 +225,8 @@ class Experiment:
         d = self.condition.data
         if d.path is not None:
             found = load(d.path)
+        elif d.is_images:
+            found = self.pair[0]
         elif d.name is not None:
             found = toy(d.name, d.rotation)
         elif d.population is not None:
@@ -167,11 +241,25 @@ class Experiment:
             found = Empirical(found[:], weights=d.weights)
         return found.to(self.device)
 
+    @functools.cached_property
+    def pair(self) -> tuple[Empirical, Empirical]:
+        """Training and held-out images of a set by name, on the CPU."""
+        d = self.condition.data
+        how = {"size": d.size, "grey": d.grey, "seed": self.spec.seed, "set": d.set}
+        return named_images(d.name or "", d.n or 1, d.test or 3, **how)  # type: ignore[arg-type]
+
+    @property
+    def probe(self) -> images.Probe:
+        """What is measured of networks on images."""
+        held_out, x_T = self.pair[1].to(self.device), self.start(self.condition.sampler.samples)
+        return images.Probe(self.condition, self.data, held_out, self.process, x_T, self.seed)
+
     @property
     def seed(self) -> int:
         """The seed of all training. Sets of one population are independent, and so are the models trained on them."""
         seed, d = self.spec.seed, self.condition.data
-        return seed if d.population is None else rng.key(seed, "study/models", d.set)
+        drawn = d.population is not None or (d.is_images and d.set > 0)
+        return rng.key(seed, "study/models", d.set) if drawn else seed
 
     @functools.cached_property
     def process(self) -> Process:
@@ -191,7 +279,9 @@ class Experiment:
             deep = models.NTK if m.kernel == "ntk" else models.NNGP
             kernel = models.RBF(m.length) if m.kernel == "rbf" else deep(**how)
             return models.Lazy(kernel, m.tau, m.target, m.weight, m.init)
-        how = m.model_dump(include=MODEL_KEYS["mlp"] - {"kind", "activation"})
+        how = m.model_dump(include=MODEL_KEYS[m.kind] - {"kind", "activation"}, exclude_none=True) | {"batch": m.batch}
+        if m.kind == "unet":
+            return models.UNet(**how)
         return models.MLP(**how, activation=m.activation or "silu")
 
     @property
@@ -203,18 +293,26 @@ class Experiment:
     @property
     def training(self) -> Mapping[str, object]:
         """Arguments of ``train_ensemble``, and of the V-kernel that predicts the ensemble."""
-        table, o, draws = self.condition.training, self.condition.objective, self.condition.training.draws
+        table, draws = self.condition.training, self.condition.training.draws
         if table.F_over_P is not None:
             assert isinstance(self.model, models.Linear)
             draws = max(1, round(self.model.features.count / table.F_over_P))
-        objective = JC(o.c) if o.c is not None else J0() if math.inf == o.K else JK(int(o.K), o.of)
+        objective = _objective(self.condition.objective)
         return {"draws": draws, "objective": objective, "vary": table.vary, "times": table.times}
 
     @functools.cached_property
     def key(self) -> str:
         """A line that is the same for conditions that train the same models on the same device."""
-        tables = [t.model_dump_json() for t in self.condition.trained]
-        return json.dumps([self.spec.seed, self.spec.threads, self.device, fingerprint([self.data]), *tables])
+        return self._key(self.condition.trained)
+
+    @functools.cached_property
+    def twins(self) -> str:
+        """A line that is the same for conditions that train on the same inputs on the same device."""
+        return self._key(self.condition.twins)
+
+    def _key(self, tables: tuple[BaseModel, ...]) -> str:
+        about = [self.spec.seed, self.spec.threads, self.device, fingerprint([self.data])]
+        return json.dumps([*about, *(t.model_dump_json() for t in tables)])
 
     def start(self, n: int) -> Tensor:
         """Return x_T, the same for all members: evenly spread in up to 8 dimensions, random beyond."""
@@ -234,8 +332,9 @@ def make_theory(m: Model, data: Empirical, process: Process, seed: int) -> Score
 
 
 def datasets(spec: Spec) -> list[Empirical]:
-    """Return the training sets of a study, each once."""
-    return [Experiment(spec, c).data for c in {c.data.model_dump_json(): c for c in spec.conditions()}.values()]
+    """Return the training sets of a study, each once, and the held-out images that belong to them."""
+    each = [Experiment(spec, c) for c in {c.data.model_dump_json(): c for c in spec.conditions()}.values()]
+    return [e.data for e in each] + [e.pair[1] for e in each if e.condition.data.is_images]
 
 
 def _last(kind: str, key: str, make: Callable[[], T]) -> T:
