@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vkernel.train.models.base import State
+from vkernel.train.models.step import gradient
 
 Loss = Callable[..., Tensor]
 WORTH = 40_000  # steps of members: about as many as win back the time of compiling a small network
@@ -35,14 +36,13 @@ def compiled(loss: Loss, key: object, parameters: State, draws: Sequence[Tensor]
     shapes = tuple((tuple(a.shape), a.dtype) for a in draws)
     if (key, shapes) not in _COMPILED:
         options: dict[str, str | int | bool | Callable[..., object]] = {"force_layout_optimization": True}
-        own = {name: p.detach().requires_grad_() for name, p in parameters.items()}
         try:
             fast = torch.compile(
                 loss, fullgraph=True, dynamic=False, backend=backend, options=options if backend == "inductor" else None
             )
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "TensorFloat32")  # whether it is used is the caller's choice
-                torch.autograd.grad(fast(own, *draws), list(own.values()))
+                gradient(fast, parameters, draws)
             _COMPILED[key, shapes] = fast
         except Exception as error:  # a compiler's, of many kinds, and none is the user's
             warnings.warn(f"torch.compile fails here, so training is slower: {error!r:.300}", stacklevel=2)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vkernel.core.memory import free_memory
 from vkernel.train.models.base import State
-from vkernel.train.models.step import OPTIMISERS, Draws, Step
+from vkernel.train.models.step import OPTIMISERS, Draws, Step, gradient
 
 STREAMS = 16  # networks side by side in a CUDA graph
 
@@ -73,9 +73,7 @@ class Graph(Step):
 
     def _slopes(self, row: int, given: State) -> tuple[Tensor, ...]:
         """Return the gradients of the loss of one network."""
-        own = {name: p.detach()[row].requires_grad_() for name, p in given.items()}
-        loss = self.loss(own, *(a[row % len(a)] for a in self.draws))
-        return torch.autograd.grad(loss, list(own.values()))  # torch.func has no fused backward
+        return gradient(self.loss, {name: p[row] for name, p in given.items()}, [a[row % len(a)] for a in self.draws])
 
     def _step(self) -> None:
         main, slopes = torch.cuda.current_stream(), []
