@@ -30,7 +30,7 @@ def test_the_page_states_the_numbers_of_a_study(page: ModuleType) -> None:
     ds = planted(
         {("fashion", 128, "unet"): cell, ("fashion", 1024, "mlp"): {"c = 0": Effect(), "c = 1": Effect(V=2.0)}}
     )
-    held = target_noise.answer(ds, draws=100)
+    held = target_noise.answer(ds, draws=60)
     text = page.page(held)
     for outcome in held["outcomes"]:
         assert outcome["numbers"] in text

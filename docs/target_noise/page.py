@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jinja2
+import xarray
 
 from vkernel import plots, study
 from vkernel.core.files import write
@@ -34,7 +35,7 @@ TWINS = {"data": "fashion", "n": "128", "network": "unet"}  # whose samples are 
 DRAWS = 2000
 
 
-def results() -> study.report.xarray.Dataset:
+def results() -> xarray.Dataset:
     """Return the results of all files, merged."""
     return study.merge(*(study.load(path) for path in sorted(RESULTS.glob("*.npz"))))
 
@@ -187,7 +188,7 @@ def split(cells: list[str]) -> dict[str, list[str]]:
     return {"": first, "_others": [cell for cell in cells if cell not in first]}
 
 
-def figures(ds: study.report.xarray.Dataset) -> None:
+def figures(ds: xarray.Dataset) -> None:
     """Draw the three figures."""
     numbers = target_noise.in_cells(target_noise.summary(ds, draws=DRAWS))
     save = functools.partial(plots.save, dpi=90)

@@ -40,7 +40,7 @@ def planted(
     cells: Mapping[tuple[str, int, str], Mapping[str, Effect]],
     *,
     members: int = 8,
-    images: int = 24,
+    images: int = 12,
     samples: int = 64,
     overfit: float = 0.5,
     noise: float = 0.01,
