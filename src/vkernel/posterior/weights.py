@@ -42,6 +42,7 @@ PAIRS = 1 << 17, 1 << 21  # coordinates (pairs × d) gathered at once, in the ca
 CHUNK, COORDINATES = 1 << 15, 1 << 25  # points, and coordinates (128 MB), of a chunk on a CPU
 NARROW = 32  # below this dimension everything is float64
 Want = frozenset[str]  # of the moments that may be requested: "trace", "diag", "weights" (square and entropy)
+NORMALS = 1 << 24  # random numbers made at once, for which several arrays of 8 bytes are held
 LIGHT = -1e30  # log of weight zero: products with -inf are nan where a factor is 0, and exp(-1e30) is 0 too
 
 
@@ -361,7 +362,8 @@ class DenseWeights:
         k = _exp(self.logit - shift[:, None])
         if keys is not None:
             index = torch.arange(start + self.part.start, start + self.part.stop, device=k.device)
-            k = (k.sqrt() * rng.normals(keys[self.rows, None], index)).to(y.dtype)
+            for s in blocks(len(k), NORMALS // k.shape[1]):
+                k[s] = k[s].sqrt() * rng.normals(keys[self.rows[s], None], index)
         centre = about.mean[self.rows] - self.points.center
         for v in (v[self.rows] for v in vectors):
             k = k * (product(v.to(y.dtype), y.mT) - (v * centre).sum(-1, keepdim=True).to(y.dtype))
