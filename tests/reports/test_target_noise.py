@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from planted import LEVELS, RHO, SHARE, STEPS, Effect, planted
 from rich.console import Console
 
-from vkernel import plots
+from vkernel import plots, study
+from vkernel.cli.study import study_report
 from vkernel.core.errors import InputError
 from vkernel.reports import target_noise
 from vkernel.reports.target_noise.rules import FAILS, HOLDS, NOT_RUN, UNDECIDED, Outcome
@@ -223,3 +225,14 @@ def test_the_answer_is_plain_numbers() -> None:
     assert one["low"] < one["value"] < one["high"]
     assert {t["part"]["name"] for t in found["trends"]} >= {"V", "held_out", "memorised", "energy_pooled"}
     assert {s["below"] for s in found["singles"] if s["of"] == "c = 1" and s["name"] == "memorised"} == {8}
+
+
+def test_the_command_on_a_file_of_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ds = planted({A: {"c = 0": LIKE, "c = 1": LIKE}})
+    file = study.export(ds, tmp_path / "planted.npz")
+    study_report(file, tmp_path / "out", draws=100)
+    said = capsys.readouterr().out
+    assert "Bertrand" in said
+    held = json.loads((tmp_path / "out" / "answer.json").read_text(encoding="utf-8"))
+    assert [o["verdict"] for o in held["outcomes"] if o["rule"] == "bertrand" and o["of"] == "c = 1"] == [HOLDS]
+    assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".json", ".png"}

@@ -83,10 +83,11 @@ def study_report(
         answer = target_noise.answer(found, draws=draws)
         write(folder / "answer.json", json.dumps(answer, indent=1, ensure_ascii=False) + "\n")
         vk.plots.save(vk.plots.twin_curves(numbers, level), folder / "curves.png")
+        vk.plots.save(vk.plots.twin_frontiers(numbers), folder / "frontiers.png")
         vk.plots.save(vk.plots.twin_variances(numbers), folder / "variances.png")
     show(target_noise.table(outcomes))
     if out is not None:
-        say(f"wrote answer.json, curves.png and variances.png to {out}")
+        say(f"wrote answer.json, curves.png, frontiers.png and variances.png to {out}")
 
 
 def _check_outside(out: Path, store: Path) -> None:

@@ -104,11 +104,13 @@ def table(found: Sequence[Outcome]) -> Table:
     run = [o for o in found if o.verdict != NOT_RUN]
     left = f"{len(found) - len(run)} of {len(found)} comparisons were not run." if len(run) < len(found) else ""
     out = Table(title="Rules on target noise", caption=left or None, title_justify="left", caption_justify="left")
-    for head in ("rule", "comparison", "cell", "verdict", "alone", "decided by (95 % intervals)"):
-        out.add_column(head)
+    out.add_column("rule, comparison, cell", max_width=32)
+    out.add_column("verdict", max_width=11)
+    out.add_column("decided by (95 % intervals)")
     for o in run:
         rule = words()["rules"][o.rule] + (f", {words()['variants'][o.variant]}" if o.variant else "")
-        out.add_row(rule, f"{o.of} against {o.to}", name(o.cell), o.verdict, o.alone, numbers(o))
+        alone = f" ({o.alone} alone)" if o.alone != o.verdict else ""
+        out.add_row(f"{rule}\n{o.of} against {o.to}\n{name(o.cell)}", o.verdict + alone, numbers(o))
     return out
 
 
