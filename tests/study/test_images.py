@@ -129,7 +129,9 @@ def test_distances_are_those_of_the_metrics(ds: xarray.Dataset, one: vk.Ensemble
     single = 2 * to.mean(1) - within.diagonal() - held
     pooled = 2 * to.mean() - within[off].mean() - held
     y = probe.held_out[:].flatten(1)
-    assert pooled == pytest.approx(energy_distance(x.flatten(2), y, members=(True, False)).value, rel=1e-4)
+    away = torch.cdist(x.flatten(2)[:, None], x.flatten(2)[None])  # member, other, start, start
+    apart = ~torch.eye(x.shape[1], dtype=torch.bool)
+    np.testing.assert_allclose(within, away[..., apart].mean(-1).numpy(), rtol=1e-4)
     assert single[1] == pytest.approx(energy_distance(x[1].flatten(1), y).value, rel=1e-4)
     assert pooled == pytest.approx(single.mean() - (within[off].mean() - within.diagonal().mean()), rel=1e-5)
     np.testing.assert_allclose(here["sample"].values, x[:, :3].flatten(2).numpy(), rtol=2e-3, atol=2e-3)
@@ -140,13 +142,18 @@ def test_distances_are_those_of_the_metrics(ds: xarray.Dataset, one: vk.Ensemble
     kernel = [[torch.exp(-torch.cdist(a, b).square() / (2 * h**2)) for b in z] for a in z]
     mine = [float((kernel[m][m].sum() - 10) / 90) for m in range(4)]
     np.testing.assert_allclose(here["kernel_within"].values.diagonal(), mine, rtol=1e-5)
-    assert float(here["kernel_within"][0, 2]) == pytest.approx(float(kernel[0][2].mean()), rel=1e-5)
+    assert float(here["kernel_within"][0, 2]) == pytest.approx(float(kernel[0][2][apart].mean()), rel=1e-5)
 
 
 def test_pair_means_split_the_distance_of_the_mean_law() -> None:
     x, y = torch.randn(5, 7, 3, dtype=torch.float64), torch.randn(11, 3, dtype=torch.float64)
     parts, off = pair_means(x, y), ~torch.eye(5, dtype=torch.bool)
-    assert float(parts.pooled) == pytest.approx(energy_distance(x, y, members=(True, False)).value)
+    apart = ~torch.eye(7, dtype=torch.bool)  # members share their starts
+    between = torch.cdist(x[:, None], x[None])[..., apart].mean(-1)[off].mean()
+    reference = torch.pdist(y).mean()
+    assert float(parts.pooled) == pytest.approx(float(2 * torch.cdist(x.flatten(0, 1), y).mean() - between - reference))
+    alike = pair_means(x[:1].expand(4, -1, -1), y)  # networks that agree are one law
+    assert float(alike.pooled) == pytest.approx(energy_distance(x[0], y).value)
     variance = parts.within[off].mean() - parts.within.diagonal().mean()
     assert float(parts.single.mean() - parts.pooled) == pytest.approx(float(variance))
 

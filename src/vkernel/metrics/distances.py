@@ -83,7 +83,7 @@ def _within_and_between(first: Samples, second: Samples, f: Pairwise, name: str)
 @dataclass(frozen=True)
 class PairMeans:
     r"""Means of f over pairs of samples of M laws and reference points: ``to (M, N)`` :math:`= E\,f(X_m, y_j)`;
-    ``within (M, M)`` :math:`= E\,f(X_m, X'_{m'})`, of distinct samples on the diagonal; ``reference`` :math:`= E\,f(Y,
+    ``within (M, M)`` :math:`= E\,f(X_m, X'_{m'})`, of samples from different starts; ``reference`` :math:`= E\,f(Y,
     Y')`.
     Distances are :math:`2 E f(X, Y) - E f(X, X') - E f(Y, Y')`; for a kernel, f is :math:`-\kappa`."""
 
@@ -106,26 +106,26 @@ class PairMeans:
 
 def pair_means(x: Tensor, y: Tensor, bandwidth: float | Tensor | None = None) -> PairMeans:
     r"""Return the means over pairs of samples ``x (M, n, d)`` and reference points ``y (N, d)``, in the dtype of x. f
-    is the Euclidean distance or, with a ``bandwidth`` h, :math:`-\exp(-|x - y|^2/2h^2)`."""
+    is the Euclidean distance or, with a ``bandwidth`` h, :math:`-\exp(-|x - y|^2/2h^2)`. Members share their starts:
+    samples with the same index are no pair, since those of two networks that agree are alike."""
     require(
         x.ndim == 3 and y.ndim == 2, f"x must be (M, n, d) and y (N, d); got {tuple(x.shape)} and {tuple(y.shape)}."
     )
     (count, n, _), N, middle = x.shape, len(y), y.mean(0)
     x, y = x - middle, y - middle  # centred, so that the products of cdist do not cancel
 
-    def f(a: Tensor, b: Tensor) -> Tensor:
-        away = torch.cdist(a, b)
+    def of(away: Tensor) -> Tensor:
         return away if bandwidth is None else -(away / bandwidth).square().div(-2).exp()
 
     def sums(a: Tensor, b: Tensor) -> Tensor:
         """Return the sums over ``a`` of f with each of ``b``."""
-        return torch.stack([f(part, b).sum(0) for part in a.split(max(1, CHUNK // len(b)))]).sum(0)
+        return torch.stack([of(torch.cdist(part, b)).sum(0) for part in a.split(max(1, CHUNK // len(b)))]).sum(0)
 
     everything, alone = x.flatten(0, 1), 0.0 if bandwidth is None else -1.0  # f of a point with itself
     to = torch.stack([sums(own, y) for own in x]) / n
-    within = torch.stack([sums(own, everything).reshape(count, n).sum(1) for own in x]) / n**2
-    own = (within.diagonal() - alone / n) * (n / (n - 1))
-    return PairMeans(to, within.diagonal_scatter(own), (sums(y, y).sum() - N * alone) / (N * (N - 1)))
+    every = torch.stack([sums(own, everything).reshape(count, n).sum(1) for own in x])
+    same = torch.stack([of((x - own).norm(dim=-1)).sum(1) for own in x])
+    return PairMeans(to, (every - same) / (n * (n - 1)), (sums(y, y).sum() - N * alone) / (N * (N - 1)))
 
 
 @takes(read_pair)

@@ -26,8 +26,8 @@ memorised                 member, step                         share of samples 
 memorised_held_out                                             the same share of the held-out images
 energy_to, kernel_to      member, step, held_out               mean over samples X of :math:`|X - y|`, and of
                                                                :math:`\kappa = \exp(-|X - y|^2/2h^2)`, h = ``bandwidth``
-energy_within,            member, other, step                  the same means over pairs of samples of two members,
-kernel_within                                                  or over distinct samples of one
+energy_within,            member, other, step                  the same means over pairs of samples of two members, or
+kernel_within                                                  of one, from different starts
 energy_held_out,                                               the same means over pairs of distinct held-out images
 kernel_held_out
 energy_training,                                               distance of the training set itself, as a law, from the
