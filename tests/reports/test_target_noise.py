@@ -79,7 +79,6 @@ def test_a_change_of_time() -> None:
 
 
 def test_few_members_have_curves_of_v() -> None:
-    """A draw of one member M times has no V; the others decide."""
     one = of(outcomes({"c = 0": LIKE, "c = 1": LIKE}, members=4), "regularisation")
     assert {p.name for p in one.parts} == {"training", "held_out", "excess", "V", "memorised", "time"}
     assert all(math.isfinite(p.low) for p in one.parts)

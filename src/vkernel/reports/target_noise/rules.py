@@ -276,7 +276,7 @@ def regularisation(found: Comparison) -> Outcome:
         return torch.cat([logs, one.memorised[..., None] / COPIES], -1)
 
     one, two = curves(found.a), curves(found.b)
-    kept = (one[0].isfinite() & two[0].isfinite()).all(0)  # V is unknown in draws of one member alone
+    kept = (one[0].isfinite() & two[0].isfinite()).all(0)
     tau, left = change_of_time(one[..., kept], two[..., kept], x)
     count, names = len(found.cell.levels), ("training", "held_out", "excess", "V")
     labels = [(n, float(level)) for level in found.cell.levels for n in names[:2]]
