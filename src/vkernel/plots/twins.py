@@ -53,6 +53,12 @@ def _draw(ax: Axes, x: np.ndarray, ds: xarray.Dataset, name: str, scale: float =
     return drawn
 
 
+def _shares(ax: Axes) -> None:
+    """Set the axis of a share in percent, which may be zero everywhere."""
+    low, high = ax.get_ylim()
+    ax.set_ylim(min(low, -1.0), max(high, 5.0))
+
+
 def _finish(figure: Figure, panels: np.ndarray) -> Figure:
     """Put one legend of all curves below the panels."""
     shown: dict[str, Artist] = {}
@@ -83,6 +89,7 @@ def twin_curves(ds: xarray.Dataset, level: float) -> Figure:
             ax.set_xscale("log")
             ax.set_xticks(x, [f"{v:,.0f}" for v in x])
             ax.minorticks_off()
+    _shares(panels[0, 0])
     return _finish(figure, panels)
 
 
@@ -109,6 +116,7 @@ def twin_frontiers(ds: xarray.Dataset) -> Figure:
     every = np.concatenate([line.get_xdata() for ax in panels[0] for line in ax.get_lines()])
     for ax in panels.flat:
         base.log_axis(ax, "x", every)
+    _shares(panels[0, 0])
     return _finish(figure, panels)
 
 
