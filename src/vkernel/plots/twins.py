@@ -72,7 +72,7 @@ def _finish(figure: Figure, panels: np.ndarray) -> Figure:
 @styled
 def twin_curves(ds: xarray.Dataset, level: float) -> Figure:
     """Draw the memorised fraction, and the gap between held-out and training error at the noise level nearest to
-    ``level``, against training steps: a column for each cell, bands of 95 % over members × images."""
+    ``level``, against training steps: a column for each cell, bands of 95 % over members, on the same images."""
     titles, x = _cells(ds), array(ds["step"])
     near = float(ds["level"].sel(level=level, method="nearest"))
     rows = [
@@ -82,8 +82,8 @@ def twin_curves(ds: xarray.Dataset, level: float) -> Figure:
     figure, panels = base.grid(rows, titles, (3.3, 2.5), (0.8, 0.9), "training steps", "row")
     for k in range(len(titles)):
         one = ds.isel(cell=k)
-        _draw(panels[0, k], x, one, "memorised", 100.0)
-        _draw(panels[1, k], x, one.sel(level=near), "gap")
+        _draw(panels[0, k], x, one, "memorised_band", 100.0)
+        _draw(panels[1, k], x, one.sel(level=near), "gap_band")
         for ax in panels[:, k]:
             ax.axhline(0, color=ink(), lw=0.8, ls=":")
             ax.set_xscale("log")

@@ -56,6 +56,8 @@ def summary(ds: xarray.Dataset, *, draws: int = DRAWS, seed: int = 0) -> xarray.
     ``training``, ``held_out``, ``gap`` (their difference), ``excess`` and ``V`` are by step and level; ``V_ratio`` is
     that to the twins of c = 0, and ``corr_pixels`` and ``corr_images`` are the correlations of V with C. By step are
     ``memorised``, ``energy_single``, ``energy_pooled`` (and ``kernel_…``), ``update_norm`` and ``gradient_norm``.
+    ``gap_band`` and ``memorised_band`` have intervals over members alone, on the same images and starts, for figures in
+    which objectives are compared.
     ``members`` are those that did not diverge. What was not run is NaN."""
     factors = [str(d) for d in ds["error"].dims if d not in OWN]
     shape = tuple(ds.sizes[d] for d in (*factors, "objective"))
@@ -92,6 +94,9 @@ def _curves(cell: Cell, label: str, members: tuple[int, ...]) -> dict[str, tuple
     found = {name: (LEVELS, _ends(draw, torch.where(x > 0, x, torch.nan).log()).exp()) for name, x in error.items()}
     found["gap"] = LEVELS, _ends(draw, own.error[..., 1] - own.error[..., 0])
     found["memorised"] = CURVES, _ends(draw, own.memorised)
+    each = own.each[0]
+    found["gap_band"] = LEVELS, _ends(draw, draw.mean(each[..., 1] - each[..., 0]))
+    found["memorised_band"] = CURVES, _ends(draw, draw.mean(own.copies[0]))
     for kind in own.single:
         found[f"{kind}_single"] = CURVES, _ends(draw, own.single[kind])
         found[f"{kind}_pooled"] = CURVES, _ends(draw, own.pooled[kind])

@@ -133,7 +133,7 @@ def answer(ds: xarray.Dataset, *, draws: int = DRAWS, seed: int = 0) -> dict[str
     for cell, label in itertools.product(held["cell"].values.tolist(), held["objective"].values.tolist()):
         one = held.sel(cell=cell, objective=label)
         where = {"cell": cell, "objective": label, "members": int(one["members"])}
-        for key in (str(n) for n in one.data_vars if "end" in one[n].dims):
+        for key in (str(n) for n in one.data_vars if "end" in one[n].dims and not str(n).endswith("_band")):
             curve = one[key] if "level" not in one[key].dims else one[key].isel(step=[-1])
             for at, ends in _rows(curve):
                 numbers += [{**where, "name": key, **at, **ends}] if ends["value"] is not None else []
