@@ -67,7 +67,7 @@ def planted(
         "update_norm": (S,),
         "gradient_norm": (S,),
         "sample": (4, 64),
-        "neighbour": (4, 64),
+        "nearest": (4, 64),
     }
     out = {name: np.full(shape + more, np.nan) for name, more in full.items()}
     for key, effects in cells.items():
@@ -93,7 +93,7 @@ def planted(
     dims |= {"gap_members": ("other", "step", "level", "set", "image"), "ratio": ("step", "draw")}
     dims |= {f"{kind}_to": ("step", "held_out") for kind in ("energy", "kernel")}
     dims |= {f"{kind}_within": ("other", "step") for kind in ("energy", "kernel")}
-    dims |= {"sample": ("index", "pixel"), "neighbour": ("index", "pixel")}
+    dims |= {"sample": ("index", "pixel"), "nearest": ("index", "pixel")}
     grid = ("data", "n", "network", "objective", "member")
     found = {name: ((*grid, *dims.get(name, ("step",))), value) for name, value in out.items()}
     fixed: dict[str, tuple[tuple[str, ...], np.ndarray]] = {
@@ -154,4 +154,4 @@ def _objective(
     found |= {"kernel_to": -to, "kernel_within": -within}
     norms = np.exp(-0.3 * x) * np.exp(0.05 * rng.standard_normal((M, 1)))
     pictures = np.tanh(rng.standard_normal((M, 4, 64)))
-    return found | {"update_norm": norms, "gradient_norm": 3 * norms, "sample": pictures, "neighbour": pictures * 0.9}
+    return found | {"update_norm": norms, "gradient_norm": 3 * norms, "sample": pictures, "nearest": pictures * 0.9}

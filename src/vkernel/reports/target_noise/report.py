@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SHOWN = 8  # samples of each objective
 GROUPS = {FAILS: "outside the margins", UNDECIDED: "undecided"}
-PICTURES = ("sample", "neighbour")
+PICTURES = ("sample", "nearest")
 
 
 @functools.cache
@@ -180,24 +180,22 @@ def in_cells(ds: xarray.Dataset) -> xarray.Dataset:
     return xarray.concat(each, xarray.IndexVariable("cell", names))
 
 
-def sample_figure(ds: xarray.Dataset, cell: dict[str, str], member: int = 0, shown: int = SHOWN) -> Figure:
+def sample_figure(ds: xarray.Dataset, cell: dict[str, str], shown: int = SHOWN) -> Figure:
     """Draw samples of twins from the same noise, c = 0, 1 and 10 where they were run, above their nearest training
-    images; titles are d1/d2."""
+    images: those that are kept of the first member, then of the next. Titles are d1/d2."""
     from vkernel import plots
 
     where = {d: _same(ds[d].values, label) for d, label in cell.items()}
-    one = (
-        ds[["sample", "neighbour", "ratio", "image_shape"]]
-        .sel(where)
-        .isel(member=member, step=-1, missing_dims="ignore")
-    )
+    one = ds[[*PICTURES, "ratio", "image_shape"]].sel(where).isel(step=-1, missing_dims="ignore")
     labels = [o for o in factors_of([str(o) for o in ds["objective"].values]) if o in ("c = 0", "c = 1", "c = 10")]
     rows, ratios = {}, {}
     for label in labels:
         own = one.sel(objective=label)
-        samples, nearest = (_images(own[key].values[:shown], own["image_shape"].values) for key in PICTURES)
+        kept = own["ratio"].transpose("member", ...).values[:, : own.sizes["index"]].reshape(-1)[:shown]
+        images = [own[key].transpose("member", "index", "pixel").values for key in PICTURES]
+        samples, nearest = (_images(v.reshape(-1, v.shape[-1])[:shown], own["image_shape"].values) for v in images)
         if np.isfinite(samples).all():
-            rows[label], ratios[label] = (samples, nearest), own["ratio"].values[: len(samples)]
+            rows[label], ratios[label] = (samples, nearest), kept
     return plots.twin_samples(rows, ratios)
 
 
