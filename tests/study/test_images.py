@@ -216,17 +216,17 @@ def test_a_run_that_was_stopped_goes_on(
 
     def stop(label: str, share: float) -> None:
         seen.append(label)
-        if "c = 0" in label:
+        if label == "n = 12, objective = c = 0":
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:  # first in the middle of a training, after its first snapshot
         write = Kept.write
         patch.setattr(Kept, "write", lambda *given: (write(*given), pytest.fail("killed", pytrace=False)))
         with pytest.raises(pytest.fail.Exception):
-            vk.study.run(SPEC, path, progress=False)
+            vk.study.run(SPEC, path, "inline", progress=False)
     assert len(list(path.glob(".vkernel.training/*/training/0-snapshot-2.safetensors"))) == 1
     with pytest.raises(KeyboardInterrupt):
-        vk.study.run(SPEC, path, progress=stop)
+        vk.study.run(SPEC, path, "inline", progress=stop)
     assert int(vk.study.load(path)["done"].sum()) == 1
     vk.study.run(SPEC, path, only={"n": 12, "objective": ["c = 0", "c = 1"]}, progress=False)
     assert int(vk.study.load(path)["done"].sum()) == 2

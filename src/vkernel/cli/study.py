@@ -22,7 +22,7 @@ study = typer.Typer(help="Run declared sweeps over ensembles; a stopped run cont
 def study_run(
     spec: Annotated[Path, argument("study.spec")],
     store: Annotated[Path, option("study.store")],
-    runner: Annotated[str, option("study.runner")] = "inline",
+    runner: Annotated[str | None, option("study.runner")] = None,
     address: Annotated[str | None, option("study.address")] = None,
     large: Annotated[bool, option("study.large")] = False,
     only: Annotated[str, option("study.only")] = "",

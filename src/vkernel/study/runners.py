@@ -22,15 +22,16 @@ import xarray
 
 from vkernel.core.checks import check_choice
 from vkernel.core.errors import InputError, require
-from vkernel.core.progress import Progress, progress as show_progress
+from vkernel.core.progress import Progress, Reporter, part, progress as show_progress
 from vkernel.study.spec import Condition, Spec, check_part, read
 from vkernel.study.store import Store, load
-from vkernel.study.work import compute, compute_twins, prepare
+from vkernel.study.work import compute, compute_twins, device, prepare
 
 Work = list[tuple[Condition, int]]
 Results = Generator[tuple[Condition, int, dict[str, np.ndarray]], None, None]
 Folder = Path | None  # in which trainings keep their state
 AHEAD = 2
+TRAINING = 0.9  # the share of the work on networks that is training
 RETRIES = -1  # the block of a lost worker is tried again for as long as there is a cluster
 
 
@@ -45,40 +46,49 @@ def units(spec: Spec, missing: Work) -> list[Work]:
     return list(found.values())
 
 
-def computed(spec: Spec, unit: Work, folder: Folder = None) -> Results:
-    """Compute a unit of work."""
+def computed(spec: Spec, unit: Work, folder: Folder = None, report: Reporter | None = None) -> Results:
+    """Compute a unit of work; ``report`` receives what is done of it before there are results, :data:`TRAINING`."""
     if spec.is_images:
-        for condition, values in compute_twins(spec, [condition for condition, _ in unit], folder):
+        label = ", ".join(str(condition.labels.get("objective", condition)) for condition, _ in unit)
+        told = False if report is None else part(report, f"training {label}", TRAINING * len(unit))
+        for condition, values in compute_twins(spec, [condition for condition, _ in unit], folder, told):
             yield condition, 0, values
     else:
         for condition, block in unit:
             yield condition, block, compute(spec, condition, block)
 
 
-def inline(spec: Spec, missing: Work, address: str | None = None, folder: Folder = None) -> Results:
+def inline(
+    spec: Spec, missing: Work, address: str | None = None, folder: Folder = None, report: Reporter | None = None
+) -> Results:
     """Compute one unit after the other in this process."""
     for unit in units(spec, missing):
-        yield from computed(spec, unit, folder)
+        yield from computed(spec, unit, folder, report)
 
 
-def threads(spec: Spec, missing: Work, address: str | None = None, folder: Folder = None) -> Results:
+def threads(
+    spec: Spec, missing: Work, address: str | None = None, folder: Folder = None, report: Reporter | None = None
+) -> Results:
     """Compute units in as many threads of this process as there are processors; blocks of equal models share one."""
     shared = itertools.groupby(missing, lambda work: (work[0].trained, work[1]))
     groups = units(spec, missing) if spec.is_images else [list(group) for _, group in shared]
     workers = max(1, min(len(groups), (os.cpu_count() or 1) // spec.threads))
     with warnings.catch_warnings(), ThreadPoolExecutor(workers) as pool:  # each block changes the filters of warnings
         try:
-            for group in pool.map(lambda group: list(computed(spec, group, folder)), groups):
+            for group in pool.map(lambda group: list(computed(spec, group, folder, report)), groups):
                 yield from group
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _values(spec: Spec, unit: Work) -> list[dict[str, np.ndarray]]:
+def compute_unit(spec: Spec, unit: Work) -> list[dict[str, np.ndarray]]:
+    """Return the results of a unit of work, in its order: a task on a cluster."""
     return [values for _, _, values in computed(spec, unit)]
 
 
-def ray(spec: Spec, missing: Work, address: str | None = None, folder: Folder = None) -> Results:
+def ray(
+    spec: Spec, missing: Work, address: str | None = None, folder: Folder = None, report: Reporter | None = None
+) -> Results:
     """Compute one task per unit on a Ray cluster; results come in the order in which tasks finish. Workers may be on
     other machines: a training that is lost is begun again."""
     try:
@@ -105,7 +115,7 @@ def ray(spec: Spec, missing: Work, address: str | None = None, folder: Folder = 
         require(most >= spec.threads, f"threads: no node of the Ray cluster has {spec.threads} CPUs; it has {most:g}.")
         gpus = 1 if spec.device != "cpu" and resources.get("GPU", 0) >= 1 else 0
         remote = cluster.remote(num_cpus=spec.threads, num_gpus=gpus, max_retries=RETRIES, scheduling_strategy="SPREAD")
-        task, whole = remote(_values), cluster.put(spec)
+        task, whole = remote(compute_unit), cluster.put(spec)
         limit = AHEAD * max(1, int(resources.get("CPU", 1)) // spec.threads)
         waiting = list(reversed(units(spec, missing)))
         while waiting or flying:
@@ -129,14 +139,14 @@ def ray(spec: Spec, missing: Work, address: str | None = None, folder: Folder = 
                 cluster.cancel(reference, force=True)
 
 
-RUNNERS: dict[str, Callable[[Spec, Work, str | None, Folder], Results]] = {"inline": inline, "threads": threads}
-RUNNERS["ray"] = ray
+RUNNERS: dict[str, Callable[[Spec, Work, str | None, Folder, Reporter | None], Results]]
+RUNNERS = {"inline": inline, "threads": threads, "ray": ray}
 
 
 def run(
     spec: str | Path | Mapping[str, object] | Spec,
     store: str | Path,
-    runner: str = "inline",
+    runner: str | None = None,
     *,
     address: str | None = None,
     large: bool = False,
@@ -149,23 +159,26 @@ def run(
     ``spec`` is a TOML file, the name of a shipped study, or a dictionary; ``large`` takes the values of its ``[large]``
     table, and ``seed`` another seed. ``only`` computes a part of the grid, ``{factor: label or [labels], …}``.
     ``runner`` is "inline", "threads" or "ray", with the ``address`` of a cluster, "auto" or HOST:PORT, unless it is on
-    this machine. ``progress`` is a bool, or a function of a condition and the share of blocks that are done."""
+    this machine; by default networks on images are trained in threads where there is no GPU, and all else is inline.
+    ``progress`` is a bool, or a function of a condition and the share of blocks that are done."""
     study = read(spec, large=large)
     study = study if seed is None else study.model_copy(update={"seed": seed})
+    runner = runner or ("threads" if study.is_images and device(study) == "cpu" else "inline")
     check_choice(runner, "runner", RUNNERS)
     check_part(study, only or {}, "only")
     require(address is None or runner == "ray", "An address is for the runner 'ray'.")
     prepare(study)
     with Store.open(store, study) as opened:
         missing = [work for work in opened.missing() if work[0].within(only or {})]
-        results = contextlib.closing(RUNNERS[runner](study, missing, address, opened.training))
         total = sum(condition.within(only or {}) for condition in study.conditions()) * study.blocks
         before = total - len(missing)
         if progress is True and 0 < before < total:
             print(f"{before} of {total} blocks are there already.", file=sys.stderr)
-        with show_progress(total, progress) as report, results as blocks:
+        with show_progress(total, progress) as report:
             report(study.title, before)
-            for condition, block, values in blocks:
-                opened.write(condition, block, values)
-                report(str(condition), 1)
+            rest = 1 - TRAINING if study.is_images and runner != "ray" else 1.0
+            with contextlib.closing(RUNNERS[runner](study, missing, address, opened.training, report)) as blocks:
+                for condition, block, values in blocks:
+                    opened.write(condition, block, values)
+                    report(str(condition), rest)
         return load(opened.path)

@@ -33,6 +33,7 @@ from vkernel.core.covariance import Factored
 from vkernel.core.errors import InputError, require
 from vkernel.core.files import write
 from vkernel.core.memory import check_memory
+from vkernel.core.progress import Progress
 from vkernel.data import Empirical, fingerprint, images as named_images, load, population, toy
 from vkernel.metrics import nearest
 from vkernel.process import Process, from_spec as make_process
@@ -130,8 +131,8 @@ def prepare(spec: Spec) -> None:
 
 def compute(spec: Spec, condition: Condition, block: int) -> dict[str, np.ndarray]:
     """Return the quantities of the members of a block, ``(members, …)``, computed with ``spec.threads`` threads."""
-    device = _device(spec)
-    experiment, members, m = Experiment(spec, condition, device), spec.members_of(block), condition.measure
+    where = device(spec)
+    experiment, members, m = Experiment(spec, condition, where), spec.members_of(block), condition.measure
     wanted = _last("layout", spec.to_json(), lambda: layout(spec))
     found: dict[str, Tensor] = {}
     with torch_threads(spec.threads), warnings.catch_warnings():
@@ -143,25 +144,25 @@ def compute(spec: Spec, condition: Condition, block: int) -> dict[str, np.ndarra
             x = sample(experiment.start(condition.sampler.samples).to(given)).double()
             found = _measure(x.expand(len(members), *x.shape[1:]).flatten(2), experiment, wanted)
         if "score" in wanted:
-            places = torch.linspace(-m.limit, m.limit, m.places, dtype=torch.float64, device=device)[:, None]
+            places = torch.linspace(-m.limit, m.limit, m.places, dtype=torch.float64, device=where)[:, None]
             values = [scores(places.to(dtype), t)[..., 0].double() for t in m.times]
             found["score"] = torch.stack(values, -2).expand(len(members), -1, -1)
     return {name: value.cpu().numpy().astype(np.float64) for name, value in found.items()}
 
 
 def compute_twins(
-    spec: Spec, conditions: list[Condition], folder: Path | None
+    spec: Spec, conditions: list[Condition], folder: Path | None, progress: Progress = False
 ) -> Iterator[tuple[Condition, dict[str, np.ndarray]]]:
     """Yield the quantities of all members for each of the ``conditions``, which differ in their objective alone.
     Training keeps its state in a subfolder of ``folder``, and goes on from the state that a killed run left there."""
-    experiments = {c.objective.model_dump_json(): Experiment(spec, c, _device(spec)) for c in conditions}
+    experiments = {c.objective.model_dump_json(): Experiment(spec, c, device(spec)) for c in conditions}
     one, wanted = next(iter(experiments.values())), layout(spec)
     names, kept = list(experiments), None if folder is None else _kept(folder, one, list(experiments))
     if kept is not None:
         names = json.loads((kept / TWINS).read_text())
     tables = [ObjectiveTable.model_validate_json(name) for name in names]
     how: dict[str, Any] = {key: value for key, value in one.training.items() if key != "objective"}
-    how["seed"] = one.seed
+    how |= {"seed": one.seed, "progress": progress}
     t = one.condition.training
     how |= {"members": list(range(spec.members)), "snapshots": tuple(t.snapshots), "flips": t.flips}
     if kept is not None:
@@ -188,7 +189,7 @@ def _kept(folder: Path, one: Experiment, names: list[str]) -> Path:
     return write(folder / f"{key}-{own}" / TWINS, json.dumps(names)).parent
 
 
-def _device(spec: Spec) -> str:
+def device(spec: Spec) -> str:
     """Return the device on which blocks are computed."""
     good = spec.device != "cuda" or torch.cuda.is_available()
     require(good, "device: there is no CUDA device where the blocks are computed; give device = 'cpu' or 'auto'.")
