@@ -16,7 +16,7 @@ import vkernel as vk
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from experiments import generalization, profile_check, profile_report
+from experiments import generalization, images, profile_check, profile_report
 from vkernel.core.estimate import Estimate
 from vkernel.reports.profile import tested
 
@@ -159,3 +159,26 @@ def test_distances_are_merged_from_folders_and_archives(tmp_path: Path) -> None:
     np.testing.assert_array_equal(merged["w1_better"][:, 0], 0)  # no distance is less than itself
     again = profile_check.read(tmp_path / "raw.npz")
     assert all(np.array_equal(merged[key], again[key]) for key in merged)
+
+
+def test_a_study_of_images_is_run_within_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are in the file after every unit of work; files with parts of the grid are joined."""
+    given = {"data.name": '"digits"', "data.test": 9, "process.kind": '"edm"', "model.kind": '"mlp"', "model.steps": 2}
+    given |= {"model.target": '"edm"', "model.weight": '"edm"', "model.width": 4, "model.batch": 4, "members": 3}
+    given |= {"block": 3, "title": '"a"', "training.snapshots": [2], "sampler.samples": 4, "sampler.steps": 2}
+    given |= {"measure.levels": [1.0], "measure.images": 4, "grid.data.n": [6, 8], "grid.objective.c": [0.0, 1.0]}
+    (tmp_path / "a.toml").write_text("\n".join(f"{key} = {value}" for key, value in given.items()))
+
+    def run(*options: object) -> np.ndarray:
+        words = ["images", "--spec", tmp_path / "a.toml", "--out", tmp_path / "out.npz", *options]
+        monkeypatch.setattr(sys, "argv", list(map(str, words)))
+        images.main()
+        return vk.study.load(tmp_path / "out.npz")["done"].values[..., 0]
+
+    for n in (6, 8):
+        done = run("--store", tmp_path / f"{n}", "--only", f"n={n}")
+        assert done.tolist() == [[n == 6] * 2, [n == 8] * 2]
+        (tmp_path / "out.npz").rename(tmp_path / f"{n}.npz")
+    assert run("--join", tmp_path / "6.npz", tmp_path / "8.npz").all()
+    assert run("--store", tmp_path / "none", "--seconds", 0).all(), "no time, no work: the file stays"
+    assert not (tmp_path / "none").exists()

@@ -265,7 +265,7 @@ def _of_step(probe: Probe, ensemble: Ensemble) -> dict[str, Tensor]:
     keep = c.measure.keep
     found["sample"] = flat[:, :keep]
     index = near.index[:, 0].reshape(x.shape[:2])[:, :keep].clamp_min(0)
-    found["nearest"] = probe.data[index.flatten()].reshape(*index.shape, -1)
+    found["nearest"] = probe.data[index.flatten()].reshape(*index.shape, probe.data.d)
     lost = ~x.isfinite().flatten(1).all(1)
     found["memorised"][lost.cpu()] = torch.nan
     found["nearest"][lost] = torch.nan
