@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -257,6 +258,45 @@ def test_one_small_file_holds_everything(ds: xarray.Dataset, tmp_path: Path) -> 
     np.savez(tmp_path / "other.npz", a=np.zeros(3))
     with pytest.raises(InputError, match="holds no results of a study"):
         vk.study.load(tmp_path / "other.npz")
+
+
+def respecified(ds: xarray.Dataset, **changes: Any) -> xarray.Dataset:
+    """The same arrays, as those of a study with other tables."""
+    return ds.assign_attrs(vkernel_study=vk.study.read(SPEC | changes).to_json())
+
+
+def test_results_of_a_study_that_grew_are_merged(ds: xarray.Dataset) -> None:
+    """What both hold, or nobody computed, may not differ, or may; new values and a new factor are added."""
+    objective = SPEC["grid"]["objective"]
+    one = ds.where(ds["objective"] == "c = 0").assign(done=ds["done"] & (ds["objective"] == "c = 0"))
+    values = [{"c": 0.0}, {"c": 0.7}, *objective["values"][2:]]  # c = 1 was not computed yet, and is another c now
+    grid = SPEC["grid"] | {"objective": objective | {"values": values, "labels": ["c = 0", "c = 0.7", "w"]}}
+    two = ds.assign_coords(objective=["c = 0", "c = 0.7", "w"])
+    parts = [
+        {k: ["c = 0.7" if v == "c = 1" else v for v in x] if k == "objective" else x for k, x in part.items()}
+        for part in SPEC["parts"]
+    ]
+    found = vk.study.merge(one, respecified(two, grid=grid, parts=parts))
+    assert found["objective"].values.tolist() == ["c = 0", "c = 1", "w", "c = 0.7"]
+    assert not found["done"].sel(objective="c = 1").any()
+    for a, b in (("c = 0", "c = 0"), ("c = 0.7", "c = 1")):
+        np.testing.assert_array_equal(found["error"].sel(objective=a), ds["error"].sel(objective=b))
+    with pytest.raises(InputError, match="Merge the stores or files themselves"):
+        vk.study.merge(found, one)
+    sets = SPEC["grid"] | {"data.set": {"name": "draw_of_data", "values": [0, 1]}}
+    second = ds.expand_dims(draw_of_data=[1.0]).reindex(draw_of_data=[0.0, 1.0], fill_value={"done": False})
+    both = vk.study.merge(ds, respecified(second, grid=sets))
+    for label in (0, 1):
+        np.testing.assert_array_equal(both["error"].sel(draw_of_data=label).transpose(*ds["error"].dims), ds["error"])
+    for change, said in (
+        ({"seed": 8}, "differ in seed"),
+        ({"measure": SPEC["measure"] | {"keep": 1}}, "measure"),
+        ({"model": MODEL | {"lr": 0.01}}, "n = 12.0, objective = c = 0 was computed with another model"),
+    ):
+        with pytest.raises(InputError, match=said):
+            vk.study.merge(ds, respecified(ds, **change))
+    with pytest.raises(InputError, match="differ in 'step'"):
+        vk.study.merge(ds, ds.assign_coords(step=ds["step"] + 1))
 
 
 @pytest.mark.parametrize(

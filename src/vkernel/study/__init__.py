@@ -5,7 +5,7 @@ A study is a file (:mod:`vkernel.study.spec`); its results are labelled arrays i
 cluster (:mod:`vkernel.study.runners`). The contents of a block depend on the study and the block's index alone."""
 
 from vkernel.study import report
-from vkernel.study.packed import merge
+from vkernel.study.merge import merge
 from vkernel.study.report import export
 from vkernel.study.runners import run
 from vkernel.study.spec import Spec, parse_part, read, shipped

@@ -21,6 +21,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from typing import Any
 import numpy as np
 import xarray
 
-from vkernel.core.errors import InputError, require
+from vkernel.core.errors import InputError
 
 ABOUT = "vkernel.json"
 WIDE = 1.25  # of pixels
@@ -54,7 +55,10 @@ def pack(ds: xarray.Dataset) -> bytes:
         arrays[str(name)], about["arrays"][str(name)] = values, own
     arrays[ABOUT] = np.frombuffer(json.dumps(about).encode(), np.uint8)
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    with zipfile.ZipFile(buffer, "w") as archive:  # as np.savez_compressed, but for LZMA: three quarters of the size
+        for key, content in arrays.items():
+            with archive.open(_entry(f"{key}.npy"), "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asanyarray(content), allow_pickle=False)
     return buffer.getvalue()
 
 
@@ -74,17 +78,11 @@ def unpack(path: Path) -> xarray.Dataset:
     return xarray.Dataset(**parts, attrs=about["attrs"])
 
 
-def merge(*parts: xarray.Dataset) -> xarray.Dataset:
-    """Return the results of several stores or files of one study, each of which holds a part of the conditions; where
-    two hold the same condition, those of the first."""
-    require(len(parts) > 0, "There is nothing to merge.")
-    studies = {part.attrs.get("vkernel_study") for part in parts}
-    require(len(studies) == 1, "Results of different studies cannot be merged; the specifications differ.")
-    whole = parts[0].load()
-    for part in parts[1:]:
-        done = (whole["done"] | part["done"]).load()
-        whole = whole.drop_vars("done").combine_first(part.load().drop_vars("done")).assign(done=done)
-    return whole.assign_attrs(parts[0].attrs)
+def _entry(name: str) -> zipfile.ZipInfo:
+    """Return the entry of an array; its date is fixed, so that the same results make the same file."""
+    entry = zipfile.ZipInfo(name)
+    entry.compress_type = zipfile.ZIP_LZMA
+    return entry
 
 
 def _plain(value: Any) -> Any:
