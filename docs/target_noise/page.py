@@ -107,7 +107,7 @@ class Answer:
             found = {t["part"]["name"]: t for t in self.held["trends"] if t["cell"] == cell}
             if found:
                 factors = ", ".join(o.removeprefix("c = ") for o in next(iter(found.values()))["objectives"])
-                lines.append(row(cell, factors, *(part(found[n]["part"]) for n in names)))
+                lines.append(row(cell, factors, *(part(found[n]["part"]) if n in found else "–" for n in names)))
         return "\n".join(lines)
 
     def singles(self, of: str = "c = 1") -> str:

@@ -9,12 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import xarray
 from planted import LEVELS, RHO, SHARE, STEPS, Effect, planted
 from rich.console import Console
+from scipy import stats
 
 from vkernel import plots, study
 from vkernel.cli.study import study_report
 from vkernel.core.errors import InputError
+from vkernel.core.estimate import jackknife_se
 from vkernel.reports import target_noise
 from vkernel.reports.target_noise.rules import FAILS, HOLDS, NOT_RUN, UNDECIDED, Outcome
 
@@ -171,6 +175,45 @@ def test_numbers_beside_the_rules() -> None:
     assert twins["c = 1", "held_out"].median == pytest.approx(math.log(0.9), abs=0.03)
     assert twins["c = 1", "held_out"].below == len(twins["c = 1", "held_out"].values) == 8
     assert found.sizes["level"] == len(LEVELS)
+
+
+def test_distances_between_members_that_were_not_measured() -> None:
+    """D(q̄) alone is not run; all else is decided as it is with them."""
+    ds = planted({A: {"c = 0": LIKE, "c = 1": LIKE, "c = 10": LIKE}})
+    for name in ("energy_within", "kernel_within"):
+        own = xarray.DataArray(np.eye(8, dtype=bool), dims=("member", "other"))
+        ds[name] = ds[name].where(own).transpose(*ds[name].dims)
+    held = target_noise.answer(ds, draws=50)
+    assert {o["verdict"] for o in held["outcomes"] if o["rule"] == "average"} == {NOT_RUN}
+    one = next(o for o in held["outcomes"] if (o["rule"], o["of"]) == ("bertrand", "c = 1"))
+    assert one["verdict"] == HOLDS
+    assert {k for k, v in one["groups"] if v == NOT_RUN} == {"energy_pooled", "kernel_pooled"}
+    assert {n["name"] for n in held["numbers"] if n["name"].startswith("energy")} == {"energy_single"}
+
+
+def test_intervals_of_one_objective() -> None:
+    """Distances have intervals over members; values without one member have those of the jackknife."""
+    ds = planted({A: {"c = 0": LIKE}})
+    ds["corr_pixels"] = ds["error"].mean(["set", "image"])
+    found = target_noise.summary(ds, draws=4000).squeeze().sel(objective="c = 0")
+    one = ds.squeeze().sel(objective="c = 0").isel(step=-1)
+    each = 2 * one["energy_to"].mean("held_out").values - np.diag(one["energy_within"]) - 1
+    low, high = stats.t.interval(0.95, 7, each.mean(), stats.sem(each))
+    ends = found["energy_single"].isel(step=-1).values
+    assert ends == pytest.approx([each.mean(), low, high], abs=0.03 * (high - low))
+    without = one["corr_pixels"].isel(level=0).values
+    half = stats.t.ppf(0.975, 7) * float(jackknife_se(torch.from_numpy(without)))
+    assert found["corr_pixels"].isel(step=-1, level=0).sel(end="high").item() == pytest.approx(
+        without.mean() + half, abs=0.05 * half
+    )
+
+
+def test_the_window_of_the_network_is_that_of_c_1() -> None:
+    ds = planted({A: {"c = 0": LIKE, "c = 1": Effect(V=1.4), "c = 10": LIKE}})
+    by_c = xarray.DataArray([0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0], dims="objective")
+    flat = ds["network_share"].where(ds["objective"] != "c = 10", 1.0)  # nothing but noise, at every level
+    one = of(target_noise.rules(ds.assign(network_share=flat * by_c), draws=20), "vastola", "network").parts[-1]
+    assert one == of(target_noise.rules(ds, draws=20), "vastola", "network").parts[-1]
 
 
 def test_other_studies_are_refused() -> None:

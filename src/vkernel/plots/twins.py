@@ -151,9 +151,8 @@ def twin_variances(ds: xarray.Dataset, factor: float = 1.5) -> Figure:
             share = values / np.nanmax(values)
             below.plot(x, share, color=lines()[colour], ls=style, marker="o", label=f"{label}")
             top = int(np.nanargmax(share))
-            side = "right" if top == len(x) - 1 else "center"
-            look = {"color": lines()[colour], "ha": side, "size": 8}
-            below.annotate(f"max {values[top]:.2g}", (x[top], 1.0), (0, 4), "data", "offset points", **look)
+            look = {"color": lines()[colour], "ha": "right", "size": 8}
+            below.annotate(f"max {values[top]:.2g}", (x[top], 1.0), (4, 4), "data", "offset points", **look)
             for ax in panels[:, k]:
                 _shade(ax, x, share > 0.5, lines()[colour])
         below.set_ylim(0, 1.25)

@@ -10,7 +10,8 @@ same members, and were measured on the same noised images and from the same star
 ``V``              (step, level, set): mean of :math:`\tfrac12 |D_m - D_{m'}|^2/d` over pairs of members
 ``memorised``      (step): share of samples with d1/d2 < 1/3, less that of held-out images
 ``single``         (kind, step): mean over members of the distance of one model to held-out images (energy, kernel)
-``pooled``         (kind, step): the distance of the average :math:`\bar q` over members, from pairs of members
+``pooled``         (kind, step): the distance of the average :math:`\bar q` over members, from pairs of members; missing
+                   where these pairs were not measured
 =================  =====================================================================================================
 
 A member **diverged** if one of its errors is not finite. It is left out, with its twins, of every comparison of that
@@ -105,8 +106,9 @@ class Cell:
         return tuple(int(m) for m in np.flatnonzero(every))
 
     def level(self, name: str) -> np.ndarray:
-        """Return a quantity by noise level that is the same for all members and objectives, such as ρ."""
-        one = self.ds[name]
+        """Return a quantity by noise level that is the same for all members: ρ, or the network's noise share at c = 1
+        (that of another c is another number)."""
+        one = of_one(self.ds[name])
         found: np.ndarray = one.mean([d for d in one.dims if d != "level"]).values.astype(float)
         return found
 
@@ -143,17 +145,7 @@ class Cell:
         V = torch.stack([draw.pairs(gaps[..., k, :], name) for k, name in enumerate(SETS)], -1)
         hits = (of("ratio", "step") < COPY).double()
         copies = draw.each(hits, "samples") - self.scalar("memorised_held_out")
-        single, pooled = {}, {}
-        for kind, sign in KINDS.items():
-            if f"{kind}_to" not in self.ds:
-                continue
-            near, within = draw.mean(of(f"{kind}_to", "step"), "distance"), of(f"{kind}_within", "other", "step")
-            within = within[:, members]
-            within = torch.where(within.isnan(), within.transpose(0, 1), within)
-            own = within.diagonal(dim1=0, dim2=1).movedim(-1, 0)
-            apart = self.scalar(f"{kind}_held_out")
-            single[kind] = sign * (2 * near - draw.mean(own) - apart)
-            pooled[kind] = sign * (2 * near - draw.pairs(within) - apart)
+        single, pooled = self.distances(label, members)
         return Measured(
             error=torch.einsum("bm,bm...->b...", draw.members, each),
             excess=draw.mean(of("excess", "step", "level"), SETS[0]),
@@ -167,6 +159,32 @@ class Cell:
             least=1 / (hits.shape[0] * hits.shape[-1]),
         )
 
+    def distances(
+        self, label: str, members: Sequence[int], images: bool = True
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the distances to held-out images of one model and of the average, ``(1 + draws, step)`` by kind.
+
+        With ``images`` the held-out images are drawn too, for differences between objectives: the mean distance among
+        these images, which is not drawn, cancels there. It does not in a distance by itself, whose replicates would
+        spread far more than the distance does; those are over members, at the same images."""
+        draw, some = self.resamples(len(members)), list(members)
+        single, pooled = {}, {}
+        for kind, sign in KINDS.items():
+            if f"{kind}_to" not in self.ds:
+                continue
+            to, within = (
+                torch.from_numpy(np.asarray(self.array(f"{kind}_{name}", label, *dims)[some], dtype=float))
+                for name, dims in (("to", ("step",)), ("within", ("other", "step")))
+            )
+            near, within = draw.mean(to, "distance") if images else draw.mean(to.mean(-1)), within[:, some]
+            within = torch.where(within.isnan(), within.transpose(0, 1), within)
+            own = within.diagonal(dim1=0, dim2=1).movedim(-1, 0)
+            apart = self.scalar(f"{kind}_held_out")
+            single[kind] = sign * (2 * near - draw.mean(own) - apart)
+            if within.isfinite().all():  # distances between members may not have been measured
+                pooled[kind] = sign * (2 * near - draw.pairs(within) - apart)
+        return single, pooled
+
 
 def cells(ds: xarray.Dataset, draws: int = DRAWS, seed: int = 0) -> Iterator[Cell]:
     """Yield the cells of a study that were run, in the order of its factors."""
@@ -179,6 +197,11 @@ def cells(ds: xarray.Dataset, draws: int = DRAWS, seed: int = 0) -> Iterator[Cel
         cell = Cell(one.load(), {d: text(ds[d].values[i]) for d, i in zip(factors, index, strict=True)}, draws, seed)
         if cell.labels:
             yield cell
+
+
+def of_one(share: xarray.DataArray) -> xarray.DataArray:
+    """Return ρ or the noise share of c = 1, from an array over objectives; NaN where c = 1 is not among them."""
+    return share.reindex(objective=[label_of(1)]) if "objective" in share.dims else share
 
 
 def text(value: object) -> str:

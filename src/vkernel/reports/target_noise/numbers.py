@@ -12,12 +12,13 @@ import xarray
 from torch import Tensor
 
 from vkernel.core.twoway import DRAWS, Resamples
-from vkernel.reports.target_noise.cells import FEWEST, OWN, SETS, Cell, Measured, cells, factors_of, text
+from vkernel.reports.target_noise.cells import FEWEST, OWN, SETS, Cell, Measured, cells, factors_of, of_one, text
 from vkernel.reports.target_noise.rules import ZERO, Comparison, Part, log_ratio
 
 ENDS = ("value", "low", "high")
 CURVES = ("step", "end")
 LEVELS = ("step", "level", "end")
+WITHOUT_ONE = ("corr_pixels", "corr_images")  # values without one member, of which the jackknife gives the error
 BY_MEMBER = {"update_norm": CURVES, "gradient_norm": CURVES, "corr_pixels": LEVELS, "corr_images": LEVELS}
 
 
@@ -56,8 +57,9 @@ def summary(ds: xarray.Dataset, *, draws: int = DRAWS, seed: int = 0) -> xarray.
     ``training``, ``held_out``, ``gap`` (their difference), ``excess`` and ``V`` are by step and level; ``V_ratio`` is
     that to the twins of c = 0, and ``corr_pixels`` and ``corr_images`` are the correlations of V with C. By step are
     ``memorised``, ``energy_single``, ``energy_pooled`` (and ``kernel_…``), ``update_norm`` and ``gradient_norm``.
-    ``gap_band`` and ``memorised_band`` have intervals over members alone, on the same images and starts, for figures in
-    which objectives are compared.
+    ``held_out_mean`` is the geometric mean of ``held_out`` over levels. Intervals of distances, norms and correlations
+    are over members alone, and so are those of ``gap_band`` and ``memorised_band``, on the same images and starts, for
+    figures in which objectives are compared.
     ``members`` are those that did not diverge. What was not run is NaN."""
     factors = [str(d) for d in ds["error"].dims if d not in OWN]
     shape = tuple(ds.sizes[d] for d in (*factors, "objective"))
@@ -82,7 +84,8 @@ def summary(ds: xarray.Dataset, *, draws: int = DRAWS, seed: int = 0) -> xarray.
     )
     keep = {*factors, "level"}
     for name in ("rho", "network_share"):
-        found[name] = ds[name].mean([d for d in ds[name].dims if d not in keep])
+        one = of_one(ds[name])
+        found[name] = one.mean([d for d in one.dims if d not in keep])
     return found
 
 
@@ -93,16 +96,19 @@ def _curves(cell: Cell, label: str, members: tuple[int, ...]) -> dict[str, tuple
     found: dict[str, tuple[tuple[str, ...], Tensor]]
     found = {name: (LEVELS, _ends(draw, torch.where(x > 0, x, torch.nan).log()).exp()) for name, x in error.items()}
     found["gap"] = LEVELS, _ends(draw, own.error[..., 1] - own.error[..., 0])
+    held = own.error[..., 1]
+    found["held_out_mean"] = CURVES, _ends(draw, torch.where(held > 0, held, torch.nan).log().mean(-1)).exp()
     found["memorised"] = CURVES, _ends(draw, own.memorised)
     each = own.each[0]
     found["gap_band"] = LEVELS, _ends(draw, draw.mean(each[..., 1] - each[..., 0]))
     found["memorised_band"] = CURVES, _ends(draw, draw.mean(own.copies[0]))
-    for kind in own.single:
-        found[f"{kind}_single"] = CURVES, _ends(draw, own.single[kind])
-        found[f"{kind}_pooled"] = CURVES, _ends(draw, own.pooled[kind])
+    for name, distances in zip(("single", "pooled"), cell.distances(label, members, images=False), strict=True):
+        found |= {f"{kind}_{name}": (CURVES, _ends(draw, curve)) for kind, curve in distances.items()}
     for name, dims in BY_MEMBER.items():
         if name in cell.ds:
             values = torch.from_numpy(cell.array(name, label, *dims[:-1])[list(members)].astype(float))
+            if name in WITHOUT_ONE:
+                values = values.mean(0) - (len(members) - 1) * (values - values.mean(0))
             found[name] = dims, _ends(draw, draw.mean(values))
     pair = Comparison(cell, label, ZERO)
     if pair.run and pair.enough and label != ZERO:
@@ -126,7 +132,7 @@ def trends(ds: xarray.Dataset, *, draws: int = DRAWS, seed: int = 0) -> list[Tre
         draw, x = cell.resamples(len(members)), torch.tensor([math.log2(1 + c) for c in named.values()])
         weights = ((x - x.mean()) / (x - x.mean()).square().sum()).double()
         values = [last(cell.measured(label, members)) for label in named]
-        for name, (ratio, _) in values[0].items():
+        for name, (ratio, _) in ((k, v) for k, v in values[0].items() if all(k in other for other in values)):
             slope = sum(w * v[name][1] for w, v in zip(weights, values, strict=True))
             assert isinstance(slope, Tensor)
             part = Part.of(name, draw.contrast(slope), ratio, step=int(cell.steps[-1]))
@@ -139,11 +145,8 @@ def last(one: Measured) -> dict[str, tuple[bool, Tensor]]:
     positive = {"training": one.error[..., 0], "held_out": one.error[..., 1], "excess": one.excess, "V": one.V[..., 0]}
     found = {k: (True, torch.where(v > 0, v, torch.nan)[:, -1].log().mean(-1)) for k, v in positive.items()}
     found["memorised"] = False, one.memorised[:, -1]
-    for kind in one.single:
-        found |= {
-            f"{kind}_single": (False, one.single[kind][:, -1]),
-            f"{kind}_pooled": (False, one.pooled[kind][:, -1]),
-        }
+    for name, distances in (("single", one.single), ("pooled", one.pooled)):
+        found |= {f"{kind}_{name}": (False, curve[:, -1]) for kind, curve in distances.items()}
     return found
 
 

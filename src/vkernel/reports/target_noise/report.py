@@ -21,14 +21,14 @@ from vkernel.core.twoway import DRAWS
 from vkernel.reports.html import read, significant
 from vkernel.reports.target_noise.cells import OWN, factors_of, text
 from vkernel.reports.target_noise.numbers import ENDS, singles, summary, trends
-from vkernel.reports.target_noise.rules import FAILS, HOLDS, NOT_RUN, UNDECIDED, Outcome, Part, rules
+from vkernel.reports.target_noise.rules import FAILS, NOT_RUN, UNDECIDED, Outcome, Part, rules
 from vkernel.version import __version__
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN = 8  # samples of each objective
-GROUPS = {FAILS: "outside the margins", UNDECIDED: "undecided"}
+GROUPS = {FAILS: "outside the margins", UNDECIDED: "undecided", NOT_RUN: "not measured"}
 PICTURES = ("sample", "nearest")
 
 
@@ -94,7 +94,9 @@ def numbers(found: Outcome) -> str:
     shown = [f"{place(p)} {value(p)}{units if not p.ratio else ''}{own.get(p.name, '')}" for p in decisive(found)]
     by = {v: [words()["quantities"][k] for k, w in found.groups if w == v] for v in GROUPS}
     if found.rule == "bertrand":
-        shown += [f"{where}: {', '.join(by[v])}" for v, where in GROUPS.items() if by[v] and found.verdict != HOLDS]
+        shown += [f"{where}: {', '.join(by[v])}" for v, where in GROUPS.items() if by[v]]
+    if found.rule == "regularisation" and found.verdict == UNDECIDED and not shown:
+        shown = ["no snapshot of it has its time inside the measured range of the other"]
     lost = [f"{found.diverged} of {found.members + found.diverged} members diverged"] if found.diverged else []
     return "; ".join([*shown, *(lost if found.verdict != NOT_RUN else [])])
 

@@ -10,15 +10,15 @@ network) these rules compare c = 1 with c = 0, first of all, and every other c w
     \mathrm{mean}_\sigma \log e_{held}(\sigma)`, member by member (:func:`vkernel.core.twoway.frontier`). A difference
     below the error of interpolation between snapshots (:func:`vkernel.core.twoway.frontier_tolerance`) does not count.
     Where no member of either copies anything, the memorised fraction has no frontier. The window holds the noise levels
-    where ρ (variant ``rho``) or the network's noise share (``network``) exceeds half its maximum; the ratio is that of
-    means over noised training images, averaged over levels in the logarithm, at the last snapshot. Each part holds if
-    its 95 % interval lies on the side of the claim and fails if it lies on the other; the rule holds if all parts do
-    and fails if one does (at the level divided by their number).
+    where ρ (variant ``rho``) or the network's noise share at c = 1 (``network``) exceeds half its maximum; the ratio is
+    that of means over noised training images, averaged over levels in the logarithm, at the last snapshot. Each part
+    holds if its 95 % interval lies on the side of the claim and fails if it lies on the other; the rule holds if all
+    parts do and fails if one does (at the level divided by their number).
 ``bertrand``
     c and c = 0 are equivalent at the last snapshot: all 90 % intervals lie inside ±10 % for errors (training, held-out,
     excess) and V at every level, ±.02 for the memorised fraction, ±10 % of the training set's own distance for the
     distances of one model and of the average. It fails if one interval, with the level divided by their number, lies
-    outside.
+    outside. Distances of the average that were not measured are left out.
 ``regularisation``
     One change of time maps all curves of c onto those of c = 0 (:func:`vkernel.core.twoway.change_of_time`): errors, V
     and memorised fraction, in units of the margins above. Holds if all 90 % intervals of what is left lie inside ±1,
@@ -169,7 +169,8 @@ class Comparison:
         for kind in a.single:
             margin = MARGIN * abs(self.cell.scalar(f"{kind}_training"))
             for name, x, y in (("single", a.single, b.single), ("pooled", a.pooled, b.pooled)):
-                found.append(self.test(f"{kind}_{name}", (x[kind] - y[kind])[:, k], margin=margin, step=step))
+                if kind in x and kind in y:
+                    found.append(self.test(f"{kind}_{name}", (x[kind] - y[kind])[:, k], margin=margin, step=step))
         return found
 
     def memorised(self, k: int) -> Tested:
@@ -254,7 +255,9 @@ def bertrand(found: Comparison) -> Outcome:
 def _groups(tests: Sequence[Tested]) -> tuple[tuple[str, str], ...]:
     """Return the verdict on equivalence of each kind of quantity."""
     kinds = dict.fromkeys(t.part.name for t in tests)
-    return tuple((k, verdict(*_equivalent([t for t in tests if t.part.name == k]), 0.1)) for k in kinds)
+    each = [(k, verdict(*_equivalent([t for t in tests if t.part.name == k]), 0.1)) for k in kinds]
+    missing = (k.replace("single", "pooled") for k in kinds if k.endswith("_single"))
+    return *each, *((k, NOT_RUN) for k in missing if k not in kinds)
 
 
 def _equivalent(tests: Sequence[Tested]) -> tuple[float, float]:
@@ -312,8 +315,10 @@ def shape(found: Comparison, placebo: str) -> Outcome:
 def average(found: Comparison, kind: str) -> Outcome:
     """Test whether D(q̄) falls while the distance of one model does not."""
     out = found.outcome("average", kind)
-    if not (found.run and found.enough) or kind not in found.a.single:
+    if not (found.run and found.enough):
         return out
+    if kind not in found.a.pooled or kind not in found.b.pooled:
+        return replace(out, verdict=NOT_RUN, alone=NOT_RUN)
     margin, step = MARGIN * abs(found.cell.scalar(f"{kind}_training")), int(found.cell.steps[-1])
     pooled = found.test("pooled", (found.a.pooled[kind] - found.b.pooled[kind])[:, -1], null=0.0, step=step)
     single = found.test("single", (found.a.single[kind] - found.b.single[kind])[:, -1], margin=margin, step=step)
