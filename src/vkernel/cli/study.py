@@ -71,10 +71,15 @@ def study_report(
     level: Annotated[float, option("study.level")] = 0.3,
     draws: Annotated[int, option("study.draws")] = 2000,
 ) -> None:
-    """Decide the rules on target noise, for a study of networks such as images.toml; --out adds figures and JSON."""
+    """Decide the rules on target noise, for a study of networks such as images; --out adds figures and JSON.
+
+    For a study of causes, such as images_causes, show the share of each in the variance over trainings."""
     from vkernel.reports import target_noise
 
     found = vk.study.load(store)
+    if "cause" in found.dims:
+        show(target_noise.causes_table(target_noise.causes(found, draws=draws)))
+        return
     outcomes = target_noise.rules(found, draws=draws)
     if out is not None:
         _check_outside(out, store)

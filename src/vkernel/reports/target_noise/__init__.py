@@ -2,9 +2,10 @@
 
 ``rules(ds)`` decides the rules of :mod:`~vkernel.reports.target_noise.rules` for the labelled arrays of a study;
 ``summary``, ``trends`` and ``singles`` return the numbers beside them. ``table`` states the outcomes, and ``answer``
-has all of it for a JSON file. :func:`vkernel.plots.twin_curves` and :func:`~vkernel.plots.twin_variances` draw
-``in_cells(summary(ds))``, and ``sample_figure`` draws samples."""
+has all of it for a JSON file. ``causes`` compares V by what varies between members. :func:`vkernel.plots.twin_curves`
+and :func:`~vkernel.plots.twin_variances` draw ``in_cells(summary(ds))``, and ``sample_figure`` draws samples."""
 
+from vkernel.reports.target_noise.causes import causes, causes_table
 from vkernel.reports.target_noise.numbers import Single, Trend, singles, summary, trends
 from vkernel.reports.target_noise.report import answer, in_cells, sample_figure, table, to_json
 from vkernel.reports.target_noise.rules import Outcome, Part, rules
@@ -15,6 +16,8 @@ __all__ = [
     "Single",
     "Trend",
     "answer",
+    "causes",
+    "causes_table",
     "in_cells",
     "rules",
     "sample_figure",
