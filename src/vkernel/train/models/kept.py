@@ -27,6 +27,7 @@ from vkernel.version import __version__
 SECONDS = 60.0  # between two writes
 ABOUT = "training.json"
 RUNNING = ("state", "average", "memory")
+WORDS = {"levels": "process, weights, times or labels"}  # for which a hash stands
 
 
 @dataclass
@@ -56,17 +57,13 @@ class Kept:
             held = self._read_json(path).get("training")
             require(isinstance(held, dict), f"{shown(path)} does not describe a training. {self._remedy}")
             assert isinstance(held, dict)
-            apart = [name for name in {**about, **held} if about.get(name) != held.get(name)]
-            what = ", ".join(f"{name} ({held.get(name)!r:.60} there, {about.get(name)!r:.60} here)" for name in apart)
-            require(
-                not apart,
-                f"The checkpoint in {shown(folder)} is of another training, with other {what}. {self._remedy}",
-            )
+            what = _difference(held, about)
+            other = f"The checkpoint in {shown(folder)} is of another training, with other {what}"
+            require(not what, f"{other}. {self._remedy}")
         else:
             good = not self.folder.exists() or set(self.folder.iterdir()) == left
-            require(
-                good, f"{shown(self.folder)} holds other files and no checkpoint; give an empty folder or a new one."
-            )
+            what = f"{shown(self.folder)} holds other files and no checkpoint"
+            require(good, f"{what}; give an empty folder or a new one.")
             make_folder(self.folder)
             write(path, json.dumps({"vkernel": __version__, "training": about}, indent=1))
         for old in left:
@@ -91,15 +88,15 @@ class Kept:
             found = Progress(step, norms=parts.pop("norms/", None), past=list(past) if past.ndim > 1 else [])
             for key, value in parts.items():
                 part, _, name = key.partition("/")
-                {"state": found.state, "average": found.average, "memory": found.memory}[part][name] = value
+                vars(found)[part][name] = value
             found.found = {k: self._read_file(block, f"snapshot-{k}", digests, device) for k in steps}
             for state in filter(None, (found.state, found.average, *found.found.values())):
-                if {(k, a.shape, a.dtype) for k, a in state.items()} != {
-                    (k, a.shape, a.dtype) for k, a in like.items()
-                }:
+                if _layout(state) != _layout(like):
                     raise ValueError("its parameters are not those of the model")
                 for name in like:  # files have no order; the optimiser's memory goes by that of the model
                     state[name] = state.pop(name)
+        except InputError:  # of one of the files, which is also a ValueError
+            raise
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise InputError(f"{shown(path)} is damaged: {error!r:.80}. {self._remedy}") from None
         return found
@@ -159,3 +156,20 @@ class Kept:
         raw = save({key: a.detach().cpu().contiguous() for key, a in tensors.items()})
         write(self._path(block, name), raw)
         return hashlib.sha256(raw).hexdigest()
+
+
+def _layout(state: State) -> set[tuple[str, torch.Size, torch.dtype]]:
+    return {(name, a.shape, a.dtype) for name, a in state.items()}
+
+
+def _difference(there: Mapping[str, object], here: Mapping[str, object]) -> str:
+    """Return in words in which facts two trainings differ; of a model, in which settings. Hashes have no values."""
+    words: list[str] = []
+    for name in {**here, **there}:
+        a, b = there.get(name), here.get(name)
+        if isinstance(a, dict) and isinstance(b, dict):
+            words += filter(None, [_difference(a, b)])
+        elif a != b:
+            values = f"{name} ({a!r} there, {b!r} here)"
+            words.append(values if len(values) <= 120 else WORDS.get(name, name))
+    return ", ".join(words)
