@@ -34,7 +34,8 @@ def study_run(
     found = vk.study.run(spec, store, runner, address=address, large=large, only=part, seed=seed, progress=not quiet)
     if not quiet:
         show(vk.study.report.table(found))
-    say(f"results are in {store}")
+    hint = f"; vkernel study report {store} decides the rules" if "level" in found.dims else ""
+    say(f"results are in {store}{hint}")
 
 
 @study.command("list")

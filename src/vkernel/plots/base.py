@@ -38,7 +38,7 @@ _OWNED = ("font", "axes", "figure", "savefig", "xtick", "ytick", "legend", "grid
 DASHED: LineStyle = (0, (4, 2))
 DOTTED: LineStyle = (0, (1, 1.6))
 DOT = "#ff5a36"  # training points, on a map of any colour
-MARKERS = "osD^v*"
+MARKERS = "osD^v*P"  # with six colours, 42 different lines
 _ON_MAPS = (("o", "black"),)  # rings that are seen on a map, but not on every page
 DARK_EDGE = (withStroke(linewidth=2.6, foreground="#14181f"),)  # white marks are seen on any map, and in a legend
 

@@ -98,18 +98,19 @@ def sentence(ds: xarray.Dataset) -> str:
 
 def table(ds: xarray.Dataset) -> Table:
     """Return means ± standard errors of every scalar quantity for a terminal, one row for each condition; in a study of
-    images at the last step."""
+    images at the last step. Factors of one value are left out."""
     from rich.table import Table
 
     spec, names = spec_of(ds), scalars(ds)
     found = means(ds[names].isel(step=-1) if "step" in ds[names].dims else ds[names])
     out = Table(title=spec.title, caption=sentence(ds) or None, title_justify="left", caption_justify="left")
-    for head in (*(factor.dim for factor in spec.grid), *names):
-        out.add_column(head, justify="right" if head in names else "left")
+    factors = [factor.dim for factor in spec.grid if len(factor.values) > 1]
+    for head in (*factors, *names):
+        out.add_column(head.replace("_", " "), justify="right" if head in names else "left")
     for c in spec.conditions():
         pairs = [[float(found[n].values[c.index]) for n in (name, f"{name}_se")] for name in names]
         cells = ("–" if math.isnan(value) else f"{value:.3g} ± {se:.1g}" for value, se in pairs)
-        out.add_row(*map(short, c.labels.values()), *cells)
+        out.add_row(*(short(c.labels[dim]) for dim in factors), *cells)
     return out
 
 
@@ -128,12 +129,10 @@ def figure(ds: xarray.Dataset) -> MatplotlibFigure:
     values = ds[[drawn.value]].isel(dict.fromkeys(held, 0))
     found = means(values if "step" in keep or not spec.is_images else values.isel(step=-1)).transpose(*keep)
     mean, se, low, high = (found[f"{drawn.value}{part}"].values for part in ("", "_se", "_low", "_high"))
-    at = ", ".join(f"{d} = {text(ds[d].values[0])}" for d in held)
+    at = ", ".join(f"{d} = {text(ds[d].values[0])}" for d in held if len(ds[d]) > 1)
     title = (drawn.title or spec.title) + (f" ({at})" if at else "")
-    about, axis = (
-        str(ds[drawn.value].attrs.get("long_name", drawn.value)),
-        {f.dim: f.axis for f in spec.grid} | {"step": "training steps"},
-    )
+    about = str(ds[drawn.value].attrs.get("long_name", drawn.value))
+    axis = {f.dim: f.axis for f in spec.grid} | {"step": "training steps"}
     x = ds[drawn.x].values.tolist()
     if drawn.y:
         across = (axis[drawn.x], axis[drawn.y], about)

@@ -23,7 +23,7 @@ import xarray
 from vkernel.core.checks import check_choice
 from vkernel.core.errors import InputError, require
 from vkernel.core.progress import Progress, Reporter, part, progress as show_progress
-from vkernel.study.spec import Condition, Spec, check_part, read
+from vkernel.study.spec import Condition, Spec, check_part, read, short
 from vkernel.study.store import Store, load
 from vkernel.study.work import compute, compute_twins, device, prepare
 
@@ -49,9 +49,11 @@ def units(spec: Spec, missing: Work) -> list[Work]:
 def computed(spec: Spec, unit: Work, folder: Folder = None, report: Reporter | None = None) -> Results:
     """Compute a unit of work; ``report`` receives what is done of it before there are results, :data:`TRAINING`."""
     if spec.is_images:
-        label = ", ".join(str(condition.labels.get("objective", condition)) for condition, _ in unit)
-        told = False if report is None else part(report, f"training {label}", TRAINING * len(unit))
-        for condition, values in compute_twins(spec, [condition for condition, _ in unit], folder, told):
+        conditions = [condition for condition, _ in unit]
+        factors = [f.dim for f in spec.grid if len(f.values) > 1 and not f.field.startswith("objective")]
+        label = ", ".join(f"{dim} = {short(conditions[0].labels[dim])}" for dim in factors)
+        callback = report and part(report, f"training {label or 'networks'}", TRAINING * len(unit))
+        for condition, values in compute_twins(spec, conditions, folder, callback or False):
             yield condition, 0, values
     else:
         for condition, block in unit:
