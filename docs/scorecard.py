@@ -1,6 +1,7 @@
 """Copy the scorecard of a run into the documentation and draw README's table from it.
 
-``python docs/scorecard.py out`` does it. ``docs/scorecard.json`` and ``docs/scorecard.md`` are those of a full run of
+``python docs/scorecard.py out`` does it, and ``python docs/scorecard.py --exhibit twins`` makes one exhibit again and
+replaces its rows. ``docs/scorecard.json`` and ``docs/scorecard.md`` are those of a full run of
 ``vkernel reproduce``. README shows the central claims between two comments; a test compares that block with
 :func:`table`.
 """
@@ -10,10 +11,14 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 
 from vkernel.core.files import write
+from vkernel.reports import html
+from vkernel.reproduce import exhibit, exhibits
+from vkernel.reproduce.exhibit import Run
 
 DOCS = Path(__file__).parent
 README = DOCS.parent / "README.md"
@@ -35,10 +40,32 @@ def table(found: dict[str, object]) -> str:
     return "\n".join([*lines, ""])
 
 
+def renew(name: str) -> None:
+    """Replace the rows of one exhibit in the committed scorecard; of the others, the words of the claims."""
+    found = json.loads((DOCS / "scorecard.json").read_text(encoding="utf8"))
+    with tempfile.TemporaryDirectory() as folder:
+        part = next(part for part in exhibits() if part.name == name)
+        made = part.make(Run(Path(folder), int(found["seed"]), False, lambda share: None))
+    rows = {claim["key"]: claim for claim in found.pop("claims")}
+    rows |= {claim.key: claim._asdict() | {"exhibit": name} for claim in made.claims}
+    texts = (exhibit.read(part.text or part.name) for part in exhibits())
+    names = {claim["key"]: claim["claim"] for text in texts for claim in text.get("claims", ())}
+    claims = [rows[key] | {"claim": names[key]} for key in exhibit.read("page")["scorecard"]]
+    counts = Counter(claim["verdict"] for claim in claims)
+    write(DOCS / "scorecard.json", json.dumps({**found, "claims": claims}, indent=1, ensure_ascii=False) + "\n")
+    write(DOCS / "scorecard.md", html.render("scorecard.md", claims=claims, counts=counts, **found))
+    readme()
+
+
 def main(out: Path) -> None:
     """Replace the committed scorecard by that of the folder ``out``."""
     for name in ("scorecard.json", "scorecard.md"):
         write(DOCS / name, (out / name).read_bytes())
+    readme()
+
+
+def readme() -> None:
+    """Draw README's table from the committed scorecard."""
     found = json.loads((DOCS / "scorecard.json").read_text(encoding="utf8"))
     text, count = BLOCK.subn(lambda _: table(found), README.read_text(encoding="utf8"))
     if count != 1:
@@ -47,4 +74,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    renew(sys.argv[2]) if sys.argv[1] == "--exhibit" else main(Path(sys.argv[1]))

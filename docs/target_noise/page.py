@@ -5,6 +5,7 @@ From them follow, in this order,
 
 - ``src/vkernel/reproduce/results/target_noise.json``: all numbers and outcomes, which the scorecard reads too;
 - the figures ``results/*.png``;
+- the rows of the scorecard (``docs/scorecard.py --exhibit twins``), and with them README's table;
 - ``docs/target_noise.md``, the template ``page.md.j2`` with its numbers filled in.
 
 With ``--text`` only the last is made, from the JSON file. A test compares page and JSON with the results."""
@@ -13,8 +14,9 @@ from __future__ import annotations
 
 import functools
 import json
+import math
+import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import jinja2
@@ -24,7 +26,7 @@ from vkernel import plots, study
 from vkernel.core.files import write
 from vkernel.reports import target_noise
 from vkernel.reports.html import significant
-from vkernel.reports.target_noise.report import words
+from vkernel.reports.target_noise.report import name as cell_name, words
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "target_noise.md"
@@ -99,6 +101,68 @@ class Answer:
                 lines.append(row(cell, label, count, *map(interval, found)))
         return "\n".join(lines)
 
+    def along(self, name: str, digits: int = 3) -> str:
+        """Return a quantity by step, a row for each cell and objective that was run."""
+        lines = head("cell", "objective", *(f"{step:,} steps" for step in self.held["steps"]))
+        for cell, label in self.run(name):
+            found = (self.number(cell, label, name, step=step) for step in self.held["steps"])
+            lines.append(row(cell, label, *(significant(n["value"], digits) if n else "–" for n in found)))
+        return "\n".join(lines)
+
+    def by_level(self, name: str) -> str:
+        """Return a quantity at the last step by noise level, a row for each cell and objective that was run."""
+        levels = self.held["cells"][0]["levels"]
+        lines = head("cell", "objective", *(f"σ/α = {significant(level)}" for level in levels))
+        for cell, label in self.run(name):
+            found = (self.number(cell, label, name, level) for level in levels)
+            lines.append(row(cell, label, *map(interval, found)))
+        return "\n".join(lines)
+
+    def run(self, name: str) -> list[tuple[str, str]]:
+        """Return the cells and objectives that have a quantity."""
+        return list(dict.fromkeys((n["cell"], n["objective"]) for n in self.held["numbers"] if n["name"] == name))
+
+    def value(self, cell: str, objective: str, name: str, level: float | None = None, step: int | None = None) -> str:
+        """Return a number without its interval."""
+        found = self.number(cell, objective, name, level, step)
+        return significant(found["value"], 3) if found else "(not run)"
+
+    def percent(self, cell: str, objective: str, name: str) -> str:
+        """Return a share in percent."""
+        found = self.number(cell, objective, name)
+        return f"{100 * found['value']:.3g} %" if found else "(not run)"
+
+    def part(self, rule: str, cell: str, name: str, variant: str = "", of: str = "c = 1") -> str:
+        """Return a quantity of an outcome with its 95 % interval."""
+        parts = self.outcome(rule, cell, variant, of).get("parts", ())
+        return next((part(p) for p in parts if p["name"] == name and p["low"] is not None), "unknown")
+
+    def group(self, cell: str, name: str, of: str = "c = 1") -> str:
+        """Return the verdict on equivalence of one kind of quantity."""
+        return dict(self.outcome("bertrand", cell, of=of).get("groups", ())).get(name, "not run")
+
+    def single(self, cell: str, name: str, of: str = "c = 1") -> dict:
+        """Return what single pairs of twins do."""
+        found = (s for s in self.held["singles"] if (s["cell"], s["of"], s["name"]) == (cell, of, name))
+        return next(found, {"below": "?", "values": [], "median": float("nan")})
+
+    def most(self, cell: str, name: str) -> str:
+        """Return the largest value over levels of ρ or of the network's noise share."""
+        found = next(c for c in self.held["cells"] if c["cell"] == cell)
+        return significant(max(found[name]), 2)
+
+    def at(self, cell: str, name: str, level: float) -> str:
+        """Return ρ or the network's noise share at a level."""
+        found = next(c for c in self.held["cells"] if c["cell"] == cell)
+        return significant(found[name][found["levels"].index(level)], 2)
+
+    def missing(self) -> str:
+        """Return the planned conditions that were not run, by cell."""
+        found: dict[str, list[str]] = {}
+        for one in self.held["missing"]:
+            found.setdefault(one["cell"], []).append(one["objective"])
+        return "; ".join(f"{cell}: {', '.join(labels)}" for cell, labels in found.items()) or "none"
+
     def trends(self) -> str:
         """Return the slopes over log₂(1 + c), a row for each cell."""
         names = dict.fromkeys(t["part"]["name"] for t in self.held["trends"])
@@ -119,7 +183,7 @@ class Answer:
             if found:
                 each = []
                 for n, s in found.items():
-                    middle = f"{s['median']:+.3f}" if n == "memorised" else f"{100 * s['median']:+.1f} %"
+                    middle = f"{s['median']:+.3f}" if n == "memorised" else f"{100 * math.expm1(s['median']):+.1f} %"
                     each.append(f"{middle}, {s['below']} of {len(s['values'])}")
                 lines.append(row(cell, f"{of} against c = 0", *each))
         return "\n".join(lines)
@@ -151,7 +215,7 @@ def interval(found: dict, digits: int = 3) -> str:
     if not found:
         return "–"
     value, low, high = (found[end] for end in ("value", "low", "high"))
-    if low is None:
+    if low is None or low == high:  # nothing was copied: the bootstrap cannot say how sure that is
         return significant(value, digits)
     return f"{significant(value, digits)} ({significant(low, digits)} to {significant(high, digits)})"
 
@@ -163,20 +227,26 @@ def part(found: dict) -> str:
     return f"{sign}{value} ({low} to {high})"
 
 
+def missing(ds: xarray.Dataset) -> list[dict[str, str]]:
+    """Return the conditions of the shipped study that the results do not hold."""
+    found = []
+    for condition in study.read("images", large=True).conditions():
+        there = all(value in ds[dim].values for dim, value in condition.labels.items())
+        if not (there and bool(ds["done"].sel(condition.labels).all())):
+            cell = {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in condition.labels.items()}
+            found.append({"objective": cell.pop("objective"), "cell": cell_name(cell)})
+    return found
+
+
 def page(held: dict) -> str:
     """Return the text of the page."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
     answer = Answer(held)
-    show: dict[str, Callable[..., str]] = {"value": lambda *at, **how: interval(answer.number(*at), **how)}
     about = {
         "others": split(answer.cells)["_others"],
         "level": LEVEL,
         "a": answer,
         "about": held,
-        "row": row,
-        "head": head,
-        "interval": interval,
-        **show,
     }
     text = environment.from_string((HERE / "page.md.j2").read_text(encoding="utf-8")).render(about)
     return text
@@ -204,9 +274,10 @@ def figures(ds: xarray.Dataset) -> None:
 def main() -> None:
     if "--text" not in sys.argv:
         ds = results().load()
-        held = target_noise.answer(ds, draws=DRAWS)
+        held = target_noise.answer(ds, draws=DRAWS) | {"missing": missing(ds)}
         write(ANSWER, json.dumps(held, ensure_ascii=False, separators=(",", ":")) + "\n")
         figures(ds)
+        subprocess.run([sys.executable, str(HERE.parent / "scorecard.py"), "--exhibit", "twins"], check=True)
     write(PAGE, page(json.loads(ANSWER.read_text(encoding="utf-8"))))
 
 

@@ -37,6 +37,7 @@ from vkernel.reproduce import (
     pool,
     profiles,
     scorecard,
+    twins,
     variances,
 )
 from vkernel.reproduce.exhibit import Exhibit, Page, Part, Run, Skip, Values
@@ -56,7 +57,7 @@ def exhibits() -> list[Part]:
     makes += [learned.figure2, effective.effective, effective.weights, learned.figure3]
     makes += [variances.v_linear, variances.shares, variances.v_lazy]
     makes += [learned.mlp_plane, paths.conditional, paths.path_integral, plane.v_over_c, images.between_images]
-    makes += [factors.factors, generalization.generalization, profiles.profiles]
+    makes += [factors.factors, generalization.generalization, twins.twins, profiles.profiles]
     return [Part(make=make, name=make.__name__, **exhibit.read("page")[make.__name__]) for make in makes]
 
 
