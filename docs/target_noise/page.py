@@ -35,11 +35,20 @@ ANSWER = HERE.parents[1] / "src" / "vkernel" / "reproduce" / "results" / "target
 LEVEL = 0.3  # σ/α at which the figure shows the gap
 TWINS = {"data": "fashion", "n": "128", "network": "unet"}  # whose samples are shown
 DRAWS = 2000
+WIDE = 3  # cells in a figure
+STUDIES = "images", "images_cifar"
 
 
 def results() -> xarray.Dataset:
     """Return the results of all files, merged."""
-    return study.merge(*(study.load(path) for path in sorted(RESULTS.glob("*.npz"))))
+    return study.merge(*(computed(study.load(path)) for path in sorted(RESULTS.glob("*.npz"))))
+
+
+def computed(ds: xarray.Dataset) -> xarray.Dataset:
+    """Return results without labels of factors with which nothing was computed: most of a large grid is empty."""
+    for dim in (d for d in ds["done"].dims if d != "block"):
+        ds = ds.isel({dim: ds["done"].any([d for d in ds["done"].dims if d != dim]).values})
+    return ds
 
 
 class Answer:
@@ -156,12 +165,13 @@ class Answer:
         found = next(c for c in self.held["cells"] if c["cell"] == cell)
         return significant(found[name][found["levels"].index(level)], 2)
 
+    def done(self) -> str:
+        """Return the conditions that were run, by cell."""
+        return listed(self.run("memorised"))
+
     def missing(self) -> str:
         """Return the planned conditions that were not run, by cell."""
-        found: dict[str, list[str]] = {}
-        for one in self.held["missing"]:
-            found.setdefault(one["cell"], []).append(one["objective"])
-        return "; ".join(f"{cell}: {', '.join(labels)}" for cell, labels in found.items()) or "none"
+        return listed([(one["cell"], one["objective"]) for one in self.held["missing"]]) or "none"
 
     def trends(self) -> str:
         """Return the slopes over log₂(1 + c), a row for each cell."""
@@ -192,6 +202,14 @@ class Answer:
         """Return in how many cells a rule has a verdict."""
         found = (o for o in self.held["outcomes"] if (o["rule"], o["of"]) == (rule, of))
         return sum(o["verdict"] == verdict and variant in (None, o["variant"]) for o in found)
+
+
+def listed(pairs: list[tuple[str, str]]) -> str:
+    """Return conditions, cells with objectives, as a phrase."""
+    found: dict[str, list[str]] = {}
+    for cell, objective in pairs:
+        found.setdefault(cell, []).append(objective)
+    return "; ".join(f"{cell}: {', '.join(labels)}" for cell, labels in found.items())
 
 
 def verdict(outcome: dict) -> str:
@@ -228,9 +246,9 @@ def part(found: dict) -> str:
 
 
 def missing(ds: xarray.Dataset) -> list[dict[str, str]]:
-    """Return the conditions of the shipped study that the results do not hold."""
+    """Return the conditions of the shipped studies that the results do not hold."""
     found = []
-    for condition in study.read("images", large=True).conditions():
+    for condition in (c for name in STUDIES for c in study.read(name, large=True).conditions()):
         there = all(value in ds[dim].values for dim, value in condition.labels.items())
         if not (there and bool(ds["done"].sel(condition.labels).all())):
             cell = {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in condition.labels.items()}
@@ -243,7 +261,7 @@ def page(held: dict) -> str:
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
     answer = Answer(held)
     about = {
-        "others": split(answer.cells)["_others"],
+        "others": [ending for ending in split(answer.cells) if ending],
         "level": LEVEL,
         "a": answer,
         "about": held,
@@ -253,9 +271,12 @@ def page(held: dict) -> str:
 
 
 def split(cells: list[str]) -> dict[str, list[str]]:
-    """Return the cells of the first figures, the U-Net's, and of those with other networks, by the ending of files."""
-    first = [cell for cell in cells if cell.endswith(f", {TWINS['network']}")]
-    return {"": first, "_others": [cell for cell in cells if cell not in first]}
+    """Return the cells of the first figures, the U-Net's on the first data set, and of those with other networks and
+    data, at most ``WIDE`` in a figure, by the ending of files."""
+    first = [c for c in cells if c.startswith(f"{TWINS['data']}, n = ") and c.endswith(f", {TWINS['network']}")]
+    rest = [cell for cell in cells if cell not in first]
+    parts = [rest[k : k + WIDE] for k in range(0, len(rest), WIDE)]
+    return {"": first} | {f"_others{k or ''}": part for k, part in enumerate(parts)}
 
 
 def figures(ds: xarray.Dataset) -> None:

@@ -88,7 +88,8 @@ def _finished(part: xarray.Dataset, spec: Spec, factors: dict[str, Factor]) -> d
     found = {}
     for condition in spec.conditions():
         labels = condition.labels | fixed
-        if part["done"].sel(labels).any():
+        there = all(labels[dim] in part.indexes[dim] for dim in factors)  # results may be a selection
+        if there and part["done"].sel(labels).any():
             found[tuple((dim, labels[dim]) for dim in factors)] = condition.model_dump(include=set(TABLES))
     return found
 
