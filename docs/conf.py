@@ -45,7 +45,7 @@ nitpick_ignore_regex = [
     # Type variables, aliases and internal types that signatures show.
     (
         r"py:class",
-        r"vkernel\.[\w.]+\.(Kind|N|T|Sampling|Taking|Chunk|Weights|Alone|Ranks|SparseWeights|DenseWeights|GPUPath|Dense|Pruned|ScoreUNet|NetworkKernel|LinearField)",
+        r"vkernel\.[\w.]+\.(Kind|N|T|Sampling|Taking|Chunk|Weights|Alone|Ranks|SparseWeights|DenseWeights|GPUPath|Dense|Pruned|ScoreUNet|NetworkKernel|LinearField|Trained|Cell)",
     ),
     (
         r"py:class",
@@ -57,12 +57,12 @@ nitpick_ignore_regex = [
     # Names of the top level and of a module's internals, which docstrings mention and other sections describe.
     (
         r"py:(class|func|data)",
-        r"vkernel\.(audit|compare|load|as_score|variance_split|posterior\.gpu\.fp16\.accumulation)",
+        r"vkernel\.(audit|compare|JC|noise_fraction|load|as_score|variance_split|posterior\.gpu\.fp16\.accumulation)",
     ),
     (r"py:func", r"vkernel\.metrics\.features\.extractor"),
     (
         r"py:(class|func|data)",
-        r"InputError|PREDICTIONS|load|Level|Problem|walk|Recordings|accumulation",
+        r"InputError|PREDICTIONS|load|Level|Problem|walk|Recordings|accumulation|IMAGES",
     ),
     (r"py:class", r"Graph"),
     # Napoleon reads the words before a colon in the docstring of a property as its type.

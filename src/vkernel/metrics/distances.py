@@ -98,7 +98,7 @@ class PairMeans:
 
     @property
     def pooled(self) -> Tensor:
-        """The distance of the mean law over members, unbiased: ``()``; it needs two members or more."""
+        """The distance of the mean law over members ``()``, unbiased; it needs two members or more."""
         count = len(self.within)
         between = (self.within.sum() - self.within.trace()) / (count * (count - 1))
         return 2 * self.to.mean() - between - self.reference

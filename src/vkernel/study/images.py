@@ -17,9 +17,9 @@ corr_pixels, corr_images  member, step, level                  correlation of th
                                                                the pixels of an image, as a mean over images; and of
                                                                the means over pixels, over images
 mmse                      level, image                         :math:`\mathrm{tr}\,\mathrm{Cov}(x_0|x)/d`
-rho, network_share        level                                the noise fraction (:func:`vkernel.noise_fraction`), and
+rho, network_share        level                                the noise fraction (``vk.noise_fraction``), and
                                                                the share of noise in the network's own target with this
-                                                               objective (:func:`vkernel.network_noise_fraction`)
+                                                               objective (``vk.network_noise_fraction``)
 ratio                     member, step, draw                   distance of a sample to the nearest training image over
                                                                that to the second nearest
 memorised                 member, step                         share of samples with a ratio below 1/3

@@ -47,7 +47,7 @@ def units(spec: Spec, missing: Work) -> list[Work]:
 
 
 def computed(spec: Spec, unit: Work, folder: Folder = None, report: Reporter | None = None) -> Results:
-    """Compute a unit of work; ``report`` receives what is done of it before there are results, :data:`TRAINING`."""
+    """Compute a unit of work; ``report`` receives what is done of it before there are results, ``TRAINING``."""
     if spec.is_images:
         conditions = [condition for condition, _ in unit]
         factors = [f.dim for f in spec.grid if len(f.values) > 1 and not f.field.startswith("objective")]
