@@ -155,6 +155,10 @@ class Answer:
         found = (s for s in self.held["singles"] if (s["cell"], s["of"], s["name"]) == (cell, of, name))
         return next(found, {"below": "?", "values": [], "median": float("nan")})
 
+    def median(self, cell: str, name: str, of: str = "c = 1") -> str:
+        """Return the median over pairs of twins of a ratio, as a change in percent."""
+        return f"{100 * math.expm1(self.single(cell, name, of)['median']):+.1f} %"
+
     def most(self, cell: str, name: str) -> str:
         """Return the largest value over levels of ρ or of the network's noise share."""
         found = next(c for c in self.held["cells"] if c["cell"] == cell)

@@ -67,6 +67,7 @@ class Cell:
     seed: int = 0
     _held: dict[tuple[str, tuple[int, ...]], Measured] = field(default_factory=dict)
     _drawn: dict[int, Resamples] = field(default_factory=dict)
+    _finite: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def steps(self) -> Tensor:
@@ -90,9 +91,10 @@ class Cell:
         """Return which members have finite errors with an objective: none, if it was not run."""
         if label not in self.ds["objective"].values:
             return np.zeros(self.members, dtype=bool)
-        values = self.array("error", label)
-        found: np.ndarray = np.isfinite(values).reshape(len(values), -1).all(1)
-        return found
+        if label not in self._finite:
+            values = self.array("error", label)
+            self._finite[label] = np.isfinite(values).reshape(len(values), -1).all(1)
+        return self._finite[label]
 
     def array(self, name: str, label: str, *dims: str) -> np.ndarray:
         """Return an array of one objective with ``member`` and ``dims`` first."""

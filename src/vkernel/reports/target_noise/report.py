@@ -154,10 +154,10 @@ def answer(ds: xarray.Dataset, *, draws: int = DRAWS, seed: int = 0) -> dict[str
 def _rows(curve: xarray.DataArray) -> Iterator[tuple[dict[str, float], dict[str, float | None]]]:
     """Yield the places of a quantity, by step and level, and its value with the ends of the interval."""
     dims = [str(d) for d in curve.dims if d != "end"]
-    values = curve.transpose(*dims, "end").values
+    values, labels = curve.transpose(*dims, "end").values, [curve[d].values.tolist() for d in dims]
     for at in np.ndindex(*values.shape[:-1]):
         ends: dict[str, float | None] = dict(zip(ENDS, _without_nan(values[at].tolist()), strict=True))
-        yield {d: curve[d].values[i].item() for d, i in zip(dims, at, strict=True)}, ends
+        yield {d: own[i] for d, own, i in zip(dims, labels, at, strict=True)}, ends
 
 
 def _without_nan(given: Any) -> Any:
