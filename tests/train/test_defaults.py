@@ -71,6 +71,24 @@ def test_times_of_an_ensemble_are_those_of_the_model_unless_given():
     assert any(not torch.equal(one.state[k], other.state[k]) for k in one.state)
 
 
+def test_data_far_from_the_scale_of_the_network_are_reported():
+    model, pixels = UNet(**TINY, steps=1), 127.5 * (IMAGES + 1)
+    with pytest.warns(UserWarning, match=r"standard deviation 7\d.*spread=0.5.*Scale images") as found:
+        vk.train_ensemble(model, pixels, vk.EDM(), members=1)
+    with pytest.warns(UserWarning, match="Scale images") as both:
+        vk.train_ensembles(model, pixels, vk.EDM(), ["J0", "J1"], members=1)
+    assert [warning.filename for warning in (*found, *both)] == [__file__] * 2
+
+
+def test_filters_of_a_unet_begin_with_the_variance_of_torch():
+    training = Training(vk.Empirical(IMAGES), vk.EDM(), J1(), None)
+    state, doubled = (UNet((64, 64), init_scale=a).initial(training, [0]) for a in (UNet().init_scale, 0.8))
+    for name in ("down.0.0.first.weight", "bottom.1.first.weight"):
+        torch.testing.assert_close(state[name].std(), torch.nn.Conv2d(64, 64, 3).weight.std(), rtol=0.05, atol=0)
+    for name, p in state.items():  # filters alone have five axes, the member's among them
+        torch.testing.assert_close(doubled[name], (2 if p.ndim == 5 else 1) * p)
+
+
 def test_a_default_unet_is_trained_as_a_direct_implementation_trains_it():
     """A module, Adam and the published loss, on the same draws: the parameters after three steps are the same."""
     model, process = UNet((8, 8), steps=3, batch=6, ema=None, dtype="float64"), vk.EDM()

@@ -36,22 +36,10 @@ MODEL_KEYS = {
     "linear": {"kind", "target", "weight", "ridge", "features", "per_axis", "low", "high", "length"},
     "lazy": {"kind", "target", "weight", "kernel", "activation", "depth", "tau", "init", "init_width", "length"},
 }
-NETWORK_KEYS = {
-    "kind",
-    "target",
-    "weight",
-    "lr",
-    "batch",
-    "steps",
-    "decay",
-    "ema",
-    "optimiser",
-    "time_features",
-    "spread",
-}
-NETWORK_KEYS |= {"bf16", "chunk"}
+NETWORK_KEYS = {"kind", "target", "weight", "lr", "batch", "steps", "decay", "ema", "optimiser", "time_features"}
+NETWORK_KEYS |= {"spread", "bf16", "chunk"}
 MODEL_KEYS["mlp"] = NETWORK_KEYS | {"activation", "depth", "width"}
-MODEL_KEYS["unet"] = NETWORK_KEYS | {"channels", "blocks", "attention", "heads", "dropout"}
+MODEL_KEYS["unet"] = NETWORK_KEYS | {"channels", "blocks", "attention", "heads", "dropout", "init_scale"}
 NETWORKS = ("mlp", "unet")
 THEORY_KEYS = {  # models without training
     "exact": {"kind"},
@@ -162,6 +150,7 @@ class Model(Table):
     attention: list[int] | None = None
     heads: int | None = Field(None, ge=1)
     dropout: float | None = Field(None, ge=0, lt=1)
+    init_scale: float = Field(1.0, gt=0)  # not the default of the network: stores were computed with it
     rank: int | None = Field(None, ge=1)
     h: float | dict[float, float] | None = None  # tables are by σ/α
     smoothing: Literal["kde", "draws"] = "kde"

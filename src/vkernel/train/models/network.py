@@ -26,11 +26,13 @@ inputs and exact moments are computed once.
 **Checkpoints** keep where a training stands (:mod:`vkernel.train.models.kept`).
 
 **Initial parameters** come from the generator of ("init", member) in float64 and are then rounded: matrices and filters
-from :math:`N(0, 2/\text{fan-in})`, biases 0. The last matrix of an MLP has :math:`N(0, 1/\text{fan-in})`. The second
-filter of every residual block and the last one of a U-Net are 0, so that f = 0."""
+from :math:`N(0, 2/\text{fan-in})`, biases 0. The last matrix of an MLP has :math:`N(0, 1/\text{fan-in})`. Filters of a
+U-Net are multiplied by ``init_scale``. The second filter of every residual block and the last one are 0, so that f = 0.
+"""
 
 import itertools
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -57,6 +59,7 @@ from vkernel.train.objectives import Objective, Training
 Shape = tuple[int, ...]
 DRAWN = {"cpu": 1 << 20, "cuda": 1 << 24}  # numbers of x drawn at once, in float64
 HELD = 1 << 25  # numbers of one layer held at once by `output`
+WIDE = 10  # ratio of the size of the data to ``spread`` above which a network trains badly
 PAIRS = 64  # pairs (objective, member) in a CUDA graph
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -143,6 +146,10 @@ class Network(Model):
         require(P is not None or B is not None, "batch=None takes all draws in every step: give draws=P, or batch.")
         good = P is None or B is None or B <= P
         require(good, f"A batch of {B} draws needs as many, but draws={P}; give a smaller batch, or None for all.")
+        scale = training.data.spread / math.sqrt(training.data.d)
+        if scale > WIDE * self.spread:
+            what = f"Coordinates of the data have the standard deviation {scale:.3g}, but spread={self.spread:g}"
+            warnings.warn(f"{what}: the network will train badly. Scale images to [-1, 1].", stacklevel=3 + (J == 1))
         wanted = self._check_snapshots(snapshots)
         M, size = len(members), self.chunk
         if self._captured(training):

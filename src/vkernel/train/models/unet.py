@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vkernel.core import rng
-from vkernel.core.checks import check_number, check_whole, is_whole
+from vkernel.core.checks import check_number, check_positive, check_whole, is_whole
 from vkernel.core.errors import InputError, require
 from vkernel.process import Process
 from vkernel.train.models.base import PRECONDITIONED, Weight
@@ -46,7 +46,10 @@ class UNet(Network):
     """A U-Net with one level for each of ``channels`` (2 or more, multiples of 8) and ``blocks`` residual blocks a
     level, for images whose sides are divisible by 2 to the power of the number of levels less 1. Levels are counted
     from 0, the full image; those in ``attention`` have self-attention with ``heads`` heads. ``classes`` is the number
-    of labels of a class-conditional network; ``label`` is the one at which it is evaluated (``Ensemble.given``)."""
+    of labels of a class-conditional network; ``label`` is the one at which it is evaluated (``Ensemble.given``).
+    ``init_scale`` multiplies initial filters. They stand before normalisations, so that their size leaves the output as
+    it is and makes Adam's steps smaller in proportion: with 1 instead of .4, errors at low noise were 10 to 25 % larger
+    after 1,000 steps of 64."""
 
     channels: tuple[int, ...] = (32, 64, 64)
     blocks: int = 1
@@ -61,6 +64,7 @@ class UNet(Network):
     ema: float | None = 0.999
     time_features: int = 8
     spread: float = 0.5  # with sigma_data of "edm" that is EDM's scaling of the input
+    init_scale: float = 0.4  # of filters: then they have the variance of PyTorch's
     chunk: int | None = 1
 
     def __post_init__(self) -> None:
@@ -79,6 +83,7 @@ class UNet(Network):
         for k in self.attention:
             good, c = self.channels[k] % self.heads == 0, self.channels[k]
             require(good, f"{self.heads} heads cannot share the {c} channels of level {k}: it is no multiple of them.")
+        self.init_scale = check_positive(self.init_scale, "init_scale, the factor of initial filters,")
         self.dropout = check_number(self.dropout, "dropout", 0.0)
         require(self.dropout < 1, f"dropout is a probability below 1; got {self.dropout:g}.")
         check_whole(1 if self.classes is None else self.classes, "classes, the number of labels,")
@@ -120,7 +125,9 @@ class UNet(Network):
     def gain(self, name: str) -> float:
         if name.endswith(ZERO) or name == "last.weight":
             return 0.0
-        return 0.5**0.5 if name == "label.weight" or name.endswith("qkv.weight") else 1.0  # no ReLU before or after
+        filters = not name.startswith(("time", "label")) and "embed" not in name
+        linear = name == "label.weight" or name.endswith("qkv.weight")  # no ReLU before or after
+        return (self.init_scale if filters else 1.0) * (0.5**0.5 if linear else 1.0)
 
     def inputs(
         self, x: Tensor, t: Tensor, process: Process, label: Tensor | int | None = None
