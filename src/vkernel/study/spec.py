@@ -646,21 +646,16 @@ def _image_checks(c: Condition) -> list[tuple[object, str]]:
     d, t, m, s, last = c.data, c.training, c.measure, c.sampler, c.model.steps
     rising = t.snapshots == sorted(set(t.snapshots)) and t.snapshots[:1] > [0] and t.snapshots[-1:] == [last]
     most = min(d.n or 0, d.test or 0)
-    other = m.gap is None and not m.places and not m.regions
+    other, fixed = m.gap is None and not m.places and not m.regions, s.method != "dopri5" and not s.lookup
+    steps = f"training.snapshots must be steps in rising order that end at model.steps, {last}"
     return [
         (c.model.kind in NETWORKS, f"measure.levels is for networks, model.kind {' or '.join(NETWORKS)}."),
         (d.is_images and d.test, f"measure.levels needs data of images: name ({', '.join(IMAGES)}), n and test."),
-        (
-            rising,
-            f"training.snapshots must be steps in rising order that end at model.steps, {last}; got {t.snapshots}.",
-        ),
+        (rising, f"{steps}; got {t.snapshots}."),
         (all(r > 0 for r in m.levels), f"measure.levels are positive noise levels σ/α; got {m.levels}."),
         (m.images <= most, f"measure.images: {m.images} noised images need as many of n and of test; got {most}."),
         (s.law == "members" and s.samples >= 2, "measure.levels needs sampler.law 'members' and two samples or more."),
-        (
-            s.method != "dopri5" and not s.lookup and not s.first,
-            "sampler: images are sampled in fixed steps, all alike.",
-        ),
+        (fixed and not s.first, "sampler: images are sampled in fixed steps, all members alike."),
         (other, "measure: gap, regions and places are for studies without levels."),
     ]
 

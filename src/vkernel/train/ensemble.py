@@ -80,7 +80,7 @@ def train_ensemble(
     ``["gradient_norm"]``, ``(members, steps)``, the mean norms of a step's update and gradient since the one before.
     ``checkpoint`` is a folder in which the training of networks is kept, at snapshots and every minute: a training that
     was killed and is started again with the same arguments continues there, with the same result. It is refused if it
-    is of another training, and never removed."""
+    is of another training, and never removed. ``dtype`` is that of linear and lazy models; a network has its own."""
     return train_ensembles(
         model,
         data,

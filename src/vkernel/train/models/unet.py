@@ -109,7 +109,7 @@ class UNet(Network):
         low = len(self.channels) - 1
         good = all(side % 2**low == 0 for side in shape[-2:])
         what = f"A U-Net of {low + 1} levels takes images whose sides are divisible by {2**low}"
-        require(good, f"{what}; got {shape[-2:]}. Fewer channels are fewer levels.")
+        require(good, f"{what}; got {shape[-2:]}. Pad the images, or give fewer channels, one for each level.")
         one = self._area(shape, low) * self.channels[-1] == GROUPS
         what = "A U-Net needs more than one number in a group of channels at its lowest level"
         require(not one, f"{what}; images {shape[-2:]} there have one pixel: give fewer levels or more channels.")
