@@ -35,7 +35,7 @@ from vkernel.core.files import write
 from vkernel.metrics import generalization, nearest
 from vkernel.reproduce.generalization import STORED
 from vkernel.train.ensemble import Ensemble
-from vkernel.train.objectives import Batch, Training
+from vkernel.train.objectives import Batch, Objective, Training
 
 FACTORS = (0.0, 0.5, 1.0, 2.0)
 SEED = 0
@@ -105,7 +105,7 @@ class Sets(Training):
     def __len__(self) -> int:
         return len(self.own) * len(FACTORS) * self.models
 
-    def batch(self, members: Sequence[int], count: int, start: int = 0) -> Batch:
+    def batches(self, objectives: Sequence[Objective], members: Sequence[int], count: int, start: int) -> list[Batch]:
         """Return draws of all members: those of J1, with targets moved to m + c (x0 - m)."""
         assert len(members) == len(self), "all members are trained at once"
         rows: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -116,7 +116,7 @@ class Sets(Training):
             targets = (mean + c[:, None, None, None] * (drawn.m - mean)).flatten(0, 1)
             rows.append((drawn.x.repeat(len(c), 1, 1), drawn.t.repeat(len(c), 1), targets))
         x, t, m = (torch.cat(column).to(self.dtype) for column in zip(*rows, strict=True))
-        return Batch(x, t, m)
+        return [Batch(x, t, m)]
 
     def place(self, member: int) -> tuple[int, int]:
         """Return the set and the model of a member."""
