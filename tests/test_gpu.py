@@ -122,6 +122,9 @@ def test_placebo_targets_are_the_same_on_the_gpu(noise: str) -> None:
         torch.testing.assert_close(a, b.cpu(), rtol=1e-3, atol=1e-3)
 
 
+STEADY = {"init_scale": 1.0}  # Adam magnifies rounding less than with the small filters of the default
+
+
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
 def test_unets_from_a_graph_learn_what_the_plain_loop_learns(optimiser, monkeypatch):
     """Pairs of objectives and members, replayed, against the same steps without a graph: they differ by rounding alone,
@@ -129,7 +132,7 @@ def test_unets_from_a_graph_learn_what_the_plain_loop_learns(optimiser, monkeypa
     points = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     data, goals = vk.Empirical(points.cuda()), ["J0", "J1", vk.JC(10.0)]
     training = Training(data, vk.VP(), J1(), None)
-    options = {"steps": 12, "batch": 16, "ema": 0.9, "decay": "cosine", "optimiser": optimiser}
+    options = {"steps": 12, "batch": 16, "ema": 0.9, "decay": "cosine", "optimiser": optimiser} | STEADY
     fast, plain = (vk.models.UNet((8, 8, 8), **options, chunk=c) for c in (1, 2))
     assert [model._captured(training) for model in (fast, plain)] == [True, False]
     start = torch.cat([p.flatten(1) for p in plain.initial(training, [0, 1]).values()], 1)
@@ -155,7 +158,7 @@ def test_a_graph_with_attention_dropout_and_classes(bf16, compile):
     """Masks and labels change from step to step, also in a graph: the same steps without one give the same members."""
     points = torch.rand(20, 3, 16, 8, generator=torch.Generator().manual_seed(0))
     how = {"blocks": 2, "attention": (1, 2), "heads": 2, "dropout": 0.3, "classes": 3, "bf16": bf16}
-    how |= {"steps": 12, "batch": 16, "ema": 0.9, "compile": compile}
+    how |= {"steps": 12, "batch": 16, "ema": 0.9, "compile": compile} | STEADY
     fast, plain = (vk.models.UNet((8, 16, 16), **how, chunk=c) for c in (1, 2))
     options = {"members": [3, 1], "labels": torch.arange(20) % 3, "flips": True, "objective": "J0"}
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
