@@ -97,7 +97,7 @@ DESIGNS = {
     ),
     "digits": Design(
         44,
-        vk.models.UNet((16, 32, 32), lr=1e-3, ema=0.995, spread=0.75, target="noise", weight="sigma2"),
+        vk.models.UNet((16, 32, 32), lr=1e-3, ema=0.995, spread=0.75, target="noise", weight="sigma2", init_scale=1.0),
         (1000, 3000, 9000, 27000),
         members=6,
         samples=1024,

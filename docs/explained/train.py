@@ -22,7 +22,7 @@ KINDS = ("unet", "mlp")
 def models(share: float) -> dict[str, vk.models.UNet | vk.models.MLP]:
     """Return both architectures; ``share`` of the full number of steps."""
     how = {"target": "edm", "spread": 0.5, "ema": 0.999, "decay": "cosine"}
-    unet = vk.models.UNet(batch=128, steps=max(1, int(8000 * share)), lr=1e-3, bf16=True, **how)
+    unet = vk.models.UNet(batch=128, steps=max(1, int(8000 * share)), lr=1e-3, init_scale=1.0, bf16=True, **how)
     mlp = vk.models.MLP(
         width=512, depth=4, time_features=8, batch=256, steps=max(1, int(20_000 * share)), chunk=1, **how
     )
