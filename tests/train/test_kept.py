@@ -175,7 +175,7 @@ def test_files_are_few_and_no_pickles(folder):
         ({"times": lambda u: 0.01 + 0.99 * u**2}, "other times.*process, weights, times or labels"),
         ({"vary": ["init"]}, "other vary"),
     ],
-    ids=str,
+    ids=["seed", "objectives", "snapshots", "members", "draws", "data", "lr", "weight", "times", "vary"],
 )
 def test_a_checkpoint_of_another_training_is_refused(folder, change, says):
     before = {path: path.read_bytes() for path in folder.iterdir()}
