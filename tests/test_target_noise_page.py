@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from types import ModuleType
 
@@ -50,10 +49,3 @@ def test_the_page_states_the_numbers_of_a_study(page: ModuleType) -> None:
     assert number["level"] == 0.3
     assert page.interval(number) in text
     assert found.number("nowhere", "c = 1", "V") == {}
-
-
-@pytest.mark.skipif(not (FOLDER.parent / "target_noise.md").exists(), reason="the study was not run yet")
-def test_the_page_is_what_its_command_writes(page: ModuleType) -> None:
-    held = json.loads(page.ANSWER.read_text(encoding="utf-8"))
-    assert page.PAGE.read_text(encoding="utf-8") == page.page(held)
-    assert sum(path.stat().st_size for path in page.RESULTS.glob("*.npz")) < 5_000_000

@@ -178,7 +178,12 @@ def test_all_names_are_tested() -> None:
         "responses",
         "thumbnails",
         "score_deviation",
-    }  # in test_plots_audits.py, test_compare.py and test_explain_report.py
+        "twin_curves",
+        "twin_frontiers",
+        "twin_ratios",
+        "twin_samples",
+        "twin_variances",
+    }  # in test_plots_audits.py, test_compare.py, test_explain_report.py, test_target_noise.py and test_twins.py
     assert set(plots.__all__) == set(DRAW) | helpers | elsewhere
 
 
