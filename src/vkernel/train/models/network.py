@@ -70,7 +70,7 @@ class Network(Model):
     ``decay="cosine"`` lowers ``lr`` to 0; ``chunk`` is the number of members trained at once, ``None`` all of them.
     ``bf16=True`` evaluates the module in bfloat16; parameters, gradients and the loss keep ``dtype``. With ``chunk=1``
     training on a GPU is a CUDA graph, whose loss ``compile=True`` compiles by ``torch.compile``; ``None`` does so where
-    Triton and a C compiler are found and training is long enough to win back the 20 s that it takes."""
+    Triton and a C compiler are found and training is long enough to win back the 20 to 50 s of it."""
 
     target: str = "noise"
     weight: Weight | None = None
