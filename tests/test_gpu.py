@@ -36,6 +36,15 @@ def test_same_as_cpu(n: int, d: int, sigma: float) -> None:
     assert float((a.sample_indices(50, 0) == b.sample_indices(50, 0).cpu()).float().mean()) > 0.99
 
 
+def test_more_queries_than_blocks_of_a_grid() -> None:
+    """CUDA starts at most 65,535 blocks along the second axis: few points leave memory for more queries than that."""
+    g = torch.Generator().manual_seed(0)
+    data, x = vk.Empirical(torch.rand(128, 64, generator=g)), torch.randn(70_000, 64, generator=g)
+    some = torch.randint(len(x), (200,), generator=g)
+    found = vk.EmpiricalScore(vk.Empirical(data[:].cuda()), vk.EDM())(x.cuda(), 1.0).cpu()
+    torch.testing.assert_close(found[some], vk.EmpiricalScore(data, vk.EDM())(x[some], 1.0), rtol=1e-4, atol=1e-4)
+
+
 def test_queries_on_another_device_than_the_data() -> None:
     score = vk.EmpiricalScore(vk.Empirical(torch.randn(10, 3)).to("cuda"), vk.VP())
     assert score(torch.randn(4, 3), 0.1).device.type == "cpu"
