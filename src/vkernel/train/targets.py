@@ -109,8 +109,8 @@ class Targets(TrainingSet):
 
         ``t`` is the time of the process, one number or ``(B,)``: the index of the network under ``vk.DDPM``. ``index
         (B,)`` are the images from which x_t was made. ``labels (B,)`` are their labels, or ``null`` where dropped; by
-        default none is. Sums are float64, whatever the dtype of x_t. The first ten batches, and every hundredth, are
-        checked to be noisy versions of these images."""
+        default none is. Posterior weights are computed in float32 or better, whatever the dtype of x_t, and the result
+        is rounded once. The first ten batches, and every hundredth, are checked to be noised versions of the images."""
         good = check_real(x_t, "x_t").is_floating_point() and x_t.ndim > 0 and tuple(x_t.shape[1:]) == self.data.shape
         wanted = f"x_t must be a batch of noised images, floats (B, {', '.join(map(str, self.data.shape))})"
         require(good, f"{wanted}; got {_about(x_t)}.")
