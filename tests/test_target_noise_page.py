@@ -30,13 +30,14 @@ def test_the_page_states_the_numbers_of_a_study(page: ModuleType) -> None:
     cells = {("fashion", 128, "unet"): cell, ("fashion", 128, "mlp"): pair}
     cells[("fashion", 1024, "unet")] = pair | {"c = 1": Effect(V=2.0)}
     ds = planted(cells)
-    held = target_noise.answer(ds, draws=60) | {"missing": [{"cell": "fashion, n = 8,192, unet", "objective": "c = 3"}]}
+    held = target_noise.answer(ds, draws=60) | {"energies": page.energies(ds)}
+    held |= {"missing": [{"cell": "fashion, n = 8,192, unet", "objective": "c = 3"}]}
     text = page.page(held, {"repeat": held, "sgd": held})
     assert "fashion, n = 8,192, unet: c = 3" in text
     for outcome in held["outcomes"]:
         assert outcome["numbers"] in text
-    rows = [line for line in text.splitlines() if line.startswith("| Bertrand | ")]
-    assert rows[0] == "| Bertrand | **holds** | **holds** | **fails** |"
+    rows = [line for line in text.splitlines() if line.startswith("| Equivalence, V included | ")]
+    assert rows[0] == "| Equivalence, V included | **holds** | **holds** | **fails** |"
     assert [line.split(" | ")[2] for line in rows if " | fashion, " in line][:3] == [
         "**holds**",
         "**holds**",

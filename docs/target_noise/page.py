@@ -13,13 +13,16 @@ With ``--text`` only the last is made, from the JSON file. A test compares page 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
+import statistics
 import subprocess
 import sys
 from pathlib import Path
 
 import jinja2
+import numpy as np
 import xarray
 
 from vkernel import plots, study
@@ -37,7 +40,8 @@ LEVEL = 0.3  # σ/α at which the figure shows the gap
 TWINS = {"data": "fashion", "n": "128", "network": "unet"}  # whose samples are shown
 DRAWS = 2000
 WIDE = 3  # cells in a figure
-STUDIES = "images", "images_cifar"
+GROUPS = "held_out", "energy_single"  # quantities on which equivalence is also stated by itself
+STUDIES = "images", "images_cifar", "images_sgd"
 
 
 def results(part: str = "") -> xarray.Dataset:
@@ -79,7 +83,31 @@ class Answer:
         for title, found in self.by_rule(of).items():
             each = {o["cell"]: o for o in found}
             lines.append(row(title, *(verdict(each[cell]) if cell in each else "not run" for cell in self.cells)))
+            if found[0]["rule"] == "bertrand":  # by kind of quantity, without Holm's method
+                for name in GROUPS:
+                    alone = (dict(each[cell]["groups"]).get(name, "not run") for cell in self.cells if cell in each)
+                    lines.append(row(f"– {words()['quantities'][name]} alone", *alone))
         return "\n".join(lines)
+
+    def least(self, cell: str, objective: str) -> str:
+        """Return the least held-out error along training, a geometric mean over levels."""
+        found = (
+            n["value"]
+            for n in self.held["numbers"]
+            if (n["cell"], n["objective"]) == (cell, objective) and n["name"] == "held_out_mean"
+        )
+        return significant(min(found, default=float("nan")), 3)
+
+    def middle(self, cell: str, objective: str) -> str:
+        """Return the median over members of the energy distance of one model."""
+        found = self.held["energies"].get(cell, {}).get(objective)
+        return significant(statistics.median(found), 3) if found else "(not run)"
+
+    def farther(self, cell: str, of: str = "c = 1") -> str:
+        """Return in how many pairs of twins one model is farther from held-out images with ``of`` than with c = 0."""
+        found = self.held["energies"].get(cell, {})
+        pairs = list(zip(found.get(of, ()), found.get("c = 0", ()), strict=True))
+        return f"{sum(a > b for a, b in pairs)} of {len(pairs)}"
 
     def details(self, of: str = "c = 1") -> str:
         """Return what decided the verdicts on one objective; comparisons that were not run are left out."""
@@ -210,6 +238,19 @@ class Answer:
         return sum(o["verdict"] == verdict and variant in (None, o["variant"]) for o in found)
 
 
+def energies(ds: xarray.Dataset) -> dict[str, dict[str, list[float]]]:
+    """Return the energy distances of single members to held-out images at the last step, by cell and objective."""
+    last, found = ds.isel(step=-1), {}
+    for key in itertools.product(*(ds[dim].values.tolist() for dim in ("data", "n", "network", "objective"))):
+        one = last.sel(dict(zip(("data", "n", "network", "objective"), key, strict=True)))
+        within = one["energy_within"].transpose("member", "other").values.diagonal()
+        values = 2 * one["energy_to"].mean("held_out").values - within - float(one["energy_held_out"])
+        if np.isfinite(values).all():
+            cell = cell_name({"data": key[0], "n": f"{key[1]:g}", "network": key[2]})
+            found.setdefault(cell, {})[key[3]] = [round(float(v), 5) for v in values]
+    return found
+
+
 def listed(pairs: list[tuple[str, str]]) -> str:
     """Return conditions, cells with objectives, as a phrase."""
     found: dict[str, list[str]] = {}
@@ -302,7 +343,7 @@ def figures(ds: xarray.Dataset) -> None:
 def main() -> None:
     if "--text" not in sys.argv:
         ds = results().load()
-        held = target_noise.answer(ds, draws=DRAWS) | {"missing": missing(ds)}
+        held = target_noise.answer(ds, draws=DRAWS) | {"missing": missing(ds), "energies": energies(ds)}
         controls = {part: target_noise.answer(results(part).load(), draws=DRAWS) for part in ("repeat", "sgd")}
         for path, content in ((ANSWER, held), (CONTROLS, controls)):
             write(path, json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n")

@@ -274,7 +274,7 @@ def test_the_command_on_a_file_of_results(tmp_path: Path, capsys: pytest.Capture
     file = study.export(ds, tmp_path / "planted.npz")
     study_report(file, tmp_path / "out", draws=100)
     said = capsys.readouterr().out
-    assert "Bertrand" in said
+    assert "Equivalence" in said
     held = json.loads((tmp_path / "out" / "answer.json").read_text(encoding="utf-8"))
     assert [o["verdict"] for o in held["outcomes"] if o["rule"] == "bertrand" and o["of"] == "c = 1"] == [HOLDS]
     assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".json", ".png"}

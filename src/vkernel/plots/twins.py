@@ -111,8 +111,9 @@ def twin_frontiers(ds: xarray.Dataset) -> Figure:
             for ax, y in zip(
                 panels[:, k], (100 * array(one["memorised"].sel(objective=name)), (held - own).mean(-1)), strict=True
             ):
-                ax.plot(x, y, color=colour, ls=style, marker=marker, label=name)
-                ax.plot(x[-1:], y[-1:], color=colour, marker=marker, ms=8)
+                look = {"color": colour, "marker": marker, "mfc": colour if style == "-" else ax.get_facecolor()}
+                ax.plot(x, y, ls=style, label=name, **look)
+                ax.plot(x[-1:], y[-1:], ms=8, **look)
     every = np.concatenate([line.get_xdata() for ax in panels[0] for line in ax.get_lines()])
     for ax in panels.flat:
         base.log_axis(ax, "x", every)

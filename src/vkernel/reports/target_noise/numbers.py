@@ -109,7 +109,8 @@ def _curves(cell: Cell, label: str, members: tuple[int, ...]) -> dict[str, tuple
             values = torch.from_numpy(cell.array(name, label, *dims[:-1])[list(members)].astype(float))
             if name in WITHOUT_ONE:
                 values = values.mean(0) - (len(members) - 1) * (values - values.mean(0))
-            found[name] = dims, _ends(draw, draw.mean(values))
+            ends = _ends(draw, draw.mean(values))
+            found[name] = dims, ends.clamp(-1, 1) if name in WITHOUT_ONE else ends  # those are correlations
     pair = Comparison(cell, label, ZERO)
     if pair.run and pair.enough and label != ZERO:
         found["V_ratio"] = LEVELS, _ends(pair.draw, log_ratio(pair.a.V[..., 0], pair.b.V[..., 0])).exp()
