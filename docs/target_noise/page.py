@@ -191,8 +191,8 @@ class Answer:
 
     def most(self, cell: str, name: str) -> str:
         """Return the largest value over levels of ρ or of the network's noise share."""
-        found = next(c for c in self.held["cells"] if c["cell"] == cell)
-        return significant(max(found[name]), 2)
+        found = (max(c[name]) for c in self.held["cells"] if c["cell"] == cell)
+        return significant(next(found, math.nan), 2)
 
     def at(self, cell: str, name: str, level: float) -> str:
         """Return ρ or the network's noise share at a level."""
