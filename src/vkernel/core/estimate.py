@@ -325,12 +325,68 @@ def difference_of_means(a: Tensor, b: Tensor) -> Estimate:
     return Estimate.of_variances(float(a.mean() - b.mean()), parts)
 
 
+def welch_p(a: Tensor, b: Tensor) -> float:
+    """Return the one-sided p value of mean a ≤ mean b, independent ``a (n,)`` and ``b (m,)``, by Welch's test."""
+    from scipy.special import stdtr
+
+    difference, parts = float(a.mean() - b.mean()), [(float(x.var()) / len(x), len(x)) for x in (a, b)]
+    total = sum(variance for variance, _ in parts)
+    if not total > 0:  # no spread at all
+        return 0.5 if difference == 0 else float(difference < 0)
+    dof = total**2 / max(sum(variance**2 / (n - 1) for variance, n in parts), TINY)
+    return float(stdtr(dof, -difference / math.sqrt(total)))
+
+
+def relative_change(a: Tensor, b: Tensor, size: Tensor, level: float) -> Estimate:
+    r"""Estimate (mean a - mean b) / mean size with a lower bound; ``a`` and ``size (n,)`` are pairs, ``b (m,)`` is
+    independent of them. The interval [low, ∞) holds the :math:`\delta` that the one-sided test of
+    :math:`E[a - \delta\,\mathrm{size}] > E[b]` does not reject at ``level`` (Fieller's form of Welch's test)."""
+    mean = float(size.mean())
+    value = float(a.mean() - b.mean()) / mean if mean > 0 else math.nan
+    if not math.isfinite(value):
+        return Estimate.unknown()
+    se = math.sqrt(float((a - value * size).var()) / len(a) + float(b.var()) / len(b)) / mean
+    outside = value - max(se, TINY)
+    while welch_p(a - outside * size, b) >= level:
+        outside = value - 2 * (value - outside)
+        if value - outside > 1e6 * max(se, TINY):  # the mean of size cannot be distinguished from zero
+            return Estimate(value, se, -INF, INF)
+    inside = value
+    for _ in range(60):
+        middle = (inside + outside) / 2
+        rejected = welch_p(a - middle * size, b) < level
+        inside, outside = (inside, middle) if rejected else (middle, outside)
+    return Estimate(value, se, outside, INF)
+
+
 def difference_of_shares(one: Estimate, two: Estimate) -> Estimate:
     """Estimate one share less another, independent, from their Wilson intervals (Newcombe 1998, method 10)."""
     value, se = one.value - two.value, math.hypot(one.se, two.se)
     below = math.hypot(one.value - one.low, two.high - two.value)
     above = math.hypot(one.high - one.value, two.value - two.low)
     return Estimate(value, se, value - below, value + above)
+
+
+def crossing(x: Tensor, y: Tensor, height: float, chance: float = 0.95) -> Estimate:
+    r"""Estimate where a line through ``x, y (m,)`` reaches ``height``, for a new observation (inverse regression).
+
+    With slope b, residual variance s² and :math:`S = \sum (x_i - \bar x)^2`, the interval of coverage ``chance`` holds
+    the :math:`x_0` with :math:`(\bar y + b (x_0 - \bar x) - h)^2 \le q^2 s^2 (1 + 1/m + (x_0 - \bar x)^2 / S)`, q
+    Student's quantile with m - 2 degrees of freedom. Nothing is known where the slope is not significant."""
+    m, u, v = len(x), x - x.mean(), y - y.mean()
+    spread = float(u.square().sum())
+    if m < 3 or not spread > 0:
+        return Estimate.unknown()
+    b = float((u * v).sum()) / spread
+    s2 = float((v - b * u).square().sum()) / (m - 2)
+    q2, away = student_quantile(m - 2, (1 + chance) / 2) ** 2, height - float(y.mean())
+    square = b * b - q2 * s2 / spread
+    if not square > 0:
+        return Estimate.unknown()
+    root = math.sqrt(max(q2 * s2 * ((1 + 1 / m) * square + away**2 / spread), 0.0))
+    middle, value = float(x.mean()), away / b
+    se = math.sqrt(s2 * (1 + 1 / m + value**2 / spread)) / abs(b)
+    return Estimate(middle + value, se, middle + (b * away - root) / square, middle + (b * away + root) / square)
 
 
 def median(samples: Tensor) -> Estimate:
@@ -478,8 +534,8 @@ def permutation_p(observed: float, permuted: Tensor, slack: float = 0.0) -> floa
 
 
 @functools.cache
-def student_quantile(dof: float) -> float:
-    """Return the .975 quantile of Student's law; infinite without degrees of freedom."""
+def student_quantile(dof: float, level: float = 0.975) -> float:
+    """Return the quantile of Student's law at ``level``, above ½; infinite without degrees of freedom."""
     from scipy.special import stdtrit
 
-    return math.inf if dof < 1 else float(stdtrit(dof, 0.975))
+    return math.inf if dof < 1 else float(stdtrit(dof, level))

@@ -15,6 +15,7 @@ is **authentic** (Alaa et al. 2022) if it is farther from its nearest training i
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -158,6 +159,14 @@ class Reference:
             which = merge[torch.searchsorted(kept, picked)]
             alone = which.where(merge.bincount()[which] == 1, -1)  # a point that is there twice is not left out
             self.own = self._neighbours(self.points.take(which).double().cpu(), alone)
+
+    def to(self, device: torch.device | str) -> Reference:
+        """Return the same comparison with the training images on ``device``, where neighbours are searched."""
+        if isinstance(self.points, Augmented) or self.points.device == torch.device(device):
+            return self
+        moved = copy.copy(self)
+        moved.points = self.points.to(device)
+        return moved
 
     def copies(self, samples: Tensor, threshold: float = 1 / 3) -> Copies:
         """Compare samples with the training set."""

@@ -1,0 +1,163 @@
+r"""Is the run starting to memorise? Pure functions of its evaluations (docs/theory.md, §10.9).
+
+**Alarm.** With :math:`e_i(k)` the error of image i at evaluation k and :math:`\Delta e_i(k) = e_i(k) - e_i(1)`,
+
+.. math:: D_k = \frac{\overline{\Delta e}_{test}(k) - \overline{\Delta e}_{train}(k)}{\bar e_{test}(k)}
+
+is the part of the held-out error by which training images have improved more. If the network never saw the training
+images of the probe, both sets are random draws of one law whatever it learned, and E D = 0. The alarm is raised at the
+first k at which the lower bound of :math:`D_k`, of level :math:`\alpha_k = .06/(\pi^2 k^2)`, exceeds :math:`\delta` =
+.1: by the union bound the chance of a false alarm in a whole run is at most :math:`\sum_k \alpha_k = .01`, however
+evaluations depend on each other. The bound is that of Welch's test of :math:`E[\Delta e - \delta e] > E[\Delta e]`
+(:func:`~vkernel.core.estimate.relative_change`). Held-out images that are no random split make the test meaningless:
+where the Gaussian denoiser differs between the sets (p < .001), a shift is reported and no alarm.
+
+**Learning or settled.** The fall of the held-out error since the last evaluation at half the step or before, per
+doubling of steps, from pairs (the same images and noise): *learning* if it is positive (95 %) and above 1 %.
+
+**Copying.** The first evaluation at which Wilson's lower bound of the share of copies among samples is above Wilson's
+upper bound of the share among held-out images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vkernel.core.estimate import Estimate, relative_change
+from vkernel.reports.monitor.onset import Forecast, forecast
+from vkernel.reports.monitor.record import Evaluation, Setting
+
+DELTA = 0.1  # the part of the held-out error by which training images must have improved more
+SHIFT = 1e-3  # p value below which held-out images are no random split
+FALL = 0.01  # of the held-out error for a doubling of steps: less is settled
+FITS, FAILS = 1.5, 3.0  # errors relative to the Gaussian theory's: a reading that fits, and one that does not
+LEARNED = 0.7  # of the error of an output of zeros: less shows that the outputs were trained for this reading
+FEWEST = 3  # evaluations before it is said that no reading fits
+STATES = ("learning", "settled", "memorising")
+
+
+@dataclass(frozen=True)
+class Gap:
+    """D_k at evaluation ``k``, with its lower bound ``low`` and whether that raises the alarm."""
+
+    step: int
+    k: int
+    value: float
+    low: float
+
+    @property
+    def alarm(self) -> bool:
+        """Whether the lower bound exceeds δ."""
+        return self.low > DELTA
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the evaluations of a run show. ``state`` is "learning", "settled" or "memorising" (then ``since`` is the
+    step of the first alarm, or of the first copies if these come first). ``alarm`` and ``copying`` are the steps of
+    each, if any. ``gap``, ``fall`` (of the held-out error, per doubling of steps) and ``copies`` are the evidence at
+    the last evaluation, ``held`` the copies among held-out images, ``forecast`` the step at which copies are expected.
+    ``shifted``: held-out images are no random split. ``finite``: whether the last errors are. ``better``: another
+    prediction that the outputs fit; ``misfit``: they fit none."""
+
+    state: str
+    step: int
+    since: int | None
+    alarm: int | None
+    copying: int | None
+    gap: Gap | None
+    fall: Estimate | None
+    copies: Estimate | None
+    held: Estimate
+    forecast: Forecast
+    shifted: bool
+    finite: bool
+    better: str
+    misfit: bool
+
+
+def level(k: int) -> float:
+    """Return α_k, whose sum over all k is .01."""
+    return 0.06 / (math.pi * k) ** 2
+
+
+def gaps(records: Sequence[Evaluation]) -> list[Gap]:
+    """Return D_k of every evaluation with finite errors; those before the first are none."""
+    good = [r for r in records if r.finite]
+    found = []
+    for k, record in enumerate(good, 1):
+        if k == 1:
+            found.append(Gap(record.step, 1, 0.0, -math.inf))
+            continue
+        change = {name: e - good[0].images[name] for name, e in record.images.items()}
+        d = relative_change(change["test"], change["train"], record.images["test"], level(k))
+        found.append(Gap(record.step, k, d.value, d.low))
+    return found
+
+
+def fall(records: Sequence[Evaluation]) -> Estimate | None:
+    """Estimate the relative fall of the held-out error per doubling of steps; ``None`` if the run is too short."""
+    good = [r for r in records if r.finite]
+    before = [r for r in good if r.step <= good[-1].step / 2 and r is not good[-1]]
+    if not before:
+        return None
+    then, now = before[-1].images["test"], good[-1].images["test"]
+    doublings = math.log2(good[-1].step / before[-1].step) if before[-1].step > 0 else 1.0
+    return Estimate.of_mean((then - now) / then.mean(), scale=1 / doublings)
+
+
+def copying(records: Sequence[Evaluation], setting: Setting) -> int | None:
+    """Return the first step at which there are more copies among samples than held-out images explain."""
+    for record in records:
+        if record.drawn is not None and record.drawn.copies(setting.threshold).low > setting.held_share.high:
+            return record.step
+    return None
+
+
+def reading(records: Sequence[Evaluation], setting: Setting, falls: bool) -> tuple[str, bool]:
+    """Return another prediction that the outputs fit while they do not fit the stated one, and whether they fit none
+    although the error no longer falls."""
+    last, own = records[-1].readings, setting.predicts
+    if own not in last or not last[own] > FAILS:
+        return "", False
+    others = {
+        name: error
+        for name, error in last.items()
+        if name != own and error <= min(FITS, LEARNED * setting.zeros.get(name, 0.0))
+    }
+    better = min(others, key=others.__getitem__, default="")
+    return better, not better and len(records) >= FEWEST and not falls
+
+
+def verdict(records: Sequence[Evaluation], setting: Setting) -> Verdict:
+    """Return what the evaluations show; there is one evaluation or more."""
+    every, last = gaps(records), records[-1]
+    shifted = setting.shift < SHIFT
+    alarm = None if shifted else next((g.step for g in every if g.alarm), None)
+    copied = copying(records, setting)
+    fell = fall(records) if every else None
+    falls = fell is None or (fell.low > 0 and fell.value > FALL)
+    raised = [step for step in (alarm, copied) if step is not None]
+    state = "memorising" if raised else "learning" if falls else "settled"
+    drawn = [r.drawn for r in records if r.drawn is not None]
+    better, misfit = reading([r for r in records if r.finite] or [last], setting, falls)
+    return Verdict(
+        state=state,
+        step=last.step,
+        since=min(raised, default=None),
+        alarm=alarm,
+        copying=copied,
+        gap=every[-1] if every else None,
+        fall=fell,
+        copies=drawn[-1].copies(setting.threshold) if drawn else None,
+        held=setting.held_share,
+        forecast=forecast(records, setting, copied),
+        shifted=shifted,
+        finite=last.finite,
+        better=better,
+        misfit=misfit,
+    )
+
+
+__all__ = ["Gap", "Verdict", "copying", "fall", "gaps", "level", "reading", "verdict"]
