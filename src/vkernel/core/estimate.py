@@ -327,9 +327,14 @@ def difference_of_means(a: Tensor, b: Tensor) -> Estimate:
 
 def welch_p(a: Tensor, b: Tensor) -> float:
     """Return the one-sided p value of mean a ≤ mean b, independent ``a (n,)`` and ``b (m,)``, by Welch's test."""
+    parts = [(float(x.var()) / len(x), len(x)) for x in (a, b)]
+    return _welch_p(float(a.mean() - b.mean()), parts)
+
+
+def _welch_p(difference: float, parts: Sequence[tuple[float, int]]) -> float:
+    """Return the p value of a difference of means, from the variance of each and the number of its units."""
     from scipy.special import stdtr
 
-    difference, parts = float(a.mean() - b.mean()), [(float(x.var()) / len(x), len(x)) for x in (a, b)]
     total = sum(variance for variance, _ in parts)
     if not total > 0:  # no spread at all
         return 0.5 if difference == 0 else float(difference < 0)
@@ -341,21 +346,27 @@ def relative_change(a: Tensor, b: Tensor, size: Tensor, level: float) -> Estimat
     r"""Estimate (mean a - mean b) / mean size with a lower bound; ``a`` and ``size (n,)`` are pairs, ``b (m,)`` is
     independent of them. The interval [low, ∞) holds the :math:`\delta` that the one-sided test of
     :math:`E[a - \delta\,\mathrm{size}] > E[b]` does not reject at ``level`` (Fieller's form of Welch's test)."""
-    mean = float(size.mean())
-    value = float(a.mean() - b.mean()) / mean if mean > 0 else math.nan
+    n, m, mean, difference = len(a), len(b), float(size.mean()), float(a.mean() - b.mean())
+    value = difference / mean if mean > 0 else math.nan
     if not math.isfinite(value):
         return Estimate.unknown()
-    se = math.sqrt(float((a - value * size).var()) / len(a) + float(b.var()) / len(b)) / mean
-    outside = value - max(se, TINY)
-    while welch_p(a - outside * size, b) >= level:
-        outside = value - 2 * (value - outside)
-        if value - outside > 1e6 * max(se, TINY):  # the mean of size cannot be distinguished from zero
+    ((aa, ab), (_, bb)), other = torch.cov(torch.stack([a, size]).double()).div(n).tolist(), float(b.var()) / m
+
+    def variance(delta: float) -> float:
+        return max(float(aa - 2 * delta * ab + delta**2 * bb), 0.0)
+
+    def rejected(delta: float) -> bool:
+        return _welch_p(difference - delta * mean, [(variance(delta), n), (other, m)]) < level
+
+    se = math.sqrt(variance(value) + other) / mean
+    outside, inside = value - max(se, 1e-12), value
+    while not rejected(outside):
+        inside, outside = outside, value - 2 * (value - outside)
+        if value - outside > 1e6 * max(se, 1e-12):  # the mean of size cannot be distinguished from zero
             return Estimate(value, se, -INF, INF)
-    inside = value
-    for _ in range(60):
+    for _ in range(40):
         middle = (inside + outside) / 2
-        rejected = welch_p(a - middle * size, b) < level
-        inside, outside = (inside, middle) if rejected else (middle, outside)
+        inside, outside = (inside, middle) if rejected(middle) else (middle, outside)
     return Estimate(value, se, outside, INF)
 
 

@@ -82,17 +82,19 @@ def level(k: int) -> float:
     return 0.06 / (math.pi * k) ** 2
 
 
-def gaps(records: Sequence[Evaluation]) -> list[Gap]:
-    """Return D_k of every evaluation with finite errors; those before the first are none."""
+def gaps(records: Sequence[Evaluation], known: Sequence[Gap] = ()) -> list[Gap]:
+    """Return D_k of every evaluation with finite errors; ``known`` are those of evaluations before, which are kept."""
     good = [r for r in records if r.finite]
-    found = []
+    found: list[Gap] = []
     for k, record in enumerate(good, 1):
-        if k == 1:
+        if k <= len(known) and known[k - 1].step == record.step and len(found) == k - 1:
+            found.append(known[k - 1])
+        elif k == 1:
             found.append(Gap(record.step, 1, 0.0, -math.inf))
-            continue
-        change = {name: e - good[0].images[name] for name, e in record.images.items()}
-        d = relative_change(change["test"], change["train"], record.images["test"], level(k))
-        found.append(Gap(record.step, k, d.value, d.low))
+        else:
+            change = {name: e - good[0].images[name] for name, e in record.images.items()}
+            d = relative_change(change["test"], change["train"], record.images["test"], level(k))
+            found.append(Gap(record.step, k, d.value, d.low))
     return found
 
 
@@ -130,9 +132,15 @@ def reading(records: Sequence[Evaluation], setting: Setting, falls: bool) -> tup
     return better, not better and len(records) >= FEWEST and not falls
 
 
-def verdict(records: Sequence[Evaluation], setting: Setting) -> Verdict:
-    """Return what the evaluations show; there is one evaluation or more."""
-    every, last = gaps(records), records[-1]
+def verdicts(records: Sequence[Evaluation], setting: Setting) -> list[Verdict]:
+    """Return what was known after each evaluation."""
+    every = gaps(records)
+    return [verdict(records[:k], setting, every) for k in range(1, len(records) + 1)]
+
+
+def verdict(records: Sequence[Evaluation], setting: Setting, known: Sequence[Gap] = ()) -> Verdict:
+    """Return what the evaluations show; there is one evaluation or more. ``known`` are their gaps, if computed."""
+    every, last = gaps(records, known), records[-1]
     shifted = setting.shift < SHIFT
     alarm = None if shifted else next((g.step for g in every if g.alarm), None)
     copied = copying(records, setting)
@@ -160,4 +168,4 @@ def verdict(records: Sequence[Evaluation], setting: Setting) -> Verdict:
     )
 
 
-__all__ = ["Gap", "Verdict", "copying", "fall", "gaps", "level", "reading", "verdict"]
+__all__ = ["Gap", "Verdict", "copying", "fall", "gaps", "level", "reading", "verdict", "verdicts"]

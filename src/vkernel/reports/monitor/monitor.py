@@ -27,7 +27,7 @@ from vkernel.core.progress import Progress
 from vkernel.process import Process
 from vkernel.reports.audit.decoder import Decoding, decoder as read_decoder
 from vkernel.reports.monitor import board, pictures, sources
-from vkernel.reports.monitor.alarm import SHIFT, Verdict, verdict
+from vkernel.reports.monitor.alarm import SHIFT, Gap, Verdict, gaps, verdict
 from vkernel.reports.monitor.budget import Budget
 from vkernel.reports.monitor.conventions import Conventions, Forward, device_of
 from vkernel.reports.monitor.log import Log, kept
@@ -116,6 +116,7 @@ class Monitor:
             raise sources.no_split()
         self.records: tuple[Evaluation, ...] = ()
         self.verdict: Verdict | None = None
+        self._gaps: list[Gap] = []
         self._warned: set[str] = set()
         self._last_step: int | None = None
         self._silent = _other_rank()
@@ -247,7 +248,9 @@ class Monitor:
         record = Evaluation.of(step, errors, drawn, "network" if ema is None else "ema", *times, cost)
         changed = self.records and self.records[-1].weights != record.weights
         self.records = tuple(kept(list(self.records), record))
-        self.verdict = verdict(self.records, self.setting)
+        before = [g for g in self._gaps if g.step < step]
+        self._gaps = gaps(self.records, before)
+        self.verdict = verdict(self.records, self.setting, self._gaps)
         self._report(record, self.verdict, picture, bool(changed))
         self.budget.spend(clock() - now, 0.0, note=False)
         return record

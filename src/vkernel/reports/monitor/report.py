@@ -53,7 +53,7 @@ def cells(record: Evaluation, verdict: Verdict, setting: Setting) -> list[str]:
         BLANK if drawn is None else f"{100 * drawn.copies(setting.threshold).value:.1f} %",
         BLANK if due.value is None else f"{significant(due.value)} ({significant(due.low)}–{significant(due.high)})",
         f"{100 * record.spent / record.wall:.1f} %" if record.wall > 0 else BLANK,
-        gist(verdict, setting),
+        text("word", v=verdict),
     ]
 
 
