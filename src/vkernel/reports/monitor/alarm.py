@@ -32,8 +32,8 @@ DELTA = 0.1  # the part of the held-out error by which training images must have
 SHIFT = 1e-3  # p value below which held-out images are no random split
 FALL = 0.01  # of the held-out error for a doubling of steps: less is settled
 FITS, FAILS = 1.5, 3.0  # errors relative to the Gaussian theory's: a reading that fits, and one that does not
-LEARNED = 0.7  # of the error of an output of zeros: less shows that the outputs were trained for this reading
-FEWEST = 3  # evaluations before it is said that no reading fits
+HALF, LEARNED = 0.5, 0.7  # of the error of the stated reading, and of that of an output of zeros
+FEWEST = 3  # evaluations at which a reading fits, or none
 STATES = ("learning", "settled", "memorising")
 
 
@@ -118,18 +118,23 @@ def copying(records: Sequence[Evaluation], setting: Setting) -> int | None:
 
 
 def reading(records: Sequence[Evaluation], setting: Setting, falls: bool) -> tuple[str, bool]:
-    """Return another prediction that the outputs fit while they do not fit the stated one, and whether they fit none
-    although the error no longer falls."""
-    last, own = records[-1].readings, setting.predicts
-    if own not in last or not last[own] > FAILS:
+    """Return another prediction that the outputs fit at the last evaluations, and whether they fit none although the
+    error no longer falls. Another prediction fits if its error is half of the stated one's, no larger than that of a
+    linear denoiser by much, and well below that of an output of zeros, which is a fair denoiser for v and flow."""
+    recent, own = [r.readings for r in records[-FEWEST:]], setting.predicts
+    if len(recent) < FEWEST or any(own not in errors for errors in recent):
         return "", False
-    others = {
-        name: error
-        for name, error in last.items()
-        if name != own and error <= min(FITS, LEARNED * setting.zeros.get(name, 0.0))
-    }
-    better = min(others, key=others.__getitem__, default="")
-    return better, not better and len(records) >= FEWEST and not falls
+    fits = [
+        {
+            name: error
+            for name, error in errors.items()
+            if error <= min(FITS, HALF * errors[own], LEARNED * setting.zeros.get(name, 0.0))
+        }
+        for errors in recent
+    ]
+    better = min(fits[-1], key=fits[-1].__getitem__, default="")
+    better = better if all(better in found for found in fits) else ""
+    return better, not better and recent[-1][own] > FAILS and not falls
 
 
 def verdicts(records: Sequence[Evaluation], setting: Setting) -> list[Verdict]:

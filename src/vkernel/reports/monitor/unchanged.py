@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 @contextlib.contextmanager
@@ -41,7 +42,7 @@ def random_states() -> Iterator[None]:
 def modes(modules: list[nn.Module]) -> Iterator[None]:
     """Put modules into evaluation mode, by their flag alone; restore modes and buffers at the end."""
     before = [(module, module.training) for module in modules]
-    buffers = [(b, b._version, b.clone()) for module in modules for b in module._buffers.values() if b is not None]
+    buffers = [(b, b._version, b.clone()) for module in modules for b in module._buffers.values() if _tracked(b)]
     try:
         for module, _ in before:
             module.training = False
@@ -65,9 +66,13 @@ def unchanged(modules: list[nn.Module], device: torch.device) -> Iterator[None]:
         yield
 
 
+def _tracked(buffer: Tensor | None) -> bool:
+    return buffer is not None and not buffer.is_inference()
+
+
 def _eager() -> contextlib.AbstractContextManager[object]:
-    """Return a context in which compiled functions run eagerly, where this torch has one (2.6)."""
-    stance = getattr(torch.compiler, "set_stance", None)
+    """Return a context in which compiled functions run eagerly, if any may exist and this torch has one (2.6)."""
+    stance = getattr(torch.compiler, "set_stance", None) if "torch._dynamo" in sys.modules else None
     return contextlib.nullcontext() if stance is None else stance("force_eager")
 
 
