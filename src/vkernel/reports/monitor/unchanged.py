@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 @contextlib.contextmanager
@@ -42,7 +42,8 @@ def random_states() -> Iterator[None]:
 def modes(modules: list[nn.Module]) -> Iterator[None]:
     """Put modules into evaluation mode, by their flag alone; restore modes and buffers at the end."""
     before = [(module, module.training) for module in modules]
-    buffers = [(b, b._version, b.clone()) for module in modules for b in module._buffers.values() if _tracked(b)]
+    held = [b for module in modules for b in module._buffers.values() if b is not None and not b.is_inference()]
+    buffers = [(b, b._version, b.clone()) for b in held]
     try:
         for module, _ in before:
             module.training = False
@@ -64,10 +65,6 @@ def unchanged(modules: list[nn.Module], device: torch.device) -> Iterator[None]:
     autocast = torch.autocast(kind, dtype=dtype, enabled=on, cache_enabled=False)
     with random_states(), modes(modules), torch.no_grad(), autocast, _eager():
         yield
-
-
-def _tracked(buffer: Tensor | None) -> bool:
-    return buffer is not None and not buffer.is_inference()
 
 
 def _eager() -> contextlib.AbstractContextManager[object]:
