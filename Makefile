@@ -38,7 +38,7 @@ bench: $(VENV)/.bench
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,data,audit,study,ray,explore]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,data,audit,study,ray,explore,monitor]'
 	touch $@
 
 $(VENV)/.docs: $(STAMP)

@@ -17,6 +17,7 @@ import vkernel
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "howto").glob("*.md"))]
+SMALL = {"train_with_monitor": "--n 32 --steps 40 --width 8 --every 10 --device cpu"}  # options of long examples
 FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -40,6 +41,7 @@ def test_example_runs(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     mpl.use("agg")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(script), *SMALL.get(script.stem, "").split()])
     runpy.run_path(str(script), run_name="__main__")
     import matplotlib.pyplot as plt
 

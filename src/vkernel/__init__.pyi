@@ -28,6 +28,7 @@ from vkernel.reports.audit.audit import audit
 from vkernel.reports.audit.saved import audit_samples
 from vkernel.reports.compare import compare
 from vkernel.reports.explain.explain import explain
+from vkernel.reports.monitor.monitor import Monitor
 from vkernel.reports.profile import Profile, profile
 from vkernel.sample import path
 from vkernel.sample.scores import Scores
@@ -63,6 +64,7 @@ __all__ = [
     "FlowMatching",
     "GaussianMixture",
     "InputError",
+    "Monitor",
     "Process",
     "Profile",
     "Score",

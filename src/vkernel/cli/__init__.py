@@ -1,4 +1,4 @@
-"""The command line: ``vkernel profile``, ``audit``, ``study``, ``reproduce`` and ``explore``.
+"""The command line: ``vkernel profile``, ``audit``, ``monitor``, ``study``, ``reproduce`` and ``explore``.
 
 Input that cannot be used is refused with one sentence on standard error and exit code 2. This file imports little:
 whatever takes time is imported by :func:`main`, so that Ctrl-C ends that too with one sentence.

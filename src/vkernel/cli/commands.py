@@ -29,6 +29,7 @@ from vkernel.cli.common import (
     option,
     write,
 )
+from vkernel.cli.monitor import monitor
 from vkernel.cli.streams import fail, say, warn
 from vkernel.cli.study import study
 from vkernel.core.errors import InputError, require
@@ -79,6 +80,7 @@ def profile(
 
 
 app.command(cls=Command)(audit)
+app.command(cls=Command)(monitor)
 
 
 @app.command()
@@ -146,6 +148,8 @@ def _sentence(error: Exception) -> str | None:
         return f"{error.strerror or error}: {error.filename or ''}".rstrip(": ") + "."
     if not hasattr(error, "format_message"):  # ClickException of click, or of the copy that newer typers contain
         return None
-    command = [part for part in sys.argv[1:2] if part in ("profile", "audit", "reproduce", "explore", "study")]
+    command = [
+        part for part in sys.argv[1:2] if part in ("profile", "audit", "monitor", "reproduce", "explore", "study")
+    ]
     words = error.format_message().rstrip(".")
     return words and f"{words}. See '{' '.join(['vkernel', *command, '--help'])}'."

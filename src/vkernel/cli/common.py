@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from vkernel.reports.audit import Audit
+    from vkernel.reports.monitor.result import RunReport
 
 TEXTS = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf8"))
 
@@ -115,7 +116,9 @@ def show(table: RenderableType) -> None:
     put(page.read())
 
 
-def write(found: vk.Profile | Audit, table: RenderableType | None, json: Path | None, html: Path | None) -> None:
+def write(
+    found: vk.Profile | Audit | RunReport, table: RenderableType | None, json: Path | None, html: Path | None
+) -> None:
     """Write the files of a result, then print its table; a file that cannot be written prevents neither."""
     failed: list[InputError] = []
     wrote = []

@@ -325,12 +325,93 @@ def difference_of_means(a: Tensor, b: Tensor) -> Estimate:
     return Estimate.of_variances(float(a.mean() - b.mean()), parts)
 
 
+def welch_p(a: Tensor, b: Tensor) -> float:
+    """Return the one-sided p value of mean a ≤ mean b, independent ``a (n,)`` and ``b (m,)``, by Welch's test."""
+    parts = [(float(x.var()) / len(x), len(x)) for x in (a, b)]
+    return _welch_p(float(a.mean() - b.mean()), parts)
+
+
+def _welch_p(difference: float, parts: Sequence[tuple[float, int]]) -> float:
+    """Return the p value of a difference of means, from the variance of each and the number of its units."""
+    from scipy.special import stdtr
+
+    total = sum(variance for variance, _ in parts)
+    if not total > 0:  # no spread at all
+        return 0.5 if difference == 0 else float(difference < 0)
+    dof = total**2 / max(sum(variance**2 / (n - 1) for variance, n in parts), TINY)
+    return float(stdtr(dof, -difference / math.sqrt(total)))
+
+
+def _student_p(difference: float, parts: Sequence[tuple[float, int]]) -> float:
+    """Return the p value of a difference of means of two samples with one variance."""
+    from scipy.special import stdtr
+
+    dof = sum(n - 1 for _, n in parts)
+    pooled = sum(variance * n * (n - 1) for variance, n in parts) / dof * sum(1 / n for _, n in parts)
+    if not pooled > 0:
+        return 0.5 if difference == 0 else float(difference < 0)
+    return float(stdtr(dof, -difference / math.sqrt(pooled)))
+
+
+def relative_change(a: Tensor, b: Tensor, size: Tensor, level: float) -> Estimate:
+    r"""Estimate (mean a - mean b) / mean size with a lower bound; ``a`` and ``size (n,)`` are pairs, ``b (m,)`` is
+    independent of them. The interval [low, ∞) holds the :math:`\delta` that a one-sided test of
+    :math:`E[a - \delta\,\mathrm{size}] > E[b]` does not reject at ``level`` (Fieller's form). Its p value is the larger
+    of Welch's and of Student's with the variance of all: of a skewed law, a small sample with a low mean has a low
+    variance too, which Welch's test alone takes for precision."""
+    n, m, mean, difference = len(a), len(b), float(size.mean()), float(a.mean() - b.mean())
+    value = difference / mean if mean > 0 else math.nan
+    if not math.isfinite(value):
+        return Estimate.unknown()
+    ((aa, ab), (_, bb)), other = torch.cov(torch.stack([a, size]).double()).div(n).tolist(), float(b.var()) / m
+
+    def variance(delta: float) -> float:
+        return max(float(aa - 2 * delta * ab + delta**2 * bb), 0.0)
+
+    def rejected(delta: float) -> bool:
+        away, parts = difference - delta * mean, [(variance(delta), n), (other, m)]
+        return max(_welch_p(away, parts), _student_p(away, parts)) < level
+
+    se = math.sqrt(variance(value) + other) / mean
+    outside, inside = value - max(se, 1e-12), value
+    while not rejected(outside):
+        inside, outside = outside, value - 2 * (value - outside)
+        if value - outside > 1e6 * max(se, 1e-12):  # the mean of size cannot be distinguished from zero
+            return Estimate(value, se, -INF, INF)
+    for _ in range(40):
+        middle = (inside + outside) / 2
+        inside, outside = (inside, middle) if rejected(middle) else (middle, outside)
+    return Estimate(value, se, outside, INF)
+
+
 def difference_of_shares(one: Estimate, two: Estimate) -> Estimate:
     """Estimate one share less another, independent, from their Wilson intervals (Newcombe 1998, method 10)."""
     value, se = one.value - two.value, math.hypot(one.se, two.se)
     below = math.hypot(one.value - one.low, two.high - two.value)
     above = math.hypot(one.high - one.value, two.value - two.low)
     return Estimate(value, se, value - below, value + above)
+
+
+def crossing(x: Tensor, y: Tensor, height: float, chance: float = 0.95) -> Estimate:
+    r"""Estimate where a line through ``x, y (m,)`` reaches ``height``, for a new observation (inverse regression).
+
+    With slope b, residual variance s² and :math:`S = \sum (x_i - \bar x)^2`, the interval of coverage ``chance`` holds
+    the :math:`x_0` with :math:`(\bar y + b (x_0 - \bar x) - h)^2 \le q^2 s^2 (1 + 1/m + (x_0 - \bar x)^2 / S)`, q
+    Student's quantile with m - 2 degrees of freedom. Nothing is known where the slope is not significant."""
+    m, u, v = len(x), x - x.mean(), y - y.mean()
+    spread = float(u.square().sum())
+    if m < 3 or not spread > 0:
+        return Estimate.unknown()
+    b = float((u * v).sum()) / spread
+    s2 = float((v - b * u).square().sum()) / (m - 2)
+    q2, away = student_quantile(m - 2, (1 + chance) / 2) ** 2, height - float(y.mean())
+    square = b * b - q2 * s2 / spread
+    if not square > 0:
+        return Estimate.unknown()
+    root = math.sqrt(max(q2 * s2 * ((1 + 1 / m) * square + away**2 / spread), 0.0))
+    middle, value = float(x.mean()), away / b
+    se = math.sqrt(s2 * (1 + 1 / m + value**2 / spread)) / abs(b)
+    return Estimate(middle + value, se, middle + (b * away - root) / square, middle + (b * away + root) / square)
 
 
 def median(samples: Tensor) -> Estimate:
@@ -478,8 +559,8 @@ def permutation_p(observed: float, permuted: Tensor, slack: float = 0.0) -> floa
 
 
 @functools.cache
-def student_quantile(dof: float) -> float:
-    """Return the .975 quantile of Student's law; infinite without degrees of freedom."""
+def student_quantile(dof: float, level: float = 0.975) -> float:
+    """Return the quantile of Student's law at ``level``, above ½; infinite without degrees of freedom."""
     from scipy.special import stdtrit
 
-    return math.inf if dof < 1 else float(stdtrit(dof, 0.975))
+    return math.inf if dof < 1 else float(stdtrit(dof, level))

@@ -19,13 +19,14 @@ except (OSError, ValueError) as error:
     why = f"{error}. Correct or remove its file matplotlibrc, or what MATPLOTLIBRC or MPLBACKEND name"
     raise InputError(f"matplotlib, which draws the figures, cannot read its settings: {why}.") from None
 
-from vkernel.plots import curves, images, paths, reports, twins
+from vkernel.plots import curves, images, monitor, paths, reports, twins
 from vkernel.plots.base import save, style, to_bytes, to_data_uri
 from vkernel.plots.curves import *
 from vkernel.plots.images import *
+from vkernel.plots.monitor import *
 from vkernel.plots.paths import *
 from vkernel.plots.reports import *
 from vkernel.plots.twins import *
 
 __all__ = ["save", "style", "to_bytes", "to_data_uri"]
-__all__ += [*curves.__all__, *images.__all__, *paths.__all__, *reports.__all__, *twins.__all__]
+__all__ += [*curves.__all__, *images.__all__, *monitor.__all__, *paths.__all__, *reports.__all__, *twins.__all__]

@@ -108,7 +108,7 @@ def log_axis(ax: Axes, axis: Literal["x", "y"], values: np.ndarray) -> None:
             break
     ticks = ticks[:: math.ceil(len(ticks) / 8)] if len(ticks) > 1 else sorted({low, high})
     ax.set(**{f"{axis}scale": "log"} | ({f"{axis}lim": (low / 1.25, high * 1.25)} if low == high else {}))
-    (ax.set_xticks if axis == "x" else ax.set_yticks)(ticks, [f"{v:.3g}" for v in ticks])
+    (ax.set_xticks if axis == "x" else ax.set_yticks)(ticks, [f"{float(f'{v:.3g}'):g}" for v in ticks])
     ax.minorticks_off()
 
 

@@ -95,7 +95,10 @@ class Panel:
         every = np.concatenate([array(curve).reshape(3, -1) for curve in self.curves.values()], 1)
         values = every[0][np.isfinite(every[0]) & (every[0] > 0)]
         if "y" not in self.log:
-            low, top = np.fmin.reduce(every[0], initial=0.0), self.top or ax.get_ylim()[1]  # a curve may be all NaN
+            low, top = (
+                float(np.fmin.reduce(every[0], initial=0.0)),
+                self.top or ax.get_ylim()[1],
+            )  # a curve may be all NaN
             near = np.append(every[0], [height for height in self.levels.values() if height == low])
             on_axis = bool((near < low + 0.03 * (top - low)).any())  # the axis must not hide a level or a marker
             ax.set_ylim(low - 0.03 * (top - low) * on_axis, self.top)
@@ -103,7 +106,7 @@ class Panel:
             ax.text(0.5, 0.5, "no value above zero", transform=ax.transAxes, ha="center", va="center")
         else:
             levels = [end for height in self.levels.values() for end in np.atleast_1d(height)]
-            arrows = every[2][every[0] == 0] / 3  # from the high end of a zero
+            arrows = every[2][(every[0] == 0) & (every[2] > 0)] / 3  # from the high end of a zero
             low = min(max(np.nanmin(every[:2]), values.min() / 10), *levels, *arrows, math.inf) / 1.5
             high = max(min(np.nanmax(every), values.max() * 10), *levels, 0) * 1.5
             ax.set_ylim(low, high)
