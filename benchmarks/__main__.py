@@ -33,10 +33,11 @@ def works(device: str, quick: bool) -> dict[str, tuple[int, Work]]:
         found["pruning"] = 4 if quick else 14, lambda report: accuracy.pruning(quick, report)
         found["size"] = 2 if quick else 6, lambda report: accuracy.size(quick, report)
     else:
-        from benchmarks import gpu, unets
+        from benchmarks import gpu, targets, unets
 
         found["gpu"] = 1, lambda report: (report("tables of the GPU"), gpu.run(quick))
         found["unets"] = 1, lambda report: (report("U-Nets"), unets.run(quick))
+        found["targets"] = 1, lambda report: (report("exact targets"), targets.run(quick))
     for name in curves.CURVES:
         found[name] = curves.steps(name, device, quick), lambda report, n=name: curves.curve(n, device, quick, report)
     found["theories"] = theories.steps(device, quick), lambda report: theories.run(device, quick, report)

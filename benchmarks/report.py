@@ -18,7 +18,13 @@ __all__ = ["fits", "render", "table"]
 ORDER = ("accuracy", "neighbours", "pruning", "size", "curve-n", "curve-d", "curve-B", "curve-sigma")
 ORDER += ("els", "els-fashion", "els-cifar", "els-samples", "theories-direct-1000", "theories-direct-10000")
 ORDER += ("theories-gaussian-500", "theories-gaussian-10000")
-ORDER += ("linear", "mlps", "unets", "curve-members")  # sections not named here come before, as they were recorded
+ORDER += (
+    "linear",
+    "mlps",
+    "unets",
+    "targets",
+    "curve-members",
+)  # sections not named here come before, as they were recorded
 HEADINGS = {"cpu": "On a CPU", "gpu": "On a GPU"}
 OPENING = """# Benchmarks
 

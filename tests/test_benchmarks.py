@@ -16,7 +16,7 @@ from vkernel.core.errors import InputError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import common, curves, ensembles, report
+from benchmarks import common, curves, ensembles, report, targets
 from benchmarks.fit import exponent
 from benchmarks.limits import Limits
 from benchmarks.results import folder, into, record, recorded
@@ -188,3 +188,14 @@ def test_the_plain_loop_finds_the_same_weights(vary):
         model, training = ensembles.model(per_axis), ensembles.line(draws, vary, "cpu")
         a, b = ensembles.solved(model, training, 5), ensembles.fitted(model, training, 5)
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8 * float(a.abs().max()))
+
+
+def test_steps_with_exact_targets_are_measured_beside_the_usual_ones(tmp_path):
+    with into(tmp_path):
+        usual, exact = targets.run(quick=True)
+        part = "gpu" if torch.cuda.is_available() else "cpu"
+        assert recorded(part)["targets"]["rows"] == [usual, exact]
+        assert "with exact targets" in report.render().read_text()
+    assert (usual["target"], usual["ratio"], exact["target"]) == ("J1", 1, "J0")
+    assert exact["steps"] >= 10
+    assert exact["step (ms)"] > 0

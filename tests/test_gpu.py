@@ -36,6 +36,15 @@ def test_same_as_cpu(n: int, d: int, sigma: float) -> None:
     assert float((a.sample_indices(50, 0) == b.sample_indices(50, 0).cpu()).float().mean()) > 0.99
 
 
+def test_more_queries_than_blocks_of_a_grid() -> None:
+    """CUDA starts at most 65,535 blocks along the second axis: few points leave memory for more queries than that."""
+    g = torch.Generator().manual_seed(0)
+    data, x = vk.Empirical(torch.rand(128, 64, generator=g)), torch.randn(70_000, 64, generator=g)
+    some = torch.randint(len(x), (200,), generator=g)
+    found = vk.EmpiricalScore(vk.Empirical(data[:].cuda()), vk.EDM())(x.cuda(), 1.0).cpu()
+    torch.testing.assert_close(found[some], vk.EmpiricalScore(data, vk.EDM())(x[some], 1.0), rtol=1e-4, atol=1e-4)
+
+
 def test_queries_on_another_device_than_the_data() -> None:
     score = vk.EmpiricalScore(vk.Empirical(torch.randn(10, 3)).to("cuda"), vk.VP())
     assert score(torch.randn(4, 3), 0.1).device.type == "cpu"
@@ -301,3 +310,27 @@ def test_a_study_of_images_measures_the_same(tmp_path) -> None:
     for name in ("error", "excess", "mmse", "energy_to", "energy_within", "kernel_to", "update_norm", "rho"):
         a, b = (torch.from_numpy(ds[name].values) for ds in (here, there))
         assert torch.allclose(a, b, rtol=2e-2, atol=1e-5), name
+
+
+@pytest.mark.parametrize("goal", ["J0", "J1", vk.JK(4), vk.JC(2.0, "gaussian")], ids=repr)
+@pytest.mark.parametrize("labelled", [False, True])
+def test_targets_of_a_batch_on_a_gpu(goal, labelled: bool) -> None:
+    """Data in the memory of the CPU are copied to the device of the first batch; targets are those on a CPU."""
+    g, process = torch.Generator().manual_seed(0), vk.VP()
+    images = torch.randn(2000, 1, 8, 8, generator=g)
+    index = torch.randint(0, 2000, (128,), generator=g)
+    t = process.eps + (process.T - process.eps) * torch.rand(128, generator=g)
+    x, labels = process.perturb(images[index], t, generator=g), torch.arange(2000) % 5 if labelled else None
+    here, there = (vk.Targets(images, process, goal, labels=labels, generator=1) for _ in range(2))
+    known = here(x, t, index)
+    with torch.autocast("cuda", torch.bfloat16):
+        found = there(x.cuda(), t.cuda(), index)
+    assert there.data.device.type == "cuda"
+    assert (found.device.type, found.dtype) == ("cuda", torch.float32)
+    near = (found.cpu() - known).flatten(1).abs().amax(1) < 1e-3
+    assert float(near.float().mean()) > 0.98  # a draw from the posterior may be of another image, by rounding
+    stays = vk.Targets(vk.Empirical(images).to("cuda"), process, goal)
+    assert stays(x, t, index).device.type == "cpu"
+    assert stays.data.device.type == "cuda"
+    with pytest.raises(vk.InputError, match="There is no image 2000"):
+        there(x.cuda(), t.cuda(), torch.full_like(index, 2000).cuda())

@@ -41,6 +41,7 @@ from vkernel.train import features, models
 from vkernel.train.ensemble import Ensemble, load_ensemble, train_ensemble, train_ensembles, variance_split
 from vkernel.train.noise_fraction import network_noise_fraction
 from vkernel.train.objectives import J0, J1, JC, JK
+from vkernel.train.targets import Targets
 
 __version__: str
 __all__ = [
@@ -68,6 +69,7 @@ __all__ = [
     "Profile",
     "Score",
     "Scores",
+    "Targets",
     "Toy",
     "VPSong",
     "adapters",

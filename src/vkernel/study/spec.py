@@ -57,7 +57,7 @@ WITHOUT_MODEL, IN_THEORY = ("exact", "naive", "resampled"), ("field", "semiclass
 NOISY, ODES = ("naive", "resampled"), ("members", "mean", "field", "exact")
 SHIPPED = ["target_noise", "process_and_cutoff", "nonlinearity", "parametrisation", "capacity"]  # as documented
 SHIPPED += ["features", "training_set", "phase_capacity_noise", "phase_size_time", "phase_cutoff_capacity"]
-SHIPPED_IMAGES = ["images", "images_causes", "images_cifar"]  # studies of networks on images
+SHIPPED_IMAGES = ["images", "images_causes", "images_cifar", "images_sgd"]  # studies of networks on images
 
 
 class Table(BaseModel, extra="forbid", frozen=True):

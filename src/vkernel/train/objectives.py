@@ -21,11 +21,6 @@ objective              :math:`\tilde m`                                         
 
 :class:`Training` computes the draws of every member of an ensemble. They come from counter-based streams of (seed,
 purpose, member), so that all objectives use *the same inputs*, and a member is the same in any block and on any device.
-
-**Labels.** A class-conditional model learns one law for each label: a draw has the label of its origin, and m, the
-posterior and its covariance are those of the points of this label, with weights in proportion.
-
-**Flips.** The training set is the images and their mirror images, m and the posterior included.
 """
 
 from __future__ import annotations
@@ -35,18 +30,19 @@ import functools
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, SupportsIndex
 
 import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.checks import as_tensor, check_choice, check_number, check_positive, check_whole, is_whole
+from vkernel.core.checks import check_choice, check_number, check_positive, check_whole, is_whole
 from vkernel.core.errors import InputError, require
 from vkernel.data.empirical import Array, Empirical, fingerprint
 from vkernel.process import Process
 from vkernel.score.empirical import EmpiricalScore
+from vkernel.train.training_set import TrainingSet
 
 Quantile = Callable[[Tensor], Tensor]
 Times = str | Sequence[str | float] | Quantile  # the density of training times, as :func:`check_times` reads it
@@ -203,12 +199,11 @@ class Batch(NamedTuple):
     m: Tensor
 
 
-class Training:
+class Training(TrainingSet):
     """The random draws on which the members of an ensemble are trained; arguments as for ``vk.train_ensemble``.
     Where inputs (t and x) and targets vary together, or neither does, the target has the origin of x; otherwise the
     origin is drawn from the posterior, so that each can be held fixed while the other varies. ``design`` holds, for
-    names of ``vary``, the stream that each member uses: members with the same stream share that randomness.
-    ``data`` and ``labels`` hold the mirror images too if ``flips``."""
+    names of ``vary``, the stream that each member uses: members with the same stream share that randomness."""
 
     def __init__(
         self,
@@ -224,21 +219,12 @@ class Training:
         labels: Array | None = None,
         flips: bool = False,
     ) -> None:
-        require(isinstance(process, Process), f"Training needs a process such as vk.VP(), not {process!r}.")
-        require(process.base is process, "Ensembles are trained with isotropic noise; whiten the data first.")
-        sigma = float(process.sigma(torch.tensor(process.eps, dtype=torch.float64)))
-        require(sigma > 0, f"There is no noise at eps in {process!r}, so the score has no value there; raise eps.")
+        super().__init__(data, process, labels, flips)
         good = isinstance(seed, SupportsIndex) and not isinstance(seed, bool)
         require(good, f"seed must be a whole number; got {seed!r}.")
         good = dtype in (torch.float32, torch.float64)
         require(good, f"dtype, in which a model is trained, is torch.float32 or torch.float64; got {dtype!r}.")
-        self.data = data if isinstance(data, Empirical) else Empirical(data)
-        self.labels = None if labels is None else _check_labels(labels, self.data)
-        require(isinstance(flips, bool), f"flips is True, for images and their mirror images, or False; got {flips!r}.")
-        self.flips = flips
-        if flips:
-            self.data, self.labels = self.data.mirrored(), None if self.labels is None else self.labels.repeat(2)
-        self.process, self.objective, self.seed, self.times = process, parse(objective), seed, check_times(times)
+        self.objective, self.seed, self.times = parse(objective), seed, check_times(times)
         self.draws = None if draws is None else check_whole(draws, "draws, the number P of training draws,")
         names = (vary,) if isinstance(vary, str) else vary
         self.vary = tuple(check_choice(name, "an entry of vary", VARIES) for name in names)
@@ -253,21 +239,6 @@ class Training:
         found = copy.copy(self)
         found.objective = objective
         return found
-
-    @functools.cached_property
-    def score(self) -> EmpiricalScore:
-        """The exact score of the data."""
-        return EmpiricalScore(self.data, self.process)
-
-    @functools.cached_property
-    def classes(self) -> dict[int, tuple[EmpiricalScore, Tensor]]:
-        """For each label with points of positive weight: the exact score of its points, and their indices."""
-        if self.labels is None:
-            return {}
-        index = {
-            k: (self.labels == k).nonzero().flatten() for k in self.labels[self.data.weights > 0].unique().tolist()
-        }
-        return {k: (EmpiricalScore(self.data.subset(own), self.process), own) for k, own in index.items()}
 
     @property
     def density(self) -> str | list[str | float]:
@@ -342,7 +313,7 @@ class Training:
             counter = k * index[:, None] + torch.arange(k, device=index.device)
             more.append(rng.uniforms(key, counter).reshape(len(flat_x), k))
         found = [torch.empty_like(flat_x) for _ in objectives]
-        for exact, rows, own in self._by_class(origin.flatten()):
+        for exact, rows, own in self.by_class(origin.flatten()):
             score, at = _Once(exact), (flat_x[rows], flat_t[rows])
             if drawn_again:
                 own = score.posterior(*at).indices_at(u("targets/origin").reshape(1, -1)[:, rows])[0]
@@ -350,17 +321,6 @@ class Training:
                 m[rows] = objective.target(score, *at, own, drawn[rows])
         x, t = x.to(self.dtype), t.to(self.dtype)
         return [Batch(x, t, m.reshape(shape).to(self.dtype)) for m in found]
-
-    def _by_class(self, origin: Tensor) -> Iterator[tuple[EmpiricalScore, slice | Tensor, Tensor]]:
-        """Yield for each label the exact score of its points, the rows of its draws, and their origins among these."""
-        if self.labels is None:
-            yield self.score, slice(None), origin
-            return
-        label = self.labels[origin]
-        for k, (score, own) in self.classes.items():
-            rows = (label == k).nonzero().flatten()
-            if len(rows):
-                yield score, rows, torch.searchsorted(own, origin[rows])
 
     def time(self, u: Tensor) -> Tensor:
         """Return the times at the quantiles u."""
@@ -386,16 +346,6 @@ class _Once(EmpiricalScore):
         vars(self).update(vars(score))
         self.denoise = functools.cache(score.denoise)  # type: ignore[method-assign]
         self.posterior = functools.cache(score.posterior)  # type: ignore[method-assign]
-
-
-def _check_labels(labels: Array, data: Empirical) -> Tensor:
-    """Return one label for each point of the data, whole numbers from 0 on."""
-    found = as_tensor(labels, "labels").detach()
-    good = found.shape == (data.n,) and "int" in str(found.dtype)
-    what = f"labels must be ({data.n},), one whole number for each point"
-    require(good, f"{what}; got {str(found.dtype).removeprefix('torch.')}, shape {tuple(found.shape)}.")
-    require(int(found.min()) >= 0, f"Labels are whole numbers from 0 on; got {int(found.min())}.")
-    return found.long().to(data.device)
 
 
 def _points(data: Empirical, index: Tensor, like: Tensor) -> Tensor:

@@ -58,6 +58,7 @@ FAR = 1e30  # logits beyond this are left to float64
 OUTSIDE = 1e15  # |x - αc| / σ beyond which float64 cannot distinguish points
 FEWEST = 16  # queries of the smallest batch that continues by itself
 SIZES = 6  # sizes of batches whose graphs are kept
+LAUNCHED = 65_535  # queries of one launch: the most blocks that CUDA allows along the second axis of a grid
 TRIED = 64, 256  # queries of the batches, a small and a large one, by which errors are measured
 
 
@@ -148,7 +149,7 @@ class GPUPath:
         self.losses: dict[tuple[bool, bool], Loss] = {}
         sums = (8 if self.fp16.low is None else 12) * self.fp16.slices + 32
         self.bytes_per_query = 16 * self.fp16.rows + sums * self.fp16.width
-        self.most = max(1, self.points.memory // 8 // self.bytes_per_query)  # queries at once
+        self.most = min(LAUNCHED, max(1, self.points.memory // 8 // self.bytes_per_query))  # queries at once
         for size in {max(1, min(a, self.most)) for a in TRIED} if self.fp16.complete else ():
             self._calibrate(fp16.typical(self.fp16, size))
 
