@@ -342,10 +342,23 @@ def _welch_p(difference: float, parts: Sequence[tuple[float, int]]) -> float:
     return float(stdtr(dof, -difference / math.sqrt(total)))
 
 
+def _student_p(difference: float, parts: Sequence[tuple[float, int]]) -> float:
+    """Return the p value of a difference of means of two samples with one variance."""
+    from scipy.special import stdtr
+
+    dof = sum(n - 1 for _, n in parts)
+    pooled = sum(variance * n * (n - 1) for variance, n in parts) / dof * sum(1 / n for _, n in parts)
+    if not pooled > 0:
+        return 0.5 if difference == 0 else float(difference < 0)
+    return float(stdtr(dof, -difference / math.sqrt(pooled)))
+
+
 def relative_change(a: Tensor, b: Tensor, size: Tensor, level: float) -> Estimate:
     r"""Estimate (mean a - mean b) / mean size with a lower bound; ``a`` and ``size (n,)`` are pairs, ``b (m,)`` is
-    independent of them. The interval [low, ∞) holds the :math:`\delta` that the one-sided test of
-    :math:`E[a - \delta\,\mathrm{size}] > E[b]` does not reject at ``level`` (Fieller's form of Welch's test)."""
+    independent of them. The interval [low, ∞) holds the :math:`\delta` that a one-sided test of
+    :math:`E[a - \delta\,\mathrm{size}] > E[b]` does not reject at ``level`` (Fieller's form). Its p value is the larger
+    of Welch's and of Student's with the variance of all: of a skewed law, a small sample with a low mean has a low
+    variance too, which Welch's test alone takes for precision."""
     n, m, mean, difference = len(a), len(b), float(size.mean()), float(a.mean() - b.mean())
     value = difference / mean if mean > 0 else math.nan
     if not math.isfinite(value):
@@ -356,7 +369,8 @@ def relative_change(a: Tensor, b: Tensor, size: Tensor, level: float) -> Estimat
         return max(float(aa - 2 * delta * ab + delta**2 * bb), 0.0)
 
     def rejected(delta: float) -> bool:
-        return _welch_p(difference - delta * mean, [(variance(delta), n), (other, m)]) < level
+        away, parts = difference - delta * mean, [(variance(delta), n), (other, m)]
+        return max(_welch_p(away, parts), _student_p(away, parts)) < level
 
     se = math.sqrt(variance(value) + other) / mean
     outside, inside = value - max(se, 1e-12), value

@@ -2,15 +2,19 @@ r"""Is the run starting to memorise? Pure functions of its evaluations (docs/the
 
 **Alarm.** With :math:`e_i(k)` the error of image i at evaluation k and :math:`\Delta e_i(k) = e_i(k) - e_i(1)`,
 
-.. math:: D_k = \frac{\overline{\Delta e}_{test}(k) - \overline{\Delta e}_{train}(k)}{\bar e_{test}(k)}
+.. math:: D_k = \frac{\overline{\Delta e}_{test}(k) - \overline{\Delta e}_{train}(k)}{\bar e_{test}(k)}, \qquad
+          G_k = \frac{\bar e_{test}(k) - \bar e_{train}(k)}{\bar e_{test}(k)}
 
-is the part of the held-out error by which training images have improved more. If the network never saw the training
-images of the probe, both sets are random draws of one law whatever it learned, and E D = 0. The alarm is raised at the
-first k at which the lower bound of :math:`D_k`, of level :math:`\alpha_k = .06/(\pi^2 k^2)`, exceeds :math:`\delta` =
-.1: by the union bound the chance of a false alarm in a whole run is at most :math:`\sum_k \alpha_k = .01`, however
-evaluations depend on each other. The bound is that of Welch's test of :math:`E[\Delta e - \delta e] > E[\Delta e]`
-(:func:`~vkernel.core.estimate.relative_change`). Held-out images that are no random split make the test meaningless:
-where the Gaussian denoiser differs between the sets (p < .001), a shift is reported and no alarm.
+are the parts of the held-out error by which training images have improved more since the first evaluation, and by which
+their error is lower. If the network never saw the training images of the probe, both sets are random draws of one law
+whatever it learned, and neither is positive but by chance. D has the smaller variance while images differ in
+difficulty; G also sees what was memorised before the first evaluation. The alarm is raised at the first k at which a
+lower bound of D or of G, of level :math:`\alpha_k/2 = .03/(\pi^2 k^2)` each, exceeds :math:`\delta` = .1: by the union
+bound the chance of a false alarm in a whole run is at most :math:`\sum_k \alpha_k = .01`, however evaluations depend on
+each other. The bounds are those of tests of :math:`E[\Delta e - \delta e] > E[\Delta e]`, and of :math:`E[e - \delta e]
+> E[e]`, held-out images on the left (:func:`~vkernel.core.estimate.relative_change`). Held-out images that are no
+random split make the tests meaningless: where the Gaussian denoiser differs between the sets (p < .001), a shift is
+reported and no alarm.
 
 **Learning or settled.** The fall of the held-out error since the last evaluation at half the step or before, per
 doubling of steps, from pairs (the same images and noise): *learning* if it is positive (95 %) and above 1 %.
@@ -28,27 +32,39 @@ from vkernel.core.estimate import Estimate, relative_change
 from vkernel.reports.monitor.onset import Forecast, forecast
 from vkernel.reports.monitor.record import Evaluation, Setting
 
-DELTA = 0.1  # the part of the held-out error by which training images must have improved more
+DELTA = 0.1  # the part of the held-out error by which training images must be better
 SHIFT = 1e-3  # p value below which held-out images are no random split
 FALL = 0.01  # of the held-out error for a doubling of steps: less is settled
 FITS, FAILS = 1.5, 3.0  # errors relative to the Gaussian theory's: a reading that fits, and one that does not
-LEARNED = 0.7  # of the error of an output of zeros: less shows that the outputs were trained for this reading
-FEWEST = 3  # evaluations before it is said that no reading fits
+HALF, LEARNED = 0.5, 0.7  # of the error of the stated reading, and of that of an output of zeros
+FEWEST = 3  # evaluations at which a reading fits, or none
 STATES = ("learning", "settled", "memorising")
 
 
 @dataclass(frozen=True)
 class Gap:
-    """D_k at evaluation ``k``, with its lower bound ``low`` and whether that raises the alarm."""
+    """D and G at evaluation ``k``, each with its lower bound; D of the first evaluation is not known."""
 
     step: int
     k: int
-    value: float
-    low: float
+    change: float
+    change_low: float
+    gap: float
+    gap_low: float
+
+    @property
+    def low(self) -> float:
+        """The larger of the lower bounds."""
+        return max(self.change_low, self.gap_low)
+
+    @property
+    def value(self) -> float:
+        """The value whose lower bound is larger."""
+        return self.change if self.change_low > self.gap_low else self.gap
 
     @property
     def alarm(self) -> bool:
-        """Whether the lower bound exceeds δ."""
+        """Whether a lower bound exceeds δ."""
         return self.low > DELTA
 
 
@@ -83,18 +99,19 @@ def level(k: int) -> float:
 
 
 def gaps(records: Sequence[Evaluation], known: Sequence[Gap] = ()) -> list[Gap]:
-    """Return D_k of every evaluation with finite errors; ``known`` are those of evaluations before, which are kept."""
+    """Return D and G of every evaluation with finite errors; ``known`` are kept."""
     good = [r for r in records if r.finite]
     found: list[Gap] = []
     for k, record in enumerate(good, 1):
         if k <= len(known) and known[k - 1].step == record.step and len(found) == k - 1:
             found.append(known[k - 1])
-        elif k == 1:
-            found.append(Gap(record.step, 1, 0.0, -math.inf))
-        else:
-            change = {name: e - good[0].images[name] for name, e in record.images.items()}
-            d = relative_change(change["test"], change["train"], record.images["test"], level(k))
-            found.append(Gap(record.step, k, d.value, d.low))
+            continue
+        train, test = record.images["train"], record.images["test"]
+        g, d = relative_change(test, train, test, level(k) / 2), Estimate(0.0, 0.0, -math.inf, math.inf)
+        if k > 1:
+            before = good[0].images
+            d = relative_change(test - before["test"], train - before["train"], test, level(k) / 2)
+        found.append(Gap(record.step, k, d.value, d.low, g.value, g.low))
     return found
 
 
@@ -118,18 +135,23 @@ def copying(records: Sequence[Evaluation], setting: Setting) -> int | None:
 
 
 def reading(records: Sequence[Evaluation], setting: Setting, falls: bool) -> tuple[str, bool]:
-    """Return another prediction that the outputs fit while they do not fit the stated one, and whether they fit none
-    although the error no longer falls."""
-    last, own = records[-1].readings, setting.predicts
-    if own not in last or not last[own] > FAILS:
+    """Return another prediction that the outputs fit at the last evaluations, and whether they fit none although the
+    error no longer falls. Another prediction fits if its error is half of the stated one's, no larger than that of a
+    linear denoiser by much, and well below that of an output of zeros, which is a fair denoiser for v and flow."""
+    recent, own = [r.readings for r in records[-FEWEST:]], setting.predicts
+    if len(recent) < FEWEST or any(own not in errors for errors in recent):
         return "", False
-    others = {
-        name: error
-        for name, error in last.items()
-        if name != own and error <= min(FITS, LEARNED * setting.zeros.get(name, 0.0))
-    }
-    better = min(others, key=others.__getitem__, default="")
-    return better, not better and len(records) >= FEWEST and not falls
+    fits = [
+        {
+            name: error
+            for name, error in errors.items()
+            if error <= min(FITS, HALF * errors[own], LEARNED * setting.zeros.get(name, 0.0))
+        }
+        for errors in recent
+    ]
+    better = min(fits[-1], key=fits[-1].__getitem__, default="")
+    better = better if all(better in found for found in fits) else ""
+    return better, not better and recent[-1][own] > FAILS and not falls
 
 
 def verdicts(records: Sequence[Evaluation], setting: Setting) -> list[Verdict]:

@@ -52,7 +52,9 @@ def scalars(record: Evaluation, verdict: Verdict, setting: Setting) -> dict[str,
     for name, held in (("ideal", record.ideal), ("gaussian", record.gaussian)):
         found |= {f"distance from {name}/{key}": float(e.value.mean()) for key, e in held.items()}
     if verdict.gap is not None:
-        found |= {"gap/value": verdict.gap.value, "gap/lower bound": verdict.gap.low}
+        gap = verdict.gap
+        found |= {"alarm/change": gap.change, "alarm/change, lower bound": gap.change_low}
+        found |= {"alarm/gap": gap.gap, "alarm/gap, lower bound": gap.gap_low}
     if record.drawn is not None:
         found["copies/share"] = record.drawn.copies(setting.threshold).value
     found["cost/share of wall time"] = record.spent / record.wall if record.wall > 0 else 0.0

@@ -42,9 +42,8 @@ def unwrapped(network: object) -> Network:
         if not isinstance(network, nn.Module):
             break
         parallel = isinstance(network, nn.parallel.DistributedDataParallel | nn.DataParallel)
-        inner = network._modules.get("_orig_mod") or (network._modules.get("module") if parallel else None)
-        if inner is None and type(network).forward is nn.Module.forward:  # holds a module and has no forward
-            inner = network._modules.get("module")
+        holder = parallel or type(network).forward is nn.Module.forward  # or it holds a module and has no forward
+        inner = network._modules.get("_orig_mod", network._modules.get("module") if holder else None)
         if not isinstance(inner, nn.Module):
             break
         network = inner

@@ -62,7 +62,7 @@ def forecast(records: Sequence[Evaluation], setting: Setting, copied: int | None
         return Forecast(None, math.nan, math.nan, "there are too few samples, or held-out images, to count copies")
     steps, r = ratios(records, j)
     if copied is not None:
-        return Forecast(None, math.nan, math.nan, "copies have appeared", float(r[-1]))
+        return Forecast(None, math.nan, math.nan, "copies have appeared", float(r[-1]) if len(r) else math.nan)
     return arrival(steps, r, setting.threshold)
 
 

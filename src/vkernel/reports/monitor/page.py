@@ -83,11 +83,12 @@ def _figures(run: Run, last: Verdict | None) -> dict[str, Callable[[], Figure]]:
     found: dict[str, Callable[[], Figure]] = {
         "errors": draw(plots.training_curves, "training_error", steps, errors, {"Gaussian theory": 1.0}, alarm)
     }
-    every = gaps(records)[1:]
-    if every:
-        curve = 100 * np.array([[g.value, max(g.low, -1.0), g.value] for g in every]).T
-        level = {f"alarm above {100 * DELTA:.0f} %": 100 * DELTA}
-        found["gap"] = draw(plots.training_curves, "training_gap", [g.step for g in every], {"": curve}, level, alarm)
+    every = gaps(records)
+    both = {"error lower by (G)": [(g.gap, g.gap_low) for g in every]}
+    both["fallen more by (D)"] = [(g.change, g.change_low) for g in every]
+    bounds = {name: 100 * np.array([(v, max(low, -1.0), v) for v, low in rows]).T for name, rows in both.items()}
+    level = {f"alarm above {100 * DELTA:.0f} %": 100 * DELTA}
+    found["gap"] = draw(plots.training_curves, "training_gap", steps, bounds, level, alarm)
     drawn = [(r.step, r.drawn) for r in records if r.drawn is not None]
     if drawn and setting.samples:
         at, held = [step for step, _ in drawn], setting.held_share

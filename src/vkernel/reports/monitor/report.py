@@ -11,18 +11,18 @@ from vkernel.core.estimate import Estimate
 from vkernel.core.progress import Progress
 from vkernel.reports import html
 from vkernel.reports.html import significant
-from vkernel.reports.monitor.alarm import DELTA, FALL, Verdict, level
+from vkernel.reports.monitor.alarm import DELTA, FALL, Verdict
 from vkernel.reports.monitor.record import Evaluation, Setting, plain
 
-COLUMNS = ("step", "training", "held-out", "gap (bound)", "copies", "copies expected", "cost", "verdict")
-WIDTHS = (9, 9, 9, 14, 9, 20, 6)
+COLUMNS = ("step", "training", "held-out", "gap (bound)", "copies", "expected", "cost", "verdict")
+WIDTHS = (9, 8, 8, 11, 7, 17, 6)
 EVIDENCE = ("gap", "fall", "copies", "forecast")
 BLANK = "–"
 
 
 def text(block: str, **values: object) -> str:
     """Return the sentences of one block of ``templates/monitor.txt``."""
-    known = {"delta": DELTA, "fall": FALL, "steps": lambda n: f"{int(n):,}", "digits": significant}
+    known = {"delta": DELTA, "fall": FALL, "steps": lambda n: f"{int(n):,}", "digits": significant, "percent": _percent}
     return html.sentences("monitor.txt", block, **known, **values)
 
 
@@ -36,15 +36,14 @@ def gist(verdict: Verdict | None, setting: Setting) -> str:
 
 def evidence(verdict: Verdict, setting: Setting) -> list[str]:
     """Return the evidence for a verdict, in sentences."""
-    at = level(verdict.gap.k) if verdict.gap is not None else level(1)
-    found = [text(block, v=verdict, setting=setting, level=at) for block in EVIDENCE]
+    found = [text(block, v=verdict, setting=setting) for block in EVIDENCE]
     return [sentence for sentence in found if sentence]
 
 
 def cells(record: Evaluation, verdict: Verdict, setting: Setting) -> list[str]:
     """Return the cells of a table for one evaluation, with the verdict at that time."""
     gap, drawn, due = verdict.gap, record.drawn, verdict.forecast
-    bound = "" if gap is None or gap.k == 1 else f"{100 * gap.value:.0f} ({max(100 * gap.low, -999):.0f}) %"
+    bound = "" if gap is None else f"{100 * gap.value:.0f} ({max(100 * gap.low, -999):.0f}) %"
     return [
         f"{record.step:,}",
         f"{record.train.value:.3f}",
@@ -83,6 +82,10 @@ class Table:
         """Print a sentence."""
         if self.progress is True:
             _print(f"vk.Monitor: {sentence}")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share > -10 else "less than -1,000 %"
 
 
 def _line(cells: tuple[str, ...] | list[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from vkernel.core.files import write, write_json
 from vkernel.reports.monitor import log
@@ -51,15 +51,18 @@ class RunReport:
 def table(report: RunReport, last: bool = False) -> Group:
     """Return the verdict, its evidence and the evaluations for the terminal; with ``last`` one evaluation alone."""
     from rich.console import Group
-    from rich.table import Column, Table
+    from rich.table import Table
     from rich.text import Text
 
     found, run = report.verdicts, report.run
     final = found[-1] if found else None
     lines = [gist(final, run.setting), *(evidence(final, run.setting) if final is not None and not last else ())]
-    sides: list[Literal["left", "right"]] = ["left" if name == COLUMNS[-1] else "right" for name in COLUMNS]
-    columns = [Column(name, justify=side, no_wrap=True) for name, side in zip(COLUMNS, sides, strict=True)]
-    rows = Table(*columns, box=None, pad_edge=False)
-    for record, known in list(zip(run.records, found, strict=True))[-1 if last else -SHOWN :]:
-        rows.add_row(*cells(record, known, run.setting))
+    shown = list(zip(run.records, found, strict=True))[-1 if last else -SHOWN :]
+    body = [cells(record, known, run.setting) for record, known in shown]
+    rows = Table(box=None, pad_edge=False)
+    for name, *column in zip(COLUMNS, *body, strict=True):
+        widest = max(map(len, (name, *column)))
+        rows.add_column(name, justify="left" if name == COLUMNS[-1] else "right", no_wrap=True, min_width=widest)
+    for row in body:
+        rows.add_row(*row)
     return Group(Text("\n".join(lines)), *([rows] if found else []))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -41,7 +42,8 @@ def random_states() -> Iterator[None]:
 def modes(modules: list[nn.Module]) -> Iterator[None]:
     """Put modules into evaluation mode, by their flag alone; restore modes and buffers at the end."""
     before = [(module, module.training) for module in modules]
-    buffers = [(b, b._version, b.clone()) for module in modules for b in module._buffers.values() if b is not None]
+    held = [b for module in modules for b in module._buffers.values() if b is not None and not b.is_inference()]
+    buffers = [(b, b._version, b.clone()) for b in held]
     try:
         for module, _ in before:
             module.training = False
@@ -66,8 +68,8 @@ def unchanged(modules: list[nn.Module], device: torch.device) -> Iterator[None]:
 
 
 def _eager() -> contextlib.AbstractContextManager[object]:
-    """Return a context in which compiled functions run eagerly, where this torch has one (2.6)."""
-    stance = getattr(torch.compiler, "set_stance", None)
+    """Return a context in which compiled functions run eagerly, if any may exist and this torch has one (2.6)."""
+    stance = getattr(torch.compiler, "set_stance", None) if "torch._dynamo" in sys.modules else None
     return contextlib.nullcontext() if stance is None else stance("force_eager")
 
 
