@@ -113,7 +113,7 @@ def _size(given: object, name: str) -> tuple[int, int] | None:
 
 def conventions_of(scheduler: object) -> dict[str, Any]:
     """Return the conventions of a network that is trained with a diffusers scheduler: ``process``, ``predicts``,
-    ``time`` and, for EDM, ``sigma_data``, as named arguments of :class:`vkernel.Monitor` and ``vk.as_score``.
+    ``time`` and, for EDM, ``sigma_data``, as named arguments of ``vk.Monitor`` and ``vk.as_score``.
 
     Schedulers with betas are DDPM (a last index without signal, of zero terminal SNR, is left out), ``FlowMatch…`` and
     those with ``use_flow_sigmas`` flow matching, ``EDM…`` the process of Karras et al. Others are refused.

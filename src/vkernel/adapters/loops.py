@@ -17,7 +17,7 @@ Finder = Callable[[Any], object]  # from the library's module to the network, or
 
 
 class Monitoring(Protocol):
-    """A monitor, such as :class:`vkernel.Monitor`."""
+    """A monitor, such as ``vk.Monitor``."""
 
     def __call__(self, step: int, network: object, ema: object = None) -> object:
         """Evaluate the network if it is time."""
