@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 from draws import normal
-from scipy.stats import mannwhitneyu, spearmanr
+from scipy.stats import mannwhitneyu, spearmanr, ttest_ind
 from torch import Tensor
 
 from vkernel.core.estimate import (
     Estimate,
     auc,
     centred_ranks,
+    crossing,
     difference_of_shares,
     exact_share,
     fieller_ratio,
@@ -22,8 +23,10 @@ from vkernel.core.estimate import (
     holm,
     matched_correlation,
     ratio_of_sums,
+    relative_change,
     spearman,
     twins,
+    welch_p,
 )
 
 
@@ -193,3 +196,59 @@ def test_holm_rejects_in_steps():
     p = torch.tensor([[0.001, 0.02], [math.nan, 0.9]])
     assert holm(p).tolist() == [[True, True], [False, False]]
     assert holm(torch.tensor([0.03, 0.04])).tolist() == [False, False]
+
+
+def test_welchs_p_value_is_scipys():
+    a, b = normal(30) + 0.4, 3 * normal(12, seed=1)
+    expected = ttest_ind(a, b, equal_var=False, alternative="greater").pvalue
+    assert welch_p(a, b) == pytest.approx(expected)
+    assert welch_p(b, a) == pytest.approx(1 - expected)
+    same = torch.ones(5, dtype=torch.float64)
+    assert (welch_p(same, same), welch_p(same + 1, same), welch_p(same, same + 1)) == (0.5, 0.0, 1.0)
+
+
+def test_the_bound_of_a_relative_change_is_where_the_test_turns():
+    size = 2 + 0.3 * normal(80)
+    a, b = 0.5 * size + 0.2 * normal(80, seed=1), 0.1 * normal(40, seed=2)
+    found = relative_change(a, b, size, 0.01)
+    assert found.value == pytest.approx(float((a.mean() - b.mean()) / size.mean()))
+
+    def p(delta: float) -> float:
+        each = (
+            ttest_ind(a - delta * size, b, equal_var=equal, alternative="greater").pvalue for equal in (True, False)
+        )
+        return max(each)
+
+    assert p(found.low) == pytest.approx(0.01, rel=1e-3)
+    assert p(found.low - 0.01) < 0.01 < p(found.low + 0.01)
+
+
+def test_the_bound_of_a_relative_change_covers():
+    """Means 1 and .8 with skewed laws, and few of the second: the bound exceeds the truth in 5 % or less."""
+    hits = 0
+    for k in range(400):
+        size, b = normal(64, seed=k).exp(), 0.8 * normal(12, seed=10_000 + k).exp()
+        hits += relative_change(size, b, size, 0.05).low > 0.2
+    assert hits <= 400 * 0.05 + 3 * math.sqrt(400 * 0.05)
+
+
+def test_a_mean_that_may_be_zero_has_no_bound():
+    found = relative_change(normal(10), normal(10, seed=1), 0.1 + normal(10, seed=2).abs() * 0, 1e-3)
+    assert found.low < found.value
+    assert math.isnan(relative_change(normal(9), normal(9), -torch.ones(9, dtype=torch.float64), 0.1).value)
+
+
+def test_where_a_line_crosses_a_height():
+    x = torch.arange(8, dtype=torch.float64)
+    exact = crossing(x, 3 - 0.25 * x, 0.5)
+    assert (exact.value, exact.low, exact.high) == (pytest.approx(10), pytest.approx(10), pytest.approx(10))
+    assert math.isnan(crossing(x, torch.ones_like(x), 0.5).value)  # level
+    assert math.isnan(crossing(x[:2], x[:2], 0.5).value)
+    covered, known = 0, 0
+    for k in range(600):
+        noise = 0.1 * normal(9, seed=k)
+        found = crossing(x, 3 - 0.25 * x + noise[:8], 0.5 + float(noise[8]), 0.9)  # a new observation meets the line
+        known += not math.isnan(found.value)
+        covered += found.low <= 10 <= found.high
+    assert known > 590
+    assert covered / known == pytest.approx(0.9, abs=0.04)

@@ -106,7 +106,7 @@ class Panel:
             ax.text(0.5, 0.5, "no value above zero", transform=ax.transAxes, ha="center", va="center")
         else:
             levels = [end for height in self.levels.values() for end in np.atleast_1d(height)]
-            arrows = every[2][every[0] == 0] / 3  # from the high end of a zero
+            arrows = every[2][(every[0] == 0) & (every[2] > 0)] / 3  # from the high end of a zero
             low = min(max(np.nanmin(every[:2]), values.min() / 10), *levels, *arrows, math.inf) / 1.5
             high = max(min(np.nanmax(every), values.max() * 10), *levels, 0) * 1.5
             ax.set_ylim(low, high)

@@ -42,7 +42,9 @@ def twins(images: tuple[Tensor, Tensor], wrap=lambda net: net, **options: object
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"autocast": True}, {"ema": True}, {"autocast": True, "ema": True}], ids=lambda o: "+".join(o) or "plain"
+    "options",
+    [{}, {"autocast": True}, {"ema": True}, {"autocast": True, "ema": True}],
+    ids=lambda o: "+".join(o) or "plain",
 )
 def test_weights_are_equal_bit_for_bit(images: tuple[Tensor, Tensor], options: dict[str, bool]) -> None:
     alone, watched = twins(images, **options)
@@ -54,9 +56,7 @@ def compiled(backend: str):
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_a_compiled_network_is_neither_changed_nor_compiled_again(
-    images: tuple[Tensor, Tensor], backend: str
-) -> None:
+def test_a_compiled_network_is_neither_changed_nor_compiled_again(images: tuple[Tensor, Tensor], backend: str) -> None:
     torch._dynamo.reset()
     try:
         alone, watched = twins(images, compiled(backend))
@@ -205,3 +205,15 @@ def test_wrappers_are_taken_off(images: tuple[Tensor, Tensor]) -> None:
     split = type("FullyShardedDataParallel", (Denoiser,), {})()
     with pytest.warns(UserWarning, match="split over devices"):
         assert watch.evaluate(0, split) is None
+
+
+def test_only_the_first_rank_evaluates(images: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    watch = monitor(images)
+    assert watch(0, Denoiser()) is None
+    assert watch.evaluate(0, Denoiser()) is None
+    watch.close()
+    assert "another rank" in repr(watch)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    assert monitor(images)(0, Denoiser()) is not None

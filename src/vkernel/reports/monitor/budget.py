@@ -36,7 +36,7 @@ class Budget:
         self.before, self.start = 0.0, math.nan
         self.spent = [0.0, 0.0]
         self.costs: tuple[list[float], list[float]] = ([], [])
-        self.guess = 0.0  # of the cost of samples over that of errors, before any were drawn
+        self.guess = 0.0, 0.0  # of the cost of samples, before any were drawn: times that of errors, plus seconds
 
     def resume(self, wall: float, spent: tuple[float, float], costs: list[tuple[float, float]]) -> None:
         """Continue the account of a run that was stopped."""
@@ -55,7 +55,7 @@ class Budget:
     def expected(self) -> tuple[float, float]:
         """The expected costs of errors and of samples, in seconds."""
         errors = max(self.costs[0][-2:], default=0.0)
-        return errors, max(self.costs[1][-2:], default=self.guess * errors)
+        return errors, max(self.costs[1][-2:], default=self.guess[0] * errors + self.guess[1])
 
     def due(self, step: int, last: int | None, samples: bool) -> Due:
         """Return what to measure at ``step``, the last evaluation having been at ``last``; ``samples`` is whether any

@@ -75,7 +75,7 @@ def read(path: str | Path) -> Run:
             values = json.loads(line)
             if header is None:
                 header = values
-                known = values.get("format") == FORMAT and "setting" in values
+                known = isinstance(values, dict) and values.get("format") == FORMAT and "setting" in values
                 require(known, f"{file} is no log of a monitor, or of another version of it.")
             elif values["kind"] == "evaluation":
                 new = Evaluation.from_json(values)

@@ -131,7 +131,8 @@ class Monitor:
                 data, test, conventions, labels, test_labels, decoder, seed, images, samples, levels, sampler_steps
             )
         self._numbers = NUMBERS if batch is None else check_whole(batch, "batch") * self.probe.d
-        self.budget.guess = samples * sampler_steps / (2 * images * len(self.probe.t)) + 0.5
+        evaluations = sum(map(len, self.probe.sets.values())) * len(self.probe.t)
+        self.budget.guess = samples * (sampler_steps + 1) / evaluations, self.probe.search
         if log is not None:
             self._open(log)
         gist(self.verdict, self.setting)  # imports what sentences need, which is no cost of an evaluation

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -154,7 +155,10 @@ class Probe:
         self.gaussian_images = _affordable(data.n, self.d)
         self._fix(labels)
         self.shift = self._shift()
+        start = time.monotonic()
         self.reference = Reference(data, test, "pixels", REFERENCE, seed) if self.count else None
+        compared = 1 if self.reference is None else len(self.reference.own[0])
+        self.search = (time.monotonic() - start) * self.count / compared  # seconds that samples may take to compare
 
     def _fix(self, labels: Tensor | None) -> None:
         """Compute m and the Gaussian theory's denoised images, and the normaliser of each level."""
