@@ -16,11 +16,11 @@ import vkernel as vk
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--data", help="grey images that vkernel reads, Fashion-MNIST's file say; default: digits")
-parser.add_argument("--n", type=int, default=256, help="training images; 256 more are held out")
+parser.add_argument("--n", type=int, default=64, help="training images; 256 more are held out")
 parser.add_argument("--width", type=int, default=32)
 parser.add_argument("--steps", type=int, default=5000)
 parser.add_argument("--every", type=int, default=250, help="least steps between evaluations; a checkpoint is as often")
-parser.add_argument("--budget", type=float, default=0.02, help="largest share of the time that evaluations take")
+parser.add_argument("--budget", type=float, default=0.1, help="largest share of the time that evaluations take")
 parser.add_argument("--log", default="runs/plain", help="folder for the log, TensorBoard's files and checkpoints")
 args = parser.parse_args()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,14 +20,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(autouse=True)
-def accelerate(diffusers: object) -> object:
-    return pytest.importorskip("accelerate", reason="accelerate is installed by the extra loops")
+def accelerate(diffusers: object) -> Iterator[object]:
+    library = pytest.importorskip("accelerate", reason="accelerate is installed by the extra loops")
+    yield library
+    library.state.AcceleratorState._reset_state(True)  # one for each process
 
 
-def test_weights_are_those_of_a_run_without_a_monitor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_weights_are_equal_bit_for_bit(precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
     args = ["--steps", "15", "--accumulate", "2", "--prediction", "v_prediction"]
     watched = run_example(NAME, tmp_path / "a", *args, patch=monkeypatch)
     alone = run_example(NAME, tmp_path / "b", *args, patch=monkeypatch, monitor=Nothing)
+    assert watched["accelerator"].mixed_precision == precision
     assert equal(watched["unet"], alone["unet"])  # the averaged weights
     last = [torch.load(tmp_path / run / "checkpoint-15" / "optimizer.bin") for run in ("a", "b")]
     states = [run["state"].values() for run in last]

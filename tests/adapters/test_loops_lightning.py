@@ -58,9 +58,8 @@ def watch(log: Path, every: int = 4) -> vk.Monitor:
     return often(images[:128], PROCESS, test=images[128:], predicts="x0", every=every, log=log)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_weights_are_equal_bit_for_bit(pl: object, accumulate: int, tmp_path: Path) -> None:
-    more = {"accumulate_grad_batches": accumulate}
+@pytest.mark.parametrize("more", [{}, {"accumulate_grad_batches": 2}, {"precision": "bf16-mixed"}], ids=str)
+def test_weights_are_equal_bit_for_bit(pl: object, more: dict[str, object], tmp_path: Path) -> None:
     alone = fit(pl, 12, [], **more)
     callback = MonitorCallback(watch(tmp_path), network=lambda module: module.model.net)
     assert isinstance(callback, pl.Callback)

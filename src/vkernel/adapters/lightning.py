@@ -4,12 +4,13 @@ Lightning is imported when a callback is made; it is installed as ``lightning`` 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from typing import Any
 
 from vkernel.adapters.loops import Finder, Monitoring, Watch, joined
-from vkernel.core.errors import InputError
+from vkernel.core.errors import require
 
 NAMES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -56,14 +57,13 @@ class MonitorCallback:
 
 
 def _bases() -> tuple[type, ...]:
-    """Return the class ``Callback`` of the packages that are imported, or else of one that can be."""
-    names = [name for name in NAMES if name in sys.modules]
-    for name in names or NAMES:
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            continue
-        names = names or [name]
-    if not names:
-        raise InputError("The callback for PyTorch Lightning needs it: pip install lightning.")
-    return tuple(dict.fromkeys(sys.modules[name].Callback for name in names))
+    """Return the class ``Callback`` of the packages that are imported, or else of the first that can be."""
+    loaded = [name for name in NAMES if sys.modules.get(name) is not None]
+    found: list[type] = []
+    for name in loaded or NAMES:
+        with contextlib.suppress(ImportError):
+            found.append(importlib.import_module(name).Callback)
+            if not loaded:
+                break
+    require(found, "The callback for PyTorch Lightning needs it: pip install lightning.")
+    return tuple(dict.fromkeys(found))
