@@ -77,7 +77,6 @@ sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "gallery",
     "filename_pattern": "/plot_",
-    "ignore_pattern": r"(^|/)(?!plot_)[^/]*\.py$",  # training loops, which docs/howto/monitor_loops.md describes
     "within_subsection_order": "FileNameSortKey",
     "abort_on_example_error": True,
     "remove_config_comments": True,

@@ -1,11 +1,17 @@
-"""Train a UNet2DModel with diffusers and accelerate, and watch whether it starts to memorise.
+"""
+A monitor with diffusers and accelerate
+=======================================
 
-accelerate launch examples/diffusers_accelerate.py                      # 8×8 digits of scikit-learn
-accelerate launch examples/diffusers_accelerate.py --data images/ --n 4096 --width 128 --steps 50000
-accelerate launch examples/diffusers_accelerate.py --resume runs/accelerate/checkpoint-1000
+The loop has the parts of diffusers' training script for unconditional image generation: a ``UNet2DModel`` and its
+averaged weights, a scheduler, gradient accumulation, checkpoints. Lines marked "monitor" are the
+monitor's.
 
-The loop has the parts of diffusers' training script for unconditional image generation. Lines marked "monitor" are
-those that the monitor adds."""
+.. code-block:: bash
+
+    accelerate launch examples/diffusers_accelerate.py     # 8×8 digits of scikit-learn
+    accelerate launch examples/diffusers_accelerate.py --data images/ --n 4096 --width 128 --steps 50000
+    accelerate launch examples/diffusers_accelerate.py --resume runs/accelerate/checkpoint-1000
+"""
 
 import argparse
 from pathlib import Path

@@ -1,8 +1,15 @@
-"""Train a diffusion model with PyTorch Lightning, and watch whether it starts to memorise.
+"""
+A monitor with PyTorch Lightning
+================================
 
-python examples/lightning.py                                            # 8×8 digits of scikit-learn
-python examples/lightning.py --data images.npy --n 4096 --width 64 --steps 50000
-python examples/lightning.py --resume runs/lightning/last.ckpt          # continues the run and its curves"""
+A ``LightningModule`` with averaged weights is trained by flow matching; ``MonitorCallback`` calls the monitor.
+
+.. code-block:: bash
+
+    python examples/lightning.py                                     # 8×8 digits of scikit-learn
+    python examples/lightning.py --data images.npy --n 4096 --width 64 --steps 50000
+    python examples/lightning.py --resume runs/lightning/last.ckpt   # continues the run and its curves
+"""
 
 import argparse
 

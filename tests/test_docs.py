@@ -19,6 +19,9 @@ import vkernel
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "howto").glob("*.md"))]
 OPTIONAL = ("accelerate", "lightning", "transformers")
+SMALL = {"train_with_monitor": "--n 32 --steps 40 --width 8 --every 10 --device cpu"}  # options of long examples
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+ELSEWHERE = ("diffusers_accelerate", "lightning")  # run by tests/adapters, with the libraries of the extra loops
 FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -47,12 +50,13 @@ def test_links_lead_to_files(page: Path) -> None:
         assert (page.parent / link).exists(), f"{page.name} links to {link}, which does not exist"
 
 
-@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("plot_*.py")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("script", [p for p in EXAMPLES if p.stem not in ELSEWHERE], ids=lambda p: p.stem)
 def test_example_runs(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import matplotlib as mpl
 
     mpl.use("agg")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(script), *SMALL.get(script.stem, "").split()])
     runpy.run_path(str(script), run_name="__main__")
     import matplotlib.pyplot as plt
 

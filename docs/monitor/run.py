@@ -120,12 +120,11 @@ def onsets(rows: Sequence[tuple[int, int, int, int, str, str]] = ONSETS) -> list
         ensemble = vk.train_ensemble(model, data, process, members=members, snapshots=snapshots, seed=seed)
         stages = [*ensemble.snapshots.items(), (steps, ensemble)]
         for m in range(members):
-            ratios, held = [], Estimate.unknown()
+            ratios, others = [], probe.held_ratios
             for _, stage in stages:
-                score = stage[m]
-                copies = probe.copies(probe.samples(lambda labels, score=score: score, CPU), CPU)
-                ratios.append(copies.ratio.nan_to_num(1.0).sort().values)
-                held = copies.reference
+                samples = probe.samples(lambda labels, score=stage[m]: score, CPU)
+                ratios.append(probe.nearest(samples, CPU)[0].nan_to_num(1.0).sort().values)
+            held = Estimate.of_share(int((others < 1 / 3).sum()), len(others))
             every = gaps([record(step, probe, stage[m]) for step, stage in stages])
             raised = next((g.step for g in every if g.alarm), None)
             found.append(summary(n, width, target, kind, [s for s, _ in stages], torch.stack(ratios), held, raised))

@@ -168,15 +168,32 @@ class Reference:
         moved.points = self.points.to(device)
         return moved
 
-    def copies(self, samples: Tensor, threshold: float = 1 / 3) -> Copies:
-        """Compare samples with the training set."""
-        require(0 < threshold <= 1, f"threshold must be a ratio in (0, 1], not {threshold!r}.")
+    def nearest(self, samples: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the distances of samples to the two nearest training images, ``(n, 2)``, and the indices of these;
+        those of diverged samples are infinite and -1. This is the part of :meth:`copies` that ratios need."""
+        rows = self._queries(samples)
+        distance, index = torch.full((len(rows), 2), math.inf, dtype=torch.float64), torch.full((len(rows), 2), -1)
+        good = rows.isfinite().all(1)
+        if good.any():
+            near, found = (a.cpu() for a in nearest(rows[good], self.points, 2))
+            distance[good], index[good] = near, self.first[found]
+        index[~distance.isfinite().all(1)] = -1  # the square of the distance overflows
+        return distance, index
+
+    def _queries(self, samples: Tensor) -> Tensor:
+        """Return the features of samples, ``(n, F)``; NaN for diverged ones."""
         images = check_samples(samples, self.data)
         images = images if self.extract.plain else images.to(torch.get_default_dtype())
         rows = torch.full((len(images), self.points.d), math.nan, dtype=torch.float64)
         good = images.flatten(1).isfinite().all(1)
         if good.any():
             rows[good] = self._rows(images[good])
+        return rows
+
+    def copies(self, samples: Tensor, threshold: float = 1 / 3) -> Copies:
+        """Compare samples with the training set."""
+        require(0 < threshold <= 1, f"threshold must be a ratio in (0, 1], not {threshold!r}.")
+        rows = self._queries(samples)
         n, units, grid = len(rows), len(self.own[0]) // self.group, torch.linspace(0, 1, 41, dtype=torch.float64)[1:]
         (distance, index, authentic), (near, _, real) = self._neighbours(rows), self.own
 

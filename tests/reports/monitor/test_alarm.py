@@ -41,7 +41,7 @@ def setting(**changes: object) -> Setting:
 
 
 def evaluation(step: int, train: Tensor, test: Tensor, ratio: Tensor | None = None) -> Evaluation:
-    drawn = None if ratio is None else Drawn(ratio, torch.zeros(len(ratio), dtype=torch.long), 0)
+    drawn = None if ratio is None else Drawn(ratio, torch.zeros(len(ratio), dtype=torch.long))
     one = Estimate.exact(torch.ones(2, dtype=torch.float64))
     levels = {"train": one, "test": one}
     images = {"train": train.double(), "test": test.double()}

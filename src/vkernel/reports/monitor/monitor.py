@@ -276,17 +276,17 @@ class Monitor:
     def _draw(self, module: Callable[..., object], device: torch.device, step: int) -> tuple[Drawn, np.ndarray | None]:
         """Draw samples and compare them with the training set; return the closest as a picture too."""
         samples = self._halving(lambda numbers: self.probe.samples(self._model(module), device, numbers))
-        copies = self.probe.copies(samples, device)
-        worst = [k for k in copies.worst(pictures.SHOWN).tolist() if copies.index[k, 0] >= 0]
-        picture, name = None, ""
-        if worst:
-            sourced = self.probe.data[copies.index[worst, 0]].cpu()
-            picture = pictures.closest(samples[worst], sourced, self._limits, self.decoder)
+        ratio, index = self.probe.nearest(samples, device)
+        order = ratio.nan_to_num(nan=2.0).argsort(stable=True)[: pictures.SHOWN]
+        closest, picture, name = order[index[order] >= 0], None, ""
+        if len(closest):
+            nearest = self.probe.data[index[closest]].cpu()
+            picture = pictures.closest(samples[closest], nearest, self._limits, self.decoder)
         if picture is not None and self._log is not None:
             name = f"closest-{step:09d}.png"
             with self._caught("writing a picture"):
                 write(self._log.folder / name, pictures.png(picture))
-        return Drawn.of(copies, name), picture
+        return Drawn(ratio, index, name), picture
 
     def _report(self, record: Evaluation, found: Verdict, picture: np.ndarray | None, changed: bool) -> None:
         """Write the log, TensorBoard's files and a line of the table; warn of what is wrong, once."""

@@ -2,11 +2,12 @@ r"""When will copies appear? An estimate from the closest samples, or none (docs
 
 Let j be the least number of copies among N samples whose Wilson interval lies above that of held-out images, and
 :math:`r_j` the j-th smallest ratio of a sample's distances to its two nearest training images: copying begins where
-:math:`r_j` falls below the threshold 1/3. Before that it falls about linearly in the logarithm of the step. Means of
-:math:`r_j` over half octaves of steps, up to four octaves back, are fitted by a line, and the step at which it reaches
-1/3 has an interval by inverse regression (:func:`~vkernel.core.estimate.crossing`). There is no estimate
+:math:`r_j` falls below the threshold 1/3. Below .8 it falls about linearly in the logarithm of the step. Means of
+:math:`r_j` over quarter octaves of steps, since it was last above .8 and up to four octaves back, are fitted by a line,
+and the step at which it reaches 1/3 has an interval by inverse regression (:func:`~vkernel.core.estimate.crossing`).
+There is no estimate
 
-* of fewer than four half octaves, or while :math:`r_j` is above .8, where the fall has hardly begun;
+* of fewer than four quarter octaves, or while :math:`r_j` is above .8;
 * if the slope is not significantly negative, or the ends of the interval differ by more than a factor 10;
 * beyond three times the present step: lines through earlier parts of runs did not hold so far."""
 
@@ -22,8 +23,8 @@ from torch import Tensor
 from vkernel.core.estimate import Estimate, crossing
 from vkernel.reports.monitor.record import Evaluation, Setting
 
-HALF, OCTAVES, FEWEST = 0.5, 4.0, 4  # of a mean, in octaves of steps; those used; the means that are needed
-BEGUN = 0.8  # r_j above it says nothing yet
+QUARTER, OCTAVES, FEWEST = 0.25, 4.0, 4  # of a mean, in octaves of steps; those used; the means that are needed
+BEGUN = 0.8  # above it the fall of r_j has not begun
 COVERAGE = 0.9  # of the interval
 WIDEST, FARTHEST = 10.0, 3.0  # the largest ratio of its ends, and of the estimate to the present step
 
@@ -89,13 +90,13 @@ def arrival(steps: Tensor, r: Tensor, threshold: float) -> Forecast:
 
 
 def _means(steps: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-    """Return means of log(step) and of r over half octaves of steps, the last four octaves."""
+    """Return means of log(step) and of r over quarter octaves of steps, since r was last above ``BEGUN``."""
+    above = (r > BEGUN).nonzero().flatten()
+    first = int(above[-1]) + 1 if len(above) else 0
     age = (steps[-1] / steps).log2()
-    kept = age <= OCTAVES
-    part = (age[kept] / HALF).floor().long()
-    x, y = (
-        torch.zeros(int(part.max()) + 1, dtype=torch.float64).index_add_(0, part, v[kept]) for v in (steps.log(), r)
-    )
+    kept = (age <= OCTAVES) & (torch.arange(len(r)) >= first)
+    part = (age[kept] / QUARTER).floor().long()
     count = part.bincount()
-    there = count > 0
-    return x[there] / count[there], y[there] / count[there]
+    sums = (torch.zeros(len(count), dtype=torch.float64).index_add_(0, part, v[kept]) for v in (steps.log(), r))
+    x, y = (total[count > 0] / count[count > 0] for total in sums)
+    return x, y

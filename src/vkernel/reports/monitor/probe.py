@@ -37,7 +37,7 @@ from vkernel.core.checks import check_positive, check_whole
 from vkernel.core.errors import InputError, require
 from vkernel.core.estimate import Estimate, welch_p
 from vkernel.data import Empirical
-from vkernel.metrics.copies import Copies, Reference
+from vkernel.metrics.copies import Reference
 from vkernel.process import Anisotropic, Process
 from vkernel.sample.ode import pf_ode
 from vkernel.score import EmpiricalScore, Score, Wrapped
@@ -48,7 +48,7 @@ LOW, HIGH, COUNT = 0.1, 3.0, 6  # the default levels, sigma/(alpha s)
 START, END = 40.0, 0.03  # of s: where the sampler starts and ends
 COMPARED, HELD = 64, 1 << 28  # images that are compared with m and D_G, and the bytes of these
 REFERENCE = 512  # held-out images that are compared with the training set
-FITTED, WORK = 512, 2e11  # images of each set in the test for a shift; products of a Gaussian fit
+FITTED, WORK = 512, 5e10  # images of each set in the test for a shift; products of a Gaussian fit
 NUMBERS = 1 << 18  # numbers of x in one call of the network
 READINGS = ("noise", "x0", "v", "flow", "score")
 SETS = ("train", "test")
@@ -292,10 +292,19 @@ class Probe:
         ratio = torch.logspace(math.log10(start), math.log10(end), self.steps + 1, dtype=torch.float64)
         return self.process.base.time(ratio.clamp(end, start))
 
-    def copies(self, samples: Tensor, device: torch.device) -> Copies:
-        """Compare samples with the training set, on ``device`` if the training set takes little of its free memory."""
+    def nearest(self, samples: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the ratio of each sample's distances to its two nearest training images ``(N,)``, NaN if it diverged,
+        and the index of the nearest; searched on ``device`` if the data take little of its free memory."""
         assert self.reference is not None
-        return self.reference.to(_place(self.data, device)).copies(samples)
+        distance, index = self.reference.to(_place(self.data, device)).nearest(samples)
+        finite = distance.isfinite().all(1)
+        return torch.where(finite, distance[:, 0] / distance[:, 1], math.nan), index[:, 0]
+
+    @property
+    def held_ratios(self) -> Tensor:
+        """The same ratios of held-out images."""
+        near = torch.ones(0, 2, dtype=torch.float64) if self.reference is None else self.reference.own[0]
+        return near[:, 0] / near[:, 1]
 
 
 def _times(process: Process, size: float, levels: Levels) -> Tensor:

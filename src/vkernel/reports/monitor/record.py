@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from vkernel.core.estimate import Estimate
-from vkernel.metrics.copies import Copies
 from vkernel.reports.monitor.probe import SETS, Errors, Probe
 
 DIGITS = 6  # significant, in the log
+THRESHOLD = 1 / 3  # of the ratio of distances of a copy
 FIELDS = ("value", "se", "low", "high")
 
 
@@ -84,17 +84,11 @@ COMPUTED = ("gaussian", "ideal", "zeros", "normaliser", "shift", "held_copies", 
 @dataclass(frozen=True)
 class Drawn:
     """Samples beside the training set: ``ratio (N,)`` of distances to the two nearest training images (NaN if it
-    diverged), ``index (N,)`` of the nearest, ``diverged`` their number, and the file that shows the closest."""
+    diverged), ``index (N,)`` of the nearest, and the file that shows the closest."""
 
     ratio: Tensor = field(repr=False)
     index: Tensor = field(repr=False)
-    diverged: int
     picture: str = ""
-
-    @classmethod
-    def of(cls, copies: Copies, picture: str = "") -> Drawn:
-        """Return what is kept of a comparison."""
-        return cls(copies.ratio, copies.index[:, 0], copies.diverged, picture)
 
     def copies(self, threshold: float) -> Estimate:
         """Estimate the share of samples that are copies."""
@@ -162,7 +156,7 @@ class Evaluation:
             held: dict[str, Estimate[Tensor]] = getattr(self, name)
             values[name] = {key: dict(zip(FIELDS, e.fields, strict=True)) for key, e in held.items()}
         if self.drawn is not None:
-            values["drawn"] = {name: getattr(self.drawn, name) for name in ("ratio", "index", "diverged", "picture")}
+            values["drawn"] = {name: getattr(self.drawn, name) for name in ("ratio", "index", "picture")}
         return dict(plain(values))
 
     @classmethod
@@ -177,7 +171,7 @@ class Evaluation:
         drawn = None
         if held := values.get("drawn"):
             index = torch.tensor(held["index"], dtype=torch.long)
-            drawn = Drawn(_tensor(held["ratio"]), index, int(held["diverged"]), str(held["picture"]))
+            drawn = Drawn(_tensor(held["ratio"]), index, str(held["picture"]))
         (errors, samples), step = values["cost"], int(values["step"])
         times = float(values["wall"]), float(values["spent"]), (float(errors), float(samples))
         return cls(step, images, levels, ideal, gaussian, readings, drawn, str(values["weights"]), *times)
@@ -187,10 +181,7 @@ def setting(
     probe: Probe, predicts: str, time: str, range: tuple[float, float] | None, sets: tuple[str, str]
 ) -> Setting:
     """Return what is fixed by a probe and the conventions of a network; ``sets`` are fingerprints of the data."""
-    copies = (
-        0 if probe.reference is None else int((probe.reference.own[0][:, 0] * 3 < probe.reference.own[0][:, 1]).sum())
-    )
-    held = 0 if probe.reference is None else len(probe.reference.own[0])
+    ratios = probe.held_ratios
     classes = 0 if probe.sets["train"].labels is None else int(probe.sets["train"].labels.max()) + 1
     rounded = {
         kind: {k: tuple(v) for k, v in getattr(probe, f"{kind}_errors").items()} for kind in ("gaussian", "ideal")
@@ -215,9 +206,9 @@ def setting(
         zeros=probe.zeros(predicts),
         gaussian_images=probe.gaussian_images,
         shift=probe.shift,
-        held=held,
-        held_copies=copies,
-        threshold=1 / 3,
+        held=len(ratios),
+        held_copies=int((ratios < THRESHOLD).sum()),
+        threshold=THRESHOLD,
         data=sets[0],
         test=sets[1],
     )
