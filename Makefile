@@ -17,7 +17,7 @@ reproduce-all: $(STAMP)
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
-test-all: lint
+test-all: lint $(VENV)/.loops
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m ""
 	$(MAKE) docs
 
@@ -43,6 +43,11 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(VENV)/.docs: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
+# libraries whose training loops take a monitor
+$(VENV)/.loops: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[loops,monitor]'
 	touch $@
 
 $(VENV)/.bench: $(STAMP)

@@ -45,7 +45,7 @@ nitpick_ignore_regex = [
     # Type variables, aliases and internal types that signatures show.
     (
         r"py:class",
-        r"vkernel\.[\w.]+\.(Kind|N|T|Sampling|Taking|Chunk|Weights|Alone|Ranks|SparseWeights|DenseWeights|GPUPath|Dense|Pruned|ScoreUNet|NetworkKernel|LinearField|Trained|Cell)",
+        r"vkernel\.[\w.]+\.(Kind|N|T|Sampling|Taking|Chunk|Weights|Alone|Ranks|SparseWeights|DenseWeights|GPUPath|Dense|Pruned|ScoreUNet|NetworkKernel|LinearField|Trained|Cell|Errors)",
     ),
     (
         r"py:class",

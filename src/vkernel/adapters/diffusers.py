@@ -1,7 +1,10 @@
 r"""Networks of diffusers as scores, and scores as networks of diffusers.
 
 A scheduler with N betas is the process :class:`~vkernel.process.DDPM` with :math:`\alpha_t^2 = \bar\alpha_t`; its
-``prediction_type`` epsilon, sample or v_prediction is noise, x0 or v = alpha noise - sigma x0 here.
+``prediction_type`` epsilon, sample or v_prediction is noise, x0 or v = alpha noise - sigma x0 here. Schedulers of flow
+matching have :math:`x = (1 - \sigma) x_0 + \sigma\epsilon`, networks that take :math:`N \sigma` and return
+:math:`\epsilon - x_0`: :class:`~vkernel.process.FlowMatching` with t = sigma. Those of EDM scale inputs and outputs of
+the raw network F.
 
 Of a folder only the JSON configurations and the weight files are read. The network is built from diffusers' own
 classes, so no code in the folder runs, and nothing is ever downloaded.
@@ -27,7 +30,7 @@ from vkernel.adapters import weights
 from vkernel.core.checks import is_whole
 from vkernel.core.errors import InputError, require, shown
 from vkernel.core.files import expand
-from vkernel.process import DDPM
+from vkernel.process import DDPM, EDM, FlowMatching
 from vkernel.score.base import Score, Time, check_score, wide_time
 from vkernel.score.conversions import convert
 
@@ -42,6 +45,7 @@ NETWORKS = {  # and the setting that holds the number of classes
     "Transformer2DModel": "num_embeds_ada_norm",  # a DiT in folders of earlier diffusers
 }
 _CODERS = ("vae", "vqvae")
+_STATE = "state process=, predicts= and time= yourself"
 _ONLY = "networks that can be read are UNet2DModel, UNet2DConditionModel (with embeddings) and DiT"
 
 
@@ -105,6 +109,39 @@ def _size(given: object, name: str) -> tuple[int, int] | None:
     good = given is None or (len(pair) == 2 and all(is_whole(k) and 0 < k <= LARGEST for k in pair))
     require(good, f"sample_size of {name} must be a whole number or two, from 1 to {LARGEST}; it is {given!r:.60}.")
     return None if given is None else (pair[0], pair[1])
+
+
+def conventions_of(scheduler: object) -> dict[str, Any]:
+    """Return the conventions of a network that is trained with a diffusers scheduler: ``process``, ``predicts``,
+    ``time`` and, for EDM, ``sigma_data``, as named arguments of ``vk.Monitor`` and ``vk.as_score``.
+
+    Schedulers with betas are DDPM (a last index without signal, of zero terminal SNR, is left out), ``FlowMatch…`` and
+    those with ``use_flow_sigmas`` flow matching, ``EDM…`` the process of Karras et al. Others are refused.
+
+    >>> from types import SimpleNamespace
+    >>> import torch
+    >>> scheduler = SimpleNamespace(alphas_cumprod=torch.linspace(0.99, 0.01, 100))  # a DDPMScheduler, say
+    >>> found = conventions_of(scheduler)
+    >>> found["predicts"], found["time"], found["process"].T
+    ('noise', 'index', 99.0)
+    """
+    kind, config = type(scheduler).__name__, getattr(scheduler, "config", None)
+    predicted = getattr(config, "prediction_type", None)
+    flows = getattr(config, "use_flow_sigmas", False)
+    if kind.startswith("FlowMatch") or flows:
+        inverted = getattr(config, "invert_sigmas", False)
+        require(not inverted, f"{kind} has invert_sigmas=True, time from noise to data; {_STATE}.")
+        known = predicted in (None, "flow_prediction")
+        require(known, f"{kind} has flow sigmas and prediction_type {predicted!r}, not 'flow_prediction'; {_STATE}.")
+        steps = getattr(config, "num_train_timesteps", 1000)
+        return {"process": FlowMatching(), "predicts": "flow", "time": f"index:{steps}"}
+    if kind.startswith("EDM"):
+        raw = predicted == "epsilon"
+        require(raw, f"{kind} has prediction_type {predicted!r}, not 'epsilon', EDM's raw network; {_STATE}.")
+        ends: Any = config
+        found = {"process": EDM(ends.sigma_min, ends.sigma_max), "predicts": "edm", "time": "c_noise"}
+        return found | {"sigma_data": float(ends.sigma_data)}
+    return {"process": process_of(scheduler), "predicts": prediction_of(scheduler), "time": "index"}
 
 
 def process_of(scheduler: object) -> DDPM:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import operator
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -189,7 +190,7 @@ class Monitor:
 
         ``step`` counts steps of training. ``ema`` are averaged weights, which are evaluated instead of the network's: a
         module, a mapping from names to tensors, or an object like diffusers' ``EMAModel``."""
-        if self._silent:
+        if self._silent or _other_rank():
             return None
         with self._caught("the evaluation"):
             number = _step(step)
@@ -203,7 +204,7 @@ class Monitor:
 
     def evaluate(self, step: int, network: object, ema: object = None) -> Evaluation | None:
         """Evaluate the network now, samples included, whatever the budget; ``None`` if that failed, with a warning."""
-        if self._silent:
+        if self._silent or _other_rank():
             return None
         with self._caught("the evaluation"):
             self.budget.wall()
@@ -213,7 +214,7 @@ class Monitor:
     def close(self) -> None:
         """Write the end of the run to the log."""
         with self._caught("closing the log"):
-            if self._log is not None:
+            if self._log is not None and not _other_rank():
                 self._log.end(self.budget.wall())
             if self._board is not None:
                 self._board.close()
@@ -347,9 +348,13 @@ def _step(step: Any) -> int:
 
 
 def _other_rank() -> bool:
-    """Whether this is another process of a distributed training than the first."""
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return distributed and torch.distributed.get_rank() != 0
+    """Whether this is another process of a distributed training than the first; before the group of processes is made,
+    by the variables that torchrun, accelerate and Lightning set."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank() != 0
+    names = ("RANK",) if "RANK" in os.environ else ("NODE_RANK", "LOCAL_RANK")
+    several = os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1")
+    return several and any(os.environ.get(name, "0") not in ("", "0") for name in names)
 
 
 __all__ = ["Monitor"]
