@@ -30,7 +30,7 @@ def test_the_page_follows_from_its_results(quieter: ModuleType) -> None:
 
 
 def test_variances_of_gradients(quieter: ModuleType, monkeypatch) -> None:
-    """Against the variance of the stacked gradients; at a low level all targets are equal, at a high one J0 is quieter."""
+    """Against the variance of stacked gradients; at low noise all targets are equal, at high noise J0 is quieter."""
     monkeypatch.setattr(quieter, "BATCHES", 6)
     images = torch.rand(12, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
     data, model = vk.Empirical(images), vk.models.UNet((8, 8), steps=3, batch=4)
