@@ -38,7 +38,7 @@ bench: $(VENV)/.bench
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,data,audit,study,ray,explore]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,data,audit,study,ray,explore,monitor]'
 	touch $@
 
 $(VENV)/.docs: $(STAMP)
@@ -47,7 +47,7 @@ $(VENV)/.docs: $(STAMP)
 
 # libraries whose training loops take a monitor
 $(VENV)/.loops: $(STAMP)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[loops,monitor]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[loops]'
 	touch $@
 
 $(VENV)/.bench: $(STAMP)

@@ -31,7 +31,7 @@ def test_the_page_states_the_numbers_of_a_study(page: ModuleType) -> None:
     cells[("fashion", 1024, "unet")] = pair | {"c = 1": Effect(V=2.0)}
     ds = planted(cells)
     held = target_noise.answer(ds, draws=60) | {"missing": [{"cell": "fashion, n = 8,192, unet", "objective": "c = 3"}]}
-    text = page.page(held)
+    text = page.page(held, {"repeat": held, "sgd": held})
     assert "fashion, n = 8,192, unet: c = 3" in text
     for outcome in held["outcomes"]:
         assert outcome["numbers"] in text

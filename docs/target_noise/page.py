@@ -32,6 +32,7 @@ HERE = Path(__file__).parent
 PAGE = HERE.parent / "target_noise.md"
 RESULTS = HERE / "results"
 ANSWER = HERE.parents[1] / "src" / "vkernel" / "reproduce" / "results" / "target_noise.json"
+CONTROLS = RESULTS / "controls.json"  # the same of the second run and of plain SGD
 LEVEL = 0.3  # σ/α at which the figure shows the gap
 TWINS = {"data": "fashion", "n": "128", "network": "unet"}  # whose samples are shown
 DRAWS = 2000
@@ -39,9 +40,10 @@ WIDE = 3  # cells in a figure
 STUDIES = "images", "images_cifar"
 
 
-def results() -> xarray.Dataset:
-    """Return the results of all files, merged."""
-    return study.merge(*(computed(study.load(path)) for path in sorted(RESULTS.glob("*.npz"))))
+def results(part: str = "") -> xarray.Dataset:
+    """Return the results of all files, merged: of the study, or of ``repeat``, the same seeds on another day, whose
+    networks differ by rounding, or of ``sgd``, the study with plain SGD."""
+    return study.merge(*(computed(study.load(path)) for path in sorted((RESULTS / part).glob("*.npz"))))
 
 
 def computed(ds: xarray.Dataset) -> xarray.Dataset:
@@ -260,14 +262,15 @@ def missing(ds: xarray.Dataset) -> list[dict[str, str]]:
     return found
 
 
-def page(held: dict) -> str:
-    """Return the text of the page."""
+def page(held: dict, controls: dict[str, dict]) -> str:
+    """Return the text of the page, from the answer of the study and those of its controls."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
     answer = Answer(held)
     about = {
         "others": [ending for ending in split(answer.cells) if ending],
         "level": LEVEL,
         "a": answer,
+        **{name: Answer(part) for name, part in controls.items()},
         "about": held,
     }
     text = environment.from_string((HERE / "page.md.j2").read_text(encoding="utf-8")).render(about)
@@ -300,10 +303,12 @@ def main() -> None:
     if "--text" not in sys.argv:
         ds = results().load()
         held = target_noise.answer(ds, draws=DRAWS) | {"missing": missing(ds)}
-        write(ANSWER, json.dumps(held, ensure_ascii=False, separators=(",", ":")) + "\n")
+        controls = {part: target_noise.answer(results(part).load(), draws=DRAWS) for part in ("repeat", "sgd")}
+        for path, content in ((ANSWER, held), (CONTROLS, controls)):
+            write(path, json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n")
         figures(ds)
         subprocess.run([sys.executable, str(HERE.parent / "scorecard.py"), "--exhibit", "twins"], check=True)
-    write(PAGE, page(json.loads(ANSWER.read_text(encoding="utf-8"))))
+    write(PAGE, page(*(json.loads(path.read_text(encoding="utf-8")) for path in (ANSWER, CONTROLS))))
 
 
 if __name__ == "__main__":

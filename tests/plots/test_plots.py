@@ -62,6 +62,12 @@ LAW = rng.dirichlet(np.ones(20), (2, 3))
 EDGES = np.linspace(-1.5, 1.5, 21)
 FOUND = Estimate(*torch.from_numpy(GAPS)[[0, 1, 1, 2], None])
 DRAW = {
+    "training_curves": lambda: plots.training_curves(
+        "training_gap", [0, 10, 20, 40], {"a": np.ones((3, 4)), "b": np.zeros((3, 4))}, {"limit": 0.5}, {"here": 15.0}
+    ),
+    "training_levels": lambda: plots.training_levels(
+        [0.1, 1.0], [0, 10], {"a": np.ones((3, 2, 2))}, {"ideal": [0.5, 0.0]}
+    ),
     "curve_panels": lambda: plots.curve_panels(plots.Panel([1, 2], {"a": GAPS}, "x", "y"), share=True),
     "difference_rows": lambda: plots.difference_rows(
         ["first", "second"], {"W₁": {"one model": Estimate(*torch.tensor(GAPS)[[0, 0, 1, 2]])}}

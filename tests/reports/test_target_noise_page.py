@@ -18,13 +18,13 @@ spec.loader.exec_module(command)
 
 
 def test_the_page_follows_from_its_numbers() -> None:
-    held = json.loads(command.ANSWER.read_text(encoding="utf-8"))
-    assert command.page(held) == command.PAGE.read_text(encoding="utf-8")
+    held, controls = (json.loads(path.read_text(encoding="utf-8")) for path in (command.ANSWER, command.CONTROLS))
+    assert command.page(held, controls) == command.PAGE.read_text(encoding="utf-8")
 
 
 def test_numbers_follow_from_the_results() -> None:
     """One cell by hand: copies, an error, V in the window of the network's units, one distance."""
-    files = list(command.RESULTS.glob("*.npz"))
+    files = list(command.RESULTS.rglob("*.npz"))
     assert sum(file.stat().st_size for file in files) < 5e6
     ds, held = command.results(), json.loads(command.ANSWER.read_text(encoding="utf-8"))
     name, answer = "fashion, n = 1,024, unet", command.Answer(held)

@@ -155,6 +155,7 @@ def test_stored_runs_give_the_accuracy_that_is_documented() -> None:
     copied = [run for run in held["onsets"] if run["onset"] is not None]
     assert len(copied) >= 50
     assert all(run["alarm"] is not None and run["alarm"] < run["onset"] for run in copied)
+    assert simulation.tested() in simulation.PAGE.read_text()
     runs = held["alarms"]
     false = sum(run["alarm"] is not None for run in runs)
     assert len(runs) >= 300

@@ -9,6 +9,7 @@ refuses what cannot be used; a call never raises and never changes the training
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import operator
 import os
@@ -193,9 +194,10 @@ class Monitor:
             return None
         with self._caught("the evaluation"):
             number = _step(step)
-            before = [r.step for r in self.records if r.step <= number]
             self._went_back(number)
-            due = self.budget.due(number, before[-1] if before else None, self.probe.count > 0)
+            before = bisect.bisect_right(self.records, number, key=lambda record: record.step)
+            last = self.records[before - 1].step if before else None
+            due = self.budget.due(number, last, self.probe.count > 0)
             if due.errors:
                 return self._evaluate(number, network, ema, due.samples)
         return None

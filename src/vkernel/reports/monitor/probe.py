@@ -58,10 +58,10 @@ Model = Callable[[Tensor | None], Score]  # the network as a score on a batch wi
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors on fixed noised images: ``images`` are e_i ``(I,)`` of each set, ``levels`` the means of |D - x0|²/d, and
-    ``ideal`` and ``gaussian`` the distances from m and D_G, at each level ``(L,)``. ``readings`` are mean errors on
+    """Errors on fixed noised images: ``images`` are e_i ``(I,)`` of each set, ``levels`` the means of ``|D - x0|²/d``,
+    and ``ideal`` and ``gaussian`` the distances from m and D_G, at each level ``(L,)``. ``readings`` are mean errors on
     training images of the same outputs read as other predictions, in units of the Gaussian theory's; ``squares (I, L)``
-    are all |D - x0|²/d."""
+    are all ``|D - x0|²/d``."""
 
     images: dict[str, Tensor]
     levels: dict[str, Estimate[Tensor]]
