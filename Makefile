@@ -47,7 +47,7 @@ $(VENV)/.docs: $(STAMP)
 
 # libraries whose training loops take a monitor
 $(VENV)/.loops: $(STAMP)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[loops,monitor]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[loops]'
 	touch $@
 
 $(VENV)/.bench: $(STAMP)

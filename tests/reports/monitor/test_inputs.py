@@ -307,6 +307,17 @@ def test_processes(images: tuple[Tensor, Tensor], process: vk.Process) -> None:
     assert watch.verdict.copying == 0
 
 
+def test_a_decoder_that_fails_costs_the_picture_alone(images: tuple[Tensor, Tensor]) -> None:
+    def broken(z: Tensor) -> Tensor:
+        raise RuntimeError("on another device")
+
+    watch = monitor(images, decoder=broken)
+    with pytest.warns(UserWarning, match="picture of the closest samples failed, and training goes on"):
+        record = watch.evaluate(0, vk.to_noise(vk.EmpiricalScore(vk.Empirical(images[0]), PROCESS)))
+    assert record is not None
+    assert record.drawn is not None
+
+
 def test_latents_are_shown_by_a_decoder(images: tuple[Tensor, Tensor], tmp_path: Path) -> None:
     train, test = (part.flatten(1)[:, :, None, None] for part in images)
     decoder = lambda z: z.reshape(-1, 1, 8, 8)  # noqa: E731

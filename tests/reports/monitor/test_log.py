@@ -81,12 +81,12 @@ def test_calls_between_evaluations_are_fast(images: tuple[Tensor, Tensor]) -> No
 def test_the_cost_of_a_run_is_within_its_budget(images: tuple[Tensor, Tensor]) -> None:
     watch, network = monitor(images, every=1, budget=0.1), Denoiser()
     start, step = time.perf_counter(), 0
-    while time.perf_counter() - start < 2.0:
+    while len(watch.records) < 3 and time.perf_counter() - start < 60:  # the slower the first, the longer it takes
         watch(step, network)
         time.sleep(0.002)
         step += 1
     first = watch.records[0].cost[0]
-    assert len(watch.records) > 2
+    assert len(watch.records) == 3
     assert sum(watch.budget.spent) <= 0.1 * (time.perf_counter() - start) + first + 0.05
 
 
@@ -111,6 +111,8 @@ def test_a_run_continues_where_it_was_stopped(images: tuple[Tensor, Tensor], tmp
     assert [r.step for r in run.records] == [0, 100, 200, 300]
     assert run.ended
     assert not run.running
+    again.evaluate(400, network)  # a second training with the same monitor
+    assert not read(tmp_path).ended
     with monitor(images, log=tmp_path) as older:  # continues from an older checkpoint
         older.evaluate(150, network)
     assert [r.step for r in read(tmp_path).records] == [0, 100, 150]

@@ -79,7 +79,7 @@ def read(path: str | Path) -> Run:
                 require(known, f"{file} is no log of a monitor, or of another version of it.")
             elif values["kind"] == "evaluation":
                 new = Evaluation.from_json(values)
-                records, wall = kept(records, new), max(wall, new.wall)
+                records, wall, ended = kept(records, new), max(wall, new.wall), False
                 drawn += new.cost[1]
                 spent = (new.spent - drawn, drawn)
             elif values["kind"] == "start":

@@ -283,7 +283,8 @@ class Monitor:
         closest, picture, name = order[index[order] >= 0], None, ""
         if len(closest):
             nearest = self.probe.data[index[closest]].cpu()
-            picture = pictures.closest(samples[closest], nearest, self._limits, self.decoder)
+            with self._caught("making a picture of the closest samples"):  # a decoder may fail
+                picture = pictures.closest(samples[closest], nearest, self._limits, self.decoder)
         if picture is not None and self._log is not None:
             name = f"closest-{step:09d}.png"
             with self._caught("writing a picture"):
