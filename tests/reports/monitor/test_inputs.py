@@ -258,6 +258,27 @@ def test_networks_that_learn_are_not_accused_of_a_wrong_prediction(
     assert watch.records[-1].train.value < 3
 
 
+def test_a_network_of_noise_that_is_declared_v(images: tuple[Tensor, Tensor]) -> None:
+    """A network that is little better than a linear denoiser: read as v it is worse, though no worse than zeros."""
+    theory, watch = vk.theories.Gaussian(vk.Empirical(images[0]), PROCESS), monitor(images, predicts="v", samples=0)
+    for step in (0, 1):
+        watch.evaluate(step, vk.to_noise(theory))
+    with pytest.warns(UserWarning, match='fit predicts="noise"'):
+        watch.evaluate(2, vk.to_noise(theory))
+    assert watch.verdict.better == "noise"
+
+
+def test_repeated_training_images_are_no_shift(images: tuple[Tensor, Tensor]) -> None:
+    """Of a random split some training images are there ten times: the probe holds each once."""
+    train, test = images
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        watch = monitor((torch.cat([train, train[:4].repeat(9, 1, 1, 1)]), test), images=48)
+    shown = watch.probe.data[watch.probe.sets["train"].index].flatten(1)
+    assert len(shown) == len(shown.unique(dim=0)) == len(train)
+    assert watch.setting.shift > 1e-3
+
+
 def test_a_wrong_range_is_noticed(images: tuple[Tensor, Tensor]) -> None:
     ideal = vk.EmpiricalScore(vk.Empirical(20 + images[0]), PROCESS)  # trained on other pixels
     watch = monitor(images, predicts="noise")

@@ -226,6 +226,7 @@ def test_tensorboard_files_hold_the_curves(images: tuple[Tensor, Tensor], tmp_pa
     with monitor(images, log=tmp_path) as watch:
         for step in (0, 10):
             watch.evaluate(step, Denoiser())
+    time.sleep(1.1)  # TensorBoard reads files by name, which holds the second and then a count without leading zeros
     with monitor(images, log=tmp_path) as watch:
         watch.evaluate(20, Denoiser())
     held = events.EventAccumulator(str(tmp_path)).Reload()

@@ -35,8 +35,10 @@ from vkernel.reports.monitor.record import Evaluation, Setting
 DELTA = 0.1  # the part of the held-out error by which training images must be better
 SHIFT = 1e-3  # p value below which held-out images are no random split
 FALL = 0.01  # of the held-out error for a doubling of steps: less is settled
-FITS, FAILS = 1.5, 3.0  # errors relative to the Gaussian theory's: a reading that fits, and one that does not
-HALF, LEARNED = 0.5, 0.7  # of the error of the stated reading, and of that of an output of zeros
+FITS, FAILS = 1.5, {"noise": 2.0, "v": 2.0, "flow": 2.0}  # errors relative to the Gaussian theory's: a reading that
+FAILS_ELSE = 3.0  # fits, and one that does not; young networks that predict x0 are farther away
+LESS, HALF = 0.75, 0.5  # of the error of the stated reading, where it is worse than a linear denoiser, and where not
+LEARNED = 0.7  # of the error of an output of zeros
 FEWEST = 3  # evaluations at which a reading fits, or none
 STATES = ("learning", "settled", "memorising")
 
@@ -136,8 +138,8 @@ def copying(records: Sequence[Evaluation], setting: Setting) -> int | None:
 
 def reading(records: Sequence[Evaluation], setting: Setting, falls: bool) -> tuple[str, bool]:
     """Return another prediction that the outputs fit at the last evaluations, and whether they fit none although the
-    error no longer falls. Another prediction fits if its error is half of the stated one's, no larger than that of a
-    linear denoiser by much, and well below that of an output of zeros, which is a fair denoiser for v and flow."""
+    error no longer falls. Another prediction fits if its error is well below that of the stated one and of an output of
+    zeros (a fair denoiser for v and flow), and no larger than that of a linear denoiser by much."""
     recent, own = [r.readings for r in records[-FEWEST:]], setting.predicts
     if len(recent) < FEWEST or any(own not in errors for errors in recent):
         return "", False
@@ -145,13 +147,14 @@ def reading(records: Sequence[Evaluation], setting: Setting, falls: bool) -> tup
         {
             name: error
             for name, error in errors.items()
-            if error <= min(FITS, HALF * errors[own], LEARNED * setting.zeros.get(name, 0.0))
+            if error
+            <= min(FITS, (LESS if errors[own] > 1 else HALF) * errors[own], LEARNED * setting.zeros.get(name, 0.0))
         }
         for errors in recent
     ]
     better = min(fits[-1], key=fits[-1].__getitem__, default="")
     better = better if all(better in found for found in fits) else ""
-    return better, not better and recent[-1][own] > FAILS and not falls
+    return better, not better and recent[-1][own] > FAILS.get(own, FAILS_ELSE) and not falls
 
 
 def verdicts(records: Sequence[Evaluation], setting: Setting) -> list[Verdict]:

@@ -142,7 +142,7 @@ class Probe:
         self.ratio = process.base.sigma(self.t) / process.base.alpha(self.t)
         self.sets: dict[str, Images] = {}
         for name, points, own in (("train", data, labels), ("test", test, test_labels)):
-            index = points.choose(images, rng.stream(seed, f"monitor, {name} images"))
+            index = _different(points, images, rng.stream(seed, f"monitor, {name} images"))
             classes = None if own is None else own[index]
             self.sets[name] = Images(points, index, classes, process, self.t, seed, name)
         known = set() if labels is None else set(labels.unique().tolist())
@@ -212,7 +212,7 @@ class Probe:
         count = min(FITTED, self.data.n, self.test.n, max(2, int(math.sqrt(WORK / 8 / self.d))))
         parts = []
         for name, points in zip(SETS, (self.data, self.test), strict=True):
-            index = points.choose(count, rng.stream(self.seed, f"monitor, shift of {name} images"))
+            index = _different(points, count, rng.stream(self.seed, f"monitor, shift of {name} images"))
             named = f"{name} images that test for a shift"
             parts.append(Images(points, index, None, self.process, self.t, self.seed, named))
         pool = torch.cat([p.data[p.index].float().cpu() for p in parts])
@@ -305,6 +305,14 @@ class Probe:
         """The same ratios of held-out images."""
         near = torch.ones(0, 2, dtype=torch.float64) if self.reference is None else self.reference.own[0]
         return near[:, 0] / near[:, 1]
+
+
+def _different(points: Empirical, count: int, generator: torch.Generator) -> Tensor:
+    """Return indices of ``count`` different images, equally likely: the tests compare them with a random split, and an
+    image that the training set repeats would be there more than once."""
+    merged, merge = points.merged()
+    first = torch.full((merged.n,), points.n).scatter_reduce(0, merge.cpu(), torch.arange(points.n), "amin")
+    return first[merged.choose(count, generator, distinct=True)]
 
 
 def _times(process: Process, size: float, levels: Levels) -> Tensor:
