@@ -28,6 +28,8 @@ def main() -> NoReturn:
         streams.prepare()
         from vkernel.cli.commands import run
 
+        if stopped.is_set():  # an import may have ignored it
+            raise KeyboardInterrupt
         code = streams.finish(run())
     except (KeyboardInterrupt, Exception) as error:
         if not (stopped.is_set() or isinstance(error, KeyboardInterrupt)):  # an import that is stopped fails anyhow
@@ -38,4 +40,8 @@ def main() -> NoReturn:
     finally:
         if signal.getsignal(signal.SIGINT) is stop:
             signal.signal(signal.SIGINT, before)
+    if stopped.is_set():
+        # Python notes an interrupt that passes through exec(), by which imports make classes, and would end as if
+        # killed by it although it was caught; the next exec() of a string takes the note back
+        exec("pass")
     sys.exit(code)
