@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from scripts import script
 
 import vkernel as vk
-
-SCRIPT = Path(__file__).parents[1] / "docs" / "quieter" / "run.py"
 
 
 @pytest.fixture(scope="module")
 def quieter() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("quieter_page", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    return script("quieter/run.py")
 
 
 def test_the_page_follows_from_its_results(quieter: ModuleType) -> None:

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 from planted import Effect, planted
+from scripts import script
 
 from vkernel.reports import target_noise
-
-FOLDER = Path(__file__).parents[1] / "docs" / "target_noise"
 
 
 @pytest.fixture(scope="module")
 def page() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("target_noise_page", FOLDER / "page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    return script("target_noise/page.py")
 
 
 def test_the_page_states_the_numbers_of_a_study(page: ModuleType) -> None:

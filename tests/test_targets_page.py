@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from scripts import script
 
 import vkernel as vk
-
-SCRIPT = Path(__file__).parents[1] / "docs" / "targets" / "run.py"
 
 
 @pytest.fixture(scope="module")
 def page() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("targets_page", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return script("targets/run.py")
 
 
 def test_tables_are_those_of_the_results(page) -> None:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts import script
 
-DOCS = Path(__file__).parents[2] / "docs"
-spec = importlib.util.spec_from_file_location("target_noise_page", DOCS / "target_noise" / "page.py")
-assert spec is not None
-assert spec.loader is not None
-command = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(command)
+command = script("target_noise/page.py")
 
 
 def test_the_page_follows_from_its_numbers() -> None:

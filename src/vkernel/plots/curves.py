@@ -95,10 +95,8 @@ class Panel:
         every = np.concatenate([array(curve).reshape(3, -1) for curve in self.curves.values()], 1)
         values = every[0][np.isfinite(every[0]) & (every[0] > 0)]
         if "y" not in self.log:
-            low, top = (
-                float(np.fmin.reduce(every[0], initial=0.0)),
-                self.top or ax.get_ylim()[1],
-            )  # a curve may be all NaN
+            low = float(np.fmin.reduce(every[0], initial=0.0))  # a curve may be all NaN
+            top = self.top or ax.get_ylim()[1]
             near = np.append(every[0], [height for height in self.levels.values() if height == low])
             on_axis = bool((near < low + 0.03 * (top - low)).any())  # the axis must not hide a level or a marker
             ax.set_ylim(low - 0.03 * (top - low) * on_axis, self.top)

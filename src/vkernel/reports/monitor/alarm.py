@@ -35,8 +35,9 @@ from vkernel.reports.monitor.record import Evaluation, Setting
 DELTA = 0.1  # the part of the held-out error by which training images must be better
 SHIFT = 1e-3  # p value below which held-out images are no random split
 FALL = 0.01  # of the held-out error for a doubling of steps: less is settled
-FITS, FAILS = 1.5, {"noise": 2.0, "v": 2.0, "flow": 2.0}  # errors relative to the Gaussian theory's: a reading that
-FAILS_ELSE = 3.0  # fits, and one that does not; young networks that predict x0 are farther away
+FITS = 1.5  # error relative to the Gaussian theory's, of a reading that fits
+FAILS = {"noise": 2.0, "v": 2.0, "flow": 2.0}  # and of one that does not: more than this,
+FAR = 3.0  # or this for other predictions, whose young networks are farther away
 LESS, HALF = 0.75, 0.5  # of the error of the stated reading, where it is worse than a linear denoiser, and where not
 LEARNED = 0.7  # of the error of an output of zeros
 FEWEST = 3  # evaluations at which a reading fits, or none
@@ -154,7 +155,7 @@ def reading(records: Sequence[Evaluation], setting: Setting, falls: bool) -> tup
     ]
     better = min(fits[-1], key=fits[-1].__getitem__, default="")
     better = better if all(better in found for found in fits) else ""
-    return better, not better and recent[-1][own] > FAILS.get(own, FAILS_ELSE) and not falls
+    return better, not better and recent[-1][own] > FAILS.get(own, FAR) and not falls
 
 
 def verdicts(records: Sequence[Evaluation], setting: Setting) -> list[Verdict]:
