@@ -8,6 +8,7 @@ import torch
 import vkernel as vk
 from vkernel.train.models.unet import dropped
 from vkernel.train.objectives import J1, Training
+from vkernel.train.recorded_targets import FAST
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
@@ -334,3 +335,36 @@ def test_targets_of_a_batch_on_a_gpu(goal, labelled: bool) -> None:
     assert stays.data.device.type == "cuda"
     with pytest.raises(vk.InputError, match="There is no image 2000"):
         there(x.cuda(), t.cuda(), torch.full_like(index, 2000).cuda())
+
+
+@pytest.mark.parametrize("goal", ["J0", "J1", vk.JK(4), vk.JC(3.0)], ids=repr)
+@pytest.mark.parametrize("process", [vk.VP(), vk.DDPM.linear()], ids=repr)
+def test_targets_from_a_graph_are_those_of_the_engine(goal, process) -> None:
+    """From the eleventh batch on; what is wrong with a batch is then said in the next call."""
+    g = torch.Generator().manual_seed(0)
+    images, labels = torch.randn(2000, 1, 8, 8, generator=g), torch.arange(2000) % 5
+    here, there = (vk.Targets(images, process, goal, labels=labels, null=7, generator=1) for _ in range(2))
+    for k in range(16):
+        index = torch.randint(0, 2000, (64,), generator=g)
+        t = process.eps + (process.T - process.eps) * torch.rand(64, generator=g)
+        own = torch.where(torch.rand(64, generator=g) < 0.3, 7, labels[index])
+        x = process.perturb(images[index], t, generator=g)
+        batch = x, t, index, own
+        known, found = here(*batch), there(*(a.cuda() for a in batch)).cpu()
+        near = (found - known).flatten(1).abs().amax(1) < 1e-4 * float(known.abs().max())
+        assert float(near.float().mean()) > 0.98, k
+    if torch.cuda.get_device_capability() not in FAST:
+        return
+    assert there._recorded is not None
+    assert len(there._recorded.kept) == 1
+    x, t, index, own = (a.cuda() for a in batch)
+    with torch.autocast("cuda", torch.bfloat16):
+        first = there(x, t, index, own)
+    there(x, t, torch.full_like(index, 2000), own)  # nothing looks at values of this batch yet
+    assert first.isfinite().all()
+    with pytest.raises(vk.InputError, match="In the batch before this one: There is no image 2000"):
+        there(x, t, index, own)
+    there(x, t, index, own)
+    there(2 * x, t, index, own)
+    with pytest.raises(vk.InputError, match="In the batch before this one: x_t is not alpha x0"):
+        there(x, t, index, own)

@@ -222,8 +222,8 @@ def tested() -> str:
     lines += [
         "",
         f"In runs that ended without copies there were {rest['estimates of runs without copies']} estimates, of which "
-        f"{rest['of these, wrong']} had an interval that ended before the run. The rule (a line below .8, quarter "
-        "octaves) was chosen with the help of these runs; the U-Nets on 64 digits were trained after that.",
+        f"{rest['of these, wrong']} had an interval that ended before the run. The rule "
+        "was chosen with the help of these runs; the U-Nets on 64 digits were trained after that.",
     ]
     return "\n".join(lines)
 

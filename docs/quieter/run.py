@@ -171,7 +171,9 @@ class Table:
 def page(results: dict) -> str:
     """Return the text of the page."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
+    cost = json.loads((HERE / "cost.json").read_text(encoding="utf-8"))
     about = {"tables": [Table(held) for held in results["sets"]], "levels": LEVELS, "objectives": list(OBJECTIVES)}
+    about |= {"cost": cost["runs"], "engine": cost["engine"]["rows"]}
     return environment.from_string((HERE / "page.md.j2").read_text(encoding="utf-8")).render(about)
 
 

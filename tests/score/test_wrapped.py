@@ -110,7 +110,7 @@ def test_data_come_to_the_range_of_the_network() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"predicts": "epsilon"}, "predicts must be one of noise"),
+        ({"predicts": "epsilon"}, 'predicts="epsilon" is called "noise" here'),
         ({"time": "seconds"}, "time must be one of t, index"),
         ({"time": "fraction:x"}, "no number after the colon"),
         ({"time": "index:1000"}, "defines its indices"),

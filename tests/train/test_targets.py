@@ -399,6 +399,7 @@ def test_the_first_ten_batches_and_every_hundredth_are_checked():
             "labels has 1 for image 3, whose label is 2; give .* or -1 where a label was dropped",
         ),
         ({"labels": [2, 0]}, r"labels must be \(4,\)"),
+        ({"index": None}, r"needs index \(B,\), the images from which"),
     ],
 )
 def test_bad_batches(change, says):
@@ -412,7 +413,8 @@ def test_bad_batches(change, says):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"predicts": "epsilon"}, "predicts must be one of noise, x0, v, flow, edm, score, not 'epsilon'"),
+        ({"predicts": "epsilon"}, 'predicts="epsilon" is called "noise" here'),
+        ({"predicts": "image"}, "predicts must be one of noise, x0, v, flow, edm, score, not 'image'"),
         ({"objective": "J2"}, "There is no objective 'J2'"),
         ({"process": vk.Anisotropic(vk.VP(), torch.ones(SHAPE))}, "isotropic noise; whiten the data first"),
         ({"process": vk.FlowMatching(eps=0.0)}, "There is no noise at eps"),

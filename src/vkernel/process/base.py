@@ -132,14 +132,14 @@ class Process(ABC):
     def check(self, t: Time) -> Tensor:
         """Return ``t`` as a tensor if it lies in [eps, T]; what rounding to its dtype moved outside is clamped."""
         t = _tensor(t)
-        self._check_range("t", t, _within(t, self.eps, self.T), (self.eps, self.T), "the range [eps, T]")
+        self._check_range("t", t, within(t, self.eps, self.T), (self.eps, self.T), "the range [eps, T]")
         return t.clamp(self.eps, self.T)
 
     def time(self, sigma_over_alpha: Time) -> Tensor:
         """Return the t at which sigma/alpha has the given value, which must be reached between eps and T."""
         r = _tensor(sigma_over_alpha)
         t, ends = self._time(r), self.ratios
-        inside = (r >= 0) & (_within(r, *ends) | _within(t, self.eps, self.T))
+        inside = (r >= 0) & (within(r, *ends) | within(t, self.eps, self.T))
         self._check_range("sigma/alpha", r, inside, ends, "its range between eps and T")
         return t.clamp(self.eps, self.T)
 
@@ -202,6 +202,16 @@ class Process(ABC):
         return time, self.alpha(wide), self.sigma(wide)
 
 
+def check_process(process: object, what: str) -> Process:
+    """Return ``process`` if it is one; otherwise say how ``what`` gets one, also from a scheduler of diffusers."""
+    if isinstance(process, Process):
+        return process
+    if hasattr(process, "add_noise") or type(process).__name__.endswith("Scheduler"):
+        given = "vk.adapters.conventions_of(scheduler) returns its process, predicts and time"
+        raise InputError(f"{what} needs a process such as vk.VP(), not a {type(process).__name__}: {given}.")
+    raise InputError(f"{what} needs a process such as vk.VP(), not {process!r:.200}.")
+
+
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return a floating-point dtype as it is; the default one for integers."""
     return dtype if dtype.is_floating_point else torch.get_default_dtype()
@@ -230,7 +240,7 @@ def _tensor(t: Time) -> Tensor:
     return t.to(real_dtype(t.dtype))
 
 
-def _within(v: Tensor, low: float, high: float) -> Tensor:
+def within(v: Tensor, low: float, high: float) -> Tensor:
     """Whether low ≤ v ≤ high, up to rounding; never for NaN."""
     slack = 8 * torch.finfo(v.dtype).eps
     v = v.detach().to(wide_dtype(v.dtype))

@@ -116,17 +116,29 @@ class DDPM(_Preserving):
         left, start, slope = self._interval(B, of_B=True)
         return left + (B - start) / slope
 
+    def _knots(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return -log alpha at 0 … N-1 and its differences; they are copied to a device once."""
+        if (found := self._held.get((dtype, device))) is None:
+            knots = torch.log1p(-torch.tensor(self.betas, dtype=torch.float64)).cumsum(0) / -2
+            found = self._held[dtype, device] = knots.to(device, dtype), knots.diff().to(device, dtype)
+        return found
+
     @functools.cached_property
-    def _knots(self) -> Tensor:
-        """-log alpha at 0 … N-1."""
-        return torch.log1p(-torch.tensor(self.betas, dtype=torch.float64)).cumsum(0) / -2
+    def _held(self) -> dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]]:
+        return {}
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "_held"}  # tensors of this machine's GPU
 
     def _interval(self, at: Tensor, of_B: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Return the knot on the left of the times (or the values of B) ``at``, B there, and the slope from it."""
-        knots, slopes = (k.to(at.dtype).to(at.device) for k in (self._knots, self._knots.diff()))
+        knots, slopes = self._knots(at.dtype, at.device)
         left = torch.bucketize(at, knots, right=True) - 1 if of_B else at.detach().nan_to_num().floor().long()
         left = left.clamp(0, len(self.betas) - 2)
-        return left, knots[left], slopes[left]
+        B, slope = (
+            k.index_select(0, left.reshape(-1)).reshape(left.shape) for k in (knots, slopes)
+        )
+        return left, B, slope
 
 
 @dataclass(frozen=True, repr=False)

@@ -22,20 +22,38 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from vkernel.core.checks import check_real
+from vkernel.core.checks import check_choice, check_real
 from vkernel.core.errors import require
 from vkernel.process import Anisotropic, Process
 from vkernel.process.base import real_dtype, wide_dtype
 from vkernel.score.base import Score, Time, as_time, check_score
 
 PREDICTIONS = ("noise", "x0", "v", "flow", "edm", "score")
+OTHER_NAMES = {"epsilon": "noise", "eps": "noise", "sample": "x0", "x_start": "x0", "v_prediction": "v"}
+OTHER_NAMES |= {"velocity": "flow", "flow_prediction": "flow"}
 ISOTROPIC = "Noise, x0, v, flow and edm predictions are defined for isotropic noise."
 
 
+def check_predicts(predicts: str) -> str:
+    """Return what a network predicts, if it is one of :data:`PREDICTIONS`; other libraries' names are translated in
+    the error."""
+    known = OTHER_NAMES.get(predicts) if isinstance(predicts, str) else None
+    require(known is None, f'predicts="{predicts}" is called "{known}" here.')
+    return check_choice(predicts, "predicts", PREDICTIONS)
+
+
 def convert(
-    out: Tensor, predicts: str, wants: str, x: Tensor, t: Time, process: Process, sigma_data: float = 0.5
+    out: Tensor,
+    predicts: str,
+    wants: str,
+    x: Tensor,
+    t: Time,
+    process: Process,
+    sigma_data: float = 0.5,
+    checked: bool = False,
 ) -> Tensor:
-    """Convert the prediction ``out`` at ``(x, t)`` into another of :data:`PREDICTIONS`; the result is like ``x``."""
+    """Convert the prediction ``out`` at ``(x, t)`` into another of :data:`PREDICTIONS`; the result is like ``x``.
+    With ``checked``, t is known to be in [eps, T], and no value of a tensor on a GPU is looked at."""
     check_real(x, "x")
     if predicts == wants:
         return out
@@ -48,14 +66,15 @@ def convert(
     full = tuple(t.shape) + (1,) * (x.ndim - t.ndim)
     good = t.ndim <= x.ndim and all(a in (1, b) for a, b in zip(full, x.shape, strict=True))
     require(good, f"t has shape {tuple(t.shape)}, which does not broadcast over x, of shape {tuple(x.shape)}.")
-    wide = process.check(t).double().clamp(process.eps, process.T).reshape(full)
+    wide = (t if checked else process.check(t)).double().clamp(process.eps, process.T).reshape(full)
     alpha, sigma = (f(wide).to(wide_dtype(real_dtype(x.dtype))) for f in (process.alpha, process.sigma))
     if "edm" in (predicts, wants):  # through x0: through the score, large noise would cancel
         r = (sigma / alpha).square() / sigma_data**2
         skip, c_out = x / alpha / (1 + r), sigma_data * (r / (1 + r)).sqrt()
         if predicts == "edm":
-            return convert((skip + c_out * out).to(real_dtype(x.dtype)), "x0", wants, x, t, process)
-        return ((convert(out, predicts, "x0", x, t, process) - skip) / c_out).to(real_dtype(x.dtype))
+            return convert((skip + c_out * out).to(real_dtype(x.dtype)), "x0", wants, x, t, process, checked=checked)
+        found = convert(out, predicts, "x0", x, t, process, checked=checked)
+        return ((found - skip) / c_out).to(real_dtype(x.dtype))
 
     def row(name: str) -> tuple[float | Tensor, float | Tensor, Tensor]:
         if name == "noise":

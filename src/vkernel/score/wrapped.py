@@ -37,13 +37,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from vkernel.core.checks import check_choice, check_positive, check_real, check_whole
+from vkernel.core.checks import check_positive, check_real, check_whole
 from vkernel.core.covariance import over_event
 from vkernel.core.errors import InputError, require
 from vkernel.data import Empirical
 from vkernel.process import DDPM, Anisotropic, Process
 from vkernel.score.base import Score, Time, as_time, differentiated
-from vkernel.score.conversions import PREDICTIONS, convert
+from vkernel.score.conversions import check_predicts, convert
 
 # the second argument of a network in continuous time, by the process, t, and the number N of index:N or fraction:N
 TIMES: dict[str, Callable[[Process, Tensor, float], Tensor]] = {
@@ -125,7 +125,7 @@ class Wrapped(Score):
     def __post_init__(self) -> None:
         require(callable(self.net), f"The network must be callable, net(x, t); got {type(self.net).__name__}.")
         require(isinstance(self.process, Process), f"process must be a process such as vk.EDM(), not {self.process!r}.")
-        check_choice(self.predicts, "predicts", PREDICTIONS)
+        check_predicts(self.predicts)
         isotropic = not isinstance(self.process, Anisotropic) or self.predicts in ("score", "x0")
         require(isotropic, "Networks that predict noise, v, flow or edm are read under isotropic noise only.")
         if self.label is not None:

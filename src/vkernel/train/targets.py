@@ -32,26 +32,26 @@ than :math:`8u\,\big|(|x_t| + \alpha|x_0|)/\sigma\big|`. A batch outside the sum
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.core.checks import as_tensor, check_choice, check_positive, check_real, check_whole
+from vkernel.core.checks import as_tensor, check_positive, check_real, check_whole
 from vkernel.core.covariance import over_event
 from vkernel.core.errors import InputError, require
 from vkernel.core.rng import Generator
 from vkernel.data.empirical import Array, Empirical
 from vkernel.process import Process
 from vkernel.score.base import Time, as_time
-from vkernel.score.conversions import PREDICTIONS, convert
+from vkernel.score.conversions import check_predicts, convert
 from vkernel.train.objectives import Objective, parse
+from vkernel.train.recorded_targets import DEVIATION, ROUNDINGS, RecordedTargets
 from vkernel.train.training_set import TrainingSet
 
 FIRST, EVERY = 10, 100  # the first calls, and every so many, are checked
-DEVIATION = 7.5  # of |ε| from √N, exceeded with probability 1e-9
-ROUNDINGS = 8.0  # units of rounding error in x_t
 
 
 class Targets(TrainingSet):
@@ -96,7 +96,7 @@ class Targets(TrainingSet):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(data, process, labels, flips)
-        self.objective, self.predicts = parse(objective), check_choice(predicts, "predicts", PREDICTIONS)
+        self.objective, self.predicts = parse(objective), check_predicts(predicts)
         self.sigma_data, self.null = check_positive(sigma_data, "sigma_data"), check_whole(null, "null", -1)
         taken = self.labels is not None and bool((self.labels == null).any())
         require(not taken, f"null, the label of images whose label was dropped, is {null}, which some images have.")
@@ -104,20 +104,28 @@ class Targets(TrainingSet):
         self._key, self.drawn, self._calls = rng.keys((1,), rng.as_generator(generator)), 0, 0
 
     @torch.no_grad()
-    def __call__(self, x_t: Tensor, t: Time, index: Array, labels: Array | None = None) -> Tensor:
+    def __call__(self, x_t: Tensor, t: Time, index: Array | None = None, labels: Array | None = None) -> Tensor:
         """Return the targets of a batch, like ``x_t (B, *shape)``, without gradient; autocast does not affect them.
 
         ``t`` is the time of the process, one number or ``(B,)``: the index of the network under ``vk.DDPM``. ``index
         (B,)`` are the images from which x_t was made. ``labels (B,)`` are their labels, or ``null`` where dropped; by
         default none is. Posterior weights are computed in float32 or better, whatever the dtype of x_t, and the result
-        is rounded once. The first ten batches, and every hundredth, are checked to be noised versions of the images."""
+        is rounded once. The first ten batches, and every hundredth, are checked to be noised versions of the images. On
+        GPUs with fast float64 all are, and from the eleventh on the next call reports what was wrong with a batch."""
         good = check_real(x_t, "x_t").is_floating_point() and x_t.ndim > 0 and tuple(x_t.shape[1:]) == self.data.shape
         wanted = f"x_t must be a batch of noised images, floats (B, {', '.join(map(str, self.data.shape))})"
         require(good, f"{wanted}; got {_about(x_t)}.")
+        if index is None:
+            raise InputError("targets(x_t, t, index) needs index (B,), the images from which x_t was made.")
         good = labels is None or self.labels is not None
         require(good, "The labels of a batch need those of the data: give labels=(n,) to vk.Targets too.")
         if self._calls == 0:
             self._place(x_t.device)
+        if self._calls >= FIRST and self._recorded is not None:
+            self._look_back()
+            if (place := self._recorded.place(x_t, t, index, labels, self.drawn)) is not None:
+                self._calls, self.drawn = self._calls + 1, self.drawn + len(x_t)
+                return self._recorded(place, self._key)
         with torch.autocast(self.data.device.type, enabled=False):
             x, u = x_t.detach().to(self.data.device, torch.float64), self._uniforms(len(x_t))
             when, origin = self._times(t, len(x)), self._numbers(index, "index", len(x))
@@ -132,6 +140,25 @@ class Targets(TrainingSet):
         self._calls, self.drawn = self._calls + 1, self.drawn + len(x)
         return target.to(x_t.device, x_t.dtype)
 
+    @functools.cached_property
+    def _recorded(self) -> RecordedTargets | None:
+        return RecordedTargets.serving(self, self.objective, self.predicts, self.sigma_data, self.null)
+
+    def _look_back(self) -> None:
+        """Refuse what was wrong with the batch before, of which the GPU has checked the values meanwhile."""
+        for place in self._recorded.kept.values() if self._recorded is not None else ():
+            if place.checked():
+                continue
+            try:
+                x, when = place.x.double(), self._times(place.t, len(place.x))
+                self._check_values(x, place.index, place.label)
+                self._check_noise(x, when, place.index, torch.finfo(place.x.dtype).eps / 2)
+            except InputError as error:
+                raise InputError(f"In the batch before this one: {error}") from None
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "_recorded"}  # graphs are not copied
+
     def __repr__(self) -> str:
         return f"Targets({self.objective!r}, predicts {self.predicts}, {self.data!r}, {self.process!r})"
 
@@ -140,6 +167,7 @@ class Targets(TrainingSet):
         stays = self.data.device.type != "cpu"
         self.data = self.data.to(self.device or (self.data.device if stays else device))
         self.labels = None if self.labels is None else self.labels.to(self.data.device)
+        self._key = self._key.to(self.data.device)
 
     def _uniforms(self, count: int) -> Tensor:
         """Return the random numbers of the next targets, ``(count, objective.uniforms)``."""
@@ -147,7 +175,7 @@ class Targets(TrainingSet):
         if k == 0:  # J0 and J1: a call on a GPU costs launches, also of kernels that compute nothing
             return torch.empty((count, 0), dtype=torch.float64, device=device)
         counter = torch.arange(self.drawn * k, (self.drawn + count) * k, device=device).reshape(count, k)
-        return rng.uniforms(self._key.to(device), counter)
+        return rng.uniforms(self._key, counter)
 
     def _times(self, t: Time, count: int) -> Tensor:
         """Return times ``(B,)`` in float64."""
@@ -198,7 +226,10 @@ class Targets(TrainingSet):
             much = f"(x_t - alpha x0)/sigma has the root mean square {found / usual:.3g} instead of 1"
             hint = "Process, t and the pixel range of the data must be those of x_t, and index positions in the data"
             flip = "Random horizontal flips need flips=True, and index + n for the mirror image of image index"
-            raise InputError(f"{what}: {much}. {hint}. {flip}; crops and other augmentations are refused.")
+            whole = "int" in self.data.stored and self.data.scale is None
+            bytes_ = f" The data are {self.data.stored}: vk.Empirical(images, scale=(-1, 1)) maps them to [-1, 1]."
+            refused = f"{what}: {much}. {hint}. {flip}; crops and other augmentations are refused."
+            raise InputError(refused + bytes_ * whole)
 
 
 def _about(x: Tensor) -> str:

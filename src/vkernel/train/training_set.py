@@ -19,6 +19,7 @@ from vkernel.core.checks import as_tensor
 from vkernel.core.errors import require
 from vkernel.data.empirical import Array, Empirical
 from vkernel.process import Process
+from vkernel.process.base import check_process
 from vkernel.score.empirical import EmpiricalScore
 
 
@@ -28,7 +29,7 @@ class TrainingSet:
     def __init__(
         self, data: Empirical | Array, process: Process, labels: Array | None = None, flips: bool = False
     ) -> None:
-        require(isinstance(process, Process), f"Training needs a process such as vk.VP(), not {process!r}.")
+        check_process(process, "Training")
         require(process.base is process, "Models are trained with isotropic noise; whiten the data first.")
         sigma = float(process.sigma(torch.tensor(process.eps, dtype=torch.float64)))
         require(sigma > 0, f"There is no noise at eps in {process!r}, so the score has no value there; raise eps.")

@@ -30,19 +30,19 @@ import warnings
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vkernel.core import rng
+from vkernel.core.graphs import Recorder
 from vkernel.posterior.dense import MARGIN, Block, Dense
 from vkernel.posterior.gpu import fp16
 from vkernel.posterior.gpu.fp16 import FULL, TINY, WIDE, FP16Points, Logits, Loss
 from vkernel.posterior.weights import NARROW, CentredPoints, Moments, Queries, SparseWeights, Weights, blocks, reduce
 
 __all__ = ["GPUPath", "trusted_path"]
-T = TypeVar("T")
 Take = Callable[[str, Callable[[], Any]], Any]  # takes a step of this name, or replays it
 Staged = tuple[Moments, Tensor, Tensor]  # moments, scores, and which queries need the reference path
 Level = Tensor | float  # α or σ², one for each query or one for all
@@ -87,28 +87,13 @@ class Sparse:
     numbers: Tensor  # of queries: invalid; of each later stage; of the third with heavy points despite both residuals
 
 
-class Recording:
-    """A batch of queries, and results until a step is taken again, stay at one place in memory for CUDA graphs."""
+class Recording(Recorder):
+    """A batch of queries stays at one place in memory for CUDA graphs."""
 
     def __init__(self, x: Tensor) -> None:
+        super().__init__()
         wide = torch.empty_like(x, dtype=WIDE, memory_format=torch.contiguous_format)
         self.queries = Queries(wide, wide.new_empty(len(x)), wide.new_empty(len(x)))
-        self.graphs: dict[str, tuple[torch.cuda.CUDAGraph, Any] | None] = {}
-        self.free = torch.cuda.Event()
-        self.free.record()
-
-    def take(self, name: str, step: Callable[[], T]) -> T:
-        """Run ``step()`` the first time, which compiles kernels, record it the second, and then replay the graph."""
-        if name not in self.graphs:
-            self.graphs[name] = None
-            return step()
-        recorded = self.graphs[name]
-        if recorded is None:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                recorded = self.graphs[name] = graph, step()
-        recorded[0].replay()
-        return recorded[1]
 
 
 class Recordings:

@@ -38,6 +38,7 @@ FALL = 0.01  # of the held-out error for a doubling of steps: less is settled
 FITS = 1.5  # error relative to the Gaussian theory's, of a reading that fits
 FAILS = {"noise": 2.0, "v": 2.0, "flow": 2.0}  # and of one that does not: more than this,
 FAR = 3.0  # or this for other predictions, whose young networks are farther away
+WEAK = 1.1  # error of a network that is worse than a linear denoiser, whatever the reason
 LESS, HALF = 0.75, 0.5  # of the error of the stated reading, where it is worse than a linear denoiser, and where not
 LEARNED = 0.7  # of the error of an output of zeros
 FEWEST = 3  # evaluations at which a reading fits, or none
@@ -78,7 +79,8 @@ class Verdict:
     each, if any. ``gap``, ``fall`` (of the held-out error, per doubling of steps) and ``copies`` are the evidence at
     the last evaluation, ``held`` the copies among held-out images, ``forecast`` the step at which copies are expected.
     ``shifted``: held-out images are no random split. ``finite``: whether the last errors are. ``better``: another
-    prediction that the outputs fit; ``misfit``: they fit none."""
+    prediction that the outputs fit; ``misfit``: they fit none. ``weak``: they are worse than a linear denoiser's, and
+    this no longer improves. ``clear`` is the last step with samples but without copies."""
 
     state: str
     step: int
@@ -94,6 +96,8 @@ class Verdict:
     finite: bool
     better: str
     misfit: bool
+    weak: bool = False
+    clear: int | None = None
 
 
 def level(k: int) -> float:
@@ -175,7 +179,9 @@ def verdict(records: Sequence[Evaluation], setting: Setting, known: Sequence[Gap
     raised = [step for step in (alarm, copied) if step is not None]
     state = "memorising" if raised else "learning" if falls else "settled"
     drawn = [r.drawn for r in records if r.drawn is not None]
-    better, misfit = reading([r for r in records if r.finite] or [last], setting, falls)
+    good = [r for r in records if r.finite]
+    better, misfit = reading(good or [last], setting, falls)
+    far = len(good) >= FEWEST and all(r.test.low > WEAK for r in good[-FEWEST:])
     return Verdict(
         state=state,
         step=last.step,
@@ -191,6 +197,8 @@ def verdict(records: Sequence[Evaluation], setting: Setting, known: Sequence[Gap
         finite=last.finite,
         better=better,
         misfit=misfit,
+        weak=far and not falls and not better and not misfit,
+        clear=max((r.step for r in records if r.drawn is not None and r.step < (copied or math.inf)), default=None),
     )
 
 

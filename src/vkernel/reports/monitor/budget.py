@@ -57,6 +57,11 @@ class Budget:
         errors = max(self.costs[0][-2:], default=0.0)
         return errors, max(self.costs[1][-2:], default=self.guess[0] * errors + self.guess[1])
 
+    @property
+    def pause(self) -> float:
+        """The seconds from the start of the run at which errors can be measured again."""
+        return (sum(self.spent) + self.expected[0]) / self.share
+
     def due(self, step: int, last: int | None, samples: bool) -> Due:
         """Return what to measure at ``step``, the last evaluation having been at ``last``; ``samples`` is whether any
         are drawn at all."""

@@ -22,11 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vkernel.core.checks import check_share, check_whole
+from vkernel.core.checks import check_whole, is_number
 from vkernel.core.errors import InputError, require
 from vkernel.core.files import write
 from vkernel.core.progress import Progress
 from vkernel.process import Process
+from vkernel.process.base import check_process
 from vkernel.reports.audit.decoder import Decoding, decoder as read_decoder
 from vkernel.reports.monitor import board, pictures, sources
 from vkernel.reports.monitor.alarm import SHIFT, Gap, Verdict, gaps, verdict
@@ -105,13 +106,14 @@ class Monitor:
         seed: int = 0,
         progress: Progress = True,
     ) -> None:
-        good = isinstance(process, Process)
-        require(good, f"process must be a process such as vk.EDM(), not {process!r}.")
+        check_process(process, "A monitor")
         conventions = Conventions.of(process, predicts, time, range, sigma_data, dtype, forward)
         check_whole(images, "images", 2)
         check_whole(samples, "samples", 0)
         check_whole(sampler_steps, "sampler_steps")
-        self.budget = Budget(check_share(budget, "budget"), check_whole(every, "every"))
+        good = is_number(budget) and 0 < budget <= 1
+        require(good, f"budget is a share of the wall time, above 0 and at most 1, such as .02; got {budget!r}.")
+        self.budget = Budget(float(budget), check_whole(every, "every"))
         good = progress in (True, False) or callable(progress)
         require(good, f"progress must be True, False or a function of a line and a share; got {progress!r}.")
         if test is None:
@@ -234,11 +236,11 @@ class Monitor:
     def _evaluate(self, step: int, network: object, ema: object, draw: bool) -> Evaluation:
         """Measure, and report what was measured."""
         clock = self.budget.clock
-        start = clock()
         with averaged(network, ema) as module:
             device = device_of(module)
+            synchronise(device)  # steps of training that a GPU has yet to take are no cost of the monitor
+            start = clock()
             with unchanged(modules_of(network, ema, module), device):
-                synchronise(device)
                 errors = self._halving(lambda numbers: self.probe.errors(self._model(module), device, numbers))
                 synchronise(device)
                 middle, drawn, picture = clock(), None, None
@@ -257,6 +259,8 @@ class Monitor:
         self.verdict = verdict(self.records, self.setting, self._gaps)
         self._report(record, self.verdict, picture, bool(changed))
         self.budget.spend(clock() - now, 0.0, note=False)
+        if len(self.records) == 1:
+            self._table.note(concerns("next", budget=self.budget))
         return record
 
     def _model(self, module: Callable[..., object]) -> Callable[[Tensor | None], Any]:
@@ -306,6 +310,7 @@ class Monitor:
             "nan": not record.finite,
             "better": bool(found.better),
             "misfit": found.misfit,
+            "weak": found.weak,
             "weights": changed,
             "memorising": found.state == "memorising",
         }

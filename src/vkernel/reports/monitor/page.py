@@ -64,6 +64,7 @@ def _notes(last: Verdict | None, records: tuple[Evaluation, ...], setting: Setti
     if last is None:
         return [text("shift", setting=setting)] if setting.shift < 1e-3 else []
     reasons = {"shift": last.shifted, "nan": not last.finite, "better": bool(last.better), "misfit": last.misfit}
+    reasons["weak"] = last.weak
     reasons["weights"] = len({r.weights for r in records}) > 1
     values = {"verdict": last, "record": records[-1], "setting": setting}
     return [text(name, **values) for name, holds in reasons.items() if holds]

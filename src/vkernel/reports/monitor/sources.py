@@ -120,6 +120,9 @@ def check_sets(data: Empirical, test: Empirical, network: Wrapped) -> tuple[Empi
         bytes_ = points.stored == "uint8" and points.scale is None and network.range is None and len(points.shape) > 1
         hint = "give range=(-1, 1), or the interval to which the training loop maps them"
         require(not bytes_, f"The {kind} images are stored as integers 0 … 255; {hint}.")
+        kept = points.stored == "uint8" or points.scale is not None or "int" not in points.stored
+        given = f"The {kind} images are stored as {points.stored}, whose range is not that of pixels"
+        require(kept, f"{given}; give them as uint8, 0 … 255, or as floats as the network sees them.")
         moved = network.scaled(points)
         if network.range is not None:
             _check_range(moved, network.range, kind)

@@ -249,6 +249,7 @@ class _Attention(nn.Module):
 def dropped(h: Tensor, p: float, key: Tensor) -> Tensor:
     """Return ``h`` with numbers set to 0 by dropout, from the stream of ``key (1,)``."""
     lost = min(round(p * 2**16), 2**16 - 1)  # of 2^16: each 64-bit hash decides about four numbers
-    counter = torch.arange((h.numel() + 3) // 4, device=h.device)
-    bits = rng.hashed(key, counter).view(torch.int16)[: h.numel()].reshape(h.shape)
-    return h * (bits >= lost - 2**15) * (2**16 / (2**16 - lost))
+    counter, places = torch.arange((h.numel() + 3) // 4, device=h.device), 16 * torch.arange(4, device=h.device)
+    parts = (rng.hashed(key, counter)[:, None] >> places) & 0xFFFF  # not a view as int16, which vmap does not take
+    bits = parts.flatten()[: h.numel()].reshape(h.shape)
+    return h * (bits >= lost) * (2**16 / (2**16 - lost))
