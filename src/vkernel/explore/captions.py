@@ -14,12 +14,26 @@ from vkernel.explore import compute
 from vkernel.explore.compute import Result, run_inputs
 from vkernel.explore.state import ASSETS, CONTENT, LIMIT, MAX_POINTS, PROCESS_OPTIONS, State, clamp
 
-TOUR = [(stop["title"], stop["text"], State(**stop["state"])) for stop in CONTENT["tour"]]  # titles, texts, states
 POINTS = {  # of the named sets; those without points in the file are toy sets of the paper
     name: clamp(CONTENT["points"].get(name) or vk.data.toy(name).rows(0, MAX_POINTS).tolist())
     for group in CONTENT["presets"].values()
     for name in group
 }
+
+
+def tour() -> list[dict[str, object]]:
+    """Return the steps of the tour, each with its whole state."""
+    return [stop | {"state": State(**stop["state"]).to_dict()} for stop in CONTENT["tour"]]
+
+
+def factors() -> list[dict[str, object]]:
+    """Return the pairs of states that show one factor each."""
+    return []
+
+
+def claims() -> list[dict[str, object]]:
+    """Return the claims of the scorecard that the page shows."""
+    return []
 
 
 def short(e: vk.Estimate) -> str:
