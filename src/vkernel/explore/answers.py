@@ -5,21 +5,23 @@ from __future__ import annotations
 import csv as _csv
 import io
 import json as _json
+import math
 from collections import OrderedDict
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 import vkernel as vk
-from vkernel.explore import captions, compute
-from vkernel.explore.compute import Report, Result, run_inputs
-from vkernel.explore.state import State, from_csv
+from vkernel.core.errors import require
+from vkernel.explore import captions, compute, maps, probe as probes, shipped
+from vkernel.explore.compute import Report, Result
+from vkernel.explore.state import CONTENT, State, from_csv
 
 Answer = tuple[dict[str, Any], dict[str, np.ndarray]]
 KEPT = 12  # results that are kept, for all tabs
-_results: OrderedDict[State, Result] = OrderedDict()
+_results: OrderedDict[str, Result] = OrderedDict()
 
 
 def _estimate(e: vk.Estimate | None) -> dict[str, float] | None:
@@ -28,44 +30,82 @@ def _estimate(e: vk.Estimate | None) -> dict[str, float] | None:
 
 def fresh(state: State, result: Result | None) -> Result | None:
     """Return the run if its inputs are those of the state."""
-    return result if result is not None and run_inputs(result.state) == run_inputs(state) else None
+    return result if result is not None and compute.key(result.state) == compute.key(state) else None
 
 
-def map(state: State, result: Result | None, given: object = None) -> Answer:
-    """Evaluate the map of the state at its time."""
-    found, process, noise = compute.exact(state), state.make_process(), compute.noise_share(state)
+def map(state: State, result: Result | None, given: Mapping[str, Any]) -> Answer:
+    """Evaluate the map of the state at its time; ``member`` in the request has the arrows of that model drawn."""
+    models = result is not None and isinstance(result.learned, vk.Ensemble) and result.state.d == state.d
+    member = _member(result, given["member"]) if models and given.get("member") is not None else None
+    found, process, noise = maps.evaluate(state, result, member), state.make_process(), compute.noise_share(state)
+    rest: dict[str, Any] = {"learned": result is not None and result.learned is not None}
+    if state.map == "noise":
+        k = int(found.values.argmax())
+        if state.d == 1:
+            assert found.x is not None
+            place = [float(found.x[k])]
+        else:
+            place = maps.centres(2, len(found.values))[k].tolist()
+        rest |= {"most": float(found.values.flat[k]), "place": place, "at_points": maps.at_points(state)}
     header = {
         "query": state.to_query(),
         "range": [process.eps, process.T],
-        "map": state.map,
         "t": state.t,
-        "inputs": hash(run_inputs(state)) % (1 << 32),
+        "map": state.map if found.values.size else "none",
+        "inputs": compute.key(state),
         "noise": _estimate(noise),
         "line_sizes": [line.shape[1] for line in found.lines],
-        "scale": {"low": 0.0, "high": 1.0, "log": False, "caption": "share of the target that is noise", "unit": ""},
-        "panel": captions.panel(state, noise, None),
+        "scale": scale(state, found),
+        "panel": {"sentences": captions.sentences(state, noise, None, **rest)},
     }
-    lines = np.concatenate(found.lines, 1) if found.lines else np.zeros((2, 0))
-    arrays = {"values": found.fraction, "arrows": found.arrows, "lines": lines}
-    if state.d == 1:
-        assert found.density is not None
-        arrays |= {"x": np.linspace(-2, 2, len(found.fraction)), "density": found.density}
-    return header, arrays
+    arrays = {"values": found.values, "arrows": found.arrows, "lines": np.concatenate([*found.lines, np.zeros((2, 0))], 1)}
+    return header, arrays | {
+        name: value
+        for name in ("exact_arrows", "x", "density", "field", "field_t")
+        if (value := getattr(found, name)) is not None
+    }
 
 
-def probe(state: State, result: Result | None, given: Any) -> Answer:
+def scale(state: State, found: maps.Map) -> dict[str, Any]:
+    """Return the range of colours: shares from 0 to 1, the others on a logarithmic scale of whole decades."""
+    about = next(made for made in CONTENT["maps"] if made["name"] == state.map)
+    caption = {"caption": about["caption"], "unit": about["symbol"]}
+    if state.map not in ("noise", "variance") or not found.values.size:
+        return {"low": 0.0, "high": 1.0, "log": False, **caption}
+    top = math.ceil(math.log10(max(float(found.values.max()), 1e-6)))
+    low = min(-2, top - 3) if state.map == "noise" else top - 3
+    return {"low": 10.0**low, "high": 10.0 ** max(top, low + 1), "log": True, **caption}
+
+
+def probe(state: State, result: Result | None, given: Mapping[str, Any]) -> Answer:
     """Describe the training targets at one place."""
-    x = torch.tensor([float(v) for v in given["x"]], dtype=torch.float64)[None]
-    score, t = vk.EmpiricalScore(compute.empirical(state), state.make_process()), state.t
-    s, C = score.with_covariance(x, t)
-    var = float(score.process.S(torch.tensor(t, dtype=torch.float64)))
-    header = {"sigma2_trC": var * float(C.trace()), "s2": float(s.square().sum()), "text": []}
-    return header, {"mean": var * s[0].numpy()}
+    require(isinstance(given.get("x"), list), "A probe needs a place x, a list of coordinates.")
+    found = probes.evaluate(state, [float(v) for v in given["x"]], result)
+    header = {"which": found.which, "sigma2_trC": found.noise, "share": found.share, "s2": found.signal}
+    header |= {"text": captions.probed(found, state)}
+    return header, {name: getattr(found, name) for name in ("weights", "targets", "mean", "ellipse", "learned")}
 
 
-def member(state: State, result: Result | None, given: Any) -> Answer:
-    """Return the learned arrows of one model."""
-    return {"k": int(given["k"])}, {}
+def member(state: State, result: Result | None, given: Mapping[str, Any]) -> Answer:
+    """Return the arrows of one model at the state's time and its law, for "train another"."""
+    k = _member(result, given.get("k"))
+    assert result is not None
+    assert isinstance(result.learned, vk.Ensemble)
+    k = max(k, 0) % len(result.learned)
+    found = maps.evaluate(state.replace(map="none"), result, k)
+    law, gap = compute.member(result, k)
+    header = {"k": k, "members": len(result.learned), "gap": gap, "inputs": compute.key(result.state)}
+    return header, {"arrows": found.arrows, "law": law}
+
+
+def _member(result: Result | None, k: object) -> int:
+    """Return the index of a model; -1 is the mean of all."""
+    has = result is not None and isinstance(result.learned, vk.Ensemble)
+    require(has, "No model has been trained yet, or the last run has none.")
+    require(type(k) is int and -1 <= k < 1 << 31, "A model has an index, a whole number.")
+    assert result is not None
+    assert isinstance(result.learned, vk.Ensemble)
+    return int(k) if k == -1 else int(k) % len(result.learned)  # type: ignore[call-overload]
 
 
 def python(state: State, result: Result | None, given: object) -> Answer:
@@ -95,34 +135,45 @@ def imported(text: object) -> dict[str, Any]:
 
 
 def known(state: State) -> Result | None:
-    """Return the result of a run that was made before."""
-    return _results.get(run_inputs(state))
+    """Return the result of a run that was made before, or that the package ships."""
+    return _results.get(compute.key(state)) or shipped.find(state)
 
 
-def simulate(state: State, report: Report) -> Result:
-    """Run the state's sampler and keep the result."""
-    found = compute.simulate(state, report)
-    _results[run_inputs(state)] = found
+def keep(found: Result) -> Result:
+    """Keep a result, and drop the oldest."""
+    _results[compute.key(found.state)] = found
     while len(_results) > KEPT:
         _results.popitem(last=False)
     return found
 
 
-def result(state: State, found: Result) -> Answer:
+def simulate(state: State, report: Report) -> Result:
+    """Run the state's sampler and keep the result."""
+    return keep(compute.simulate(state, report))
+
+
+def learn(found: Result, report: Report) -> Result:
+    """Train the models of a shipped result, which maps of V and single models need."""
+    return keep(replace(found, learned=compute.learn(found.state, report)))
+
+
+def result(found: Result) -> Answer:
     """Describe the outcome of a run."""
-    panel = captions.panel(found.state, compute.noise_share(found.state), found)
+    state = found.state
     header = {
         "gap": _estimate(found.gap),
         "twin": _estimate(found.twin),
         "exact_gap": _estimate(found.exact_gap),
-        "headline": panel["number"],
-        "sentences": panel["sentences"],
+        "headline": captions.headline(found),
+        "bars": captions.bars(state, found),
+        "names": captions.names(state, found),
+        "sentences": captions.sentences(state, None, found),
         "note": found.note,
-        "inputs": hash(run_inputs(found.state)) % (1 << 32),
-        "members": compute.members(found.state),
-        "precomputed": False,
+        "inputs": compute.key(state),
+        "sampler": state.sampler,
+        "members": compute.members(state),
+        "precomputed": found.precomputed,
     }
-    arrays = {"times": found.times, "frames": found.frames, "law": found.law, "band": found.band, "exact": found.exact}
-    if found.members:
-        arrays["members"] = np.stack(found.members)
-    return header, arrays
+    fields = ("times", "frames", "law", "band", "exact", "members", "twin_law", "twin_frames", "member_gaps")
+    arrays = {name: getattr(found, name) for name in fields}
+    return header, {name: a for name, a in arrays.items() if a is not None and a.size}

@@ -24,7 +24,7 @@ from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
 from vkernel.core.errors import InputError, require
 from vkernel.explore import answers
-from vkernel.explore.compute import Result
+from vkernel.explore.compute import Report, Result
 from vkernel.explore.jobs import Desk, Workers
 from vkernel.explore.state import State
 
@@ -111,15 +111,12 @@ class Session(WebSocketHandler):
             self.send({"kind": kind, "id": ident, **answers.imported(given.get("text"))})
         elif kind == "run":
             state = decode_state(given.get("state"))
-            self.running = ident
-            known = answers.known(state)
-            if known is not None:
-                self.desk.cancel()
-                self.ended(ident, state, known)
+            self.running, known = ident, answers.known(state)
+            self.desk.cancel()
+            if known is None:
+                self.start(ident, partial(answers.simulate, state), self.ended)
             else:
-                work = partial(answers.simulate, state)
-                ended, progress = (partial(self.later, call, ident) for call in (partial(self.ended), self.progress))
-                self.desk.submit(work, lambda found: ended(state, found), lambda label, share: progress(label, share))
+                self.ended(ident, known)
         elif kind in QUICK or kind in ("python", "json", "csv"):
             state = decode_state(given.get("state"))
             last, result = self.waiting.get(kind), self.result
@@ -140,21 +137,40 @@ class Session(WebSocketHandler):
         else:
             self.later(self.deliver, data)
 
+    def start(self, ident: int, work: Callable[[Report], Result], ended: Callable[[int, Any], None]) -> None:
+        """Start a job for a run."""
+
+        def progress(label: str, share: float) -> None:
+            now = time.monotonic()
+            if now - self.reported > PROGRESS:
+                self.reported = now
+                self.later(self.progress, ident, label, share)
+
+        self.desk.submit(work, partial(self.later, ended, ident), progress)
+
     def progress(self, ident: int, label: str, share: float) -> None:
-        now = time.monotonic()
-        if ident == self.running and self.desk.busy and now - self.reported > PROGRESS:
-            self.reported = now
+        if ident == self.running and self.desk.busy:
             self.send({"kind": "progress", "id": ident, "label": label, "share": share})
 
-    def ended(self, ident: int, state: State, found: Result | Exception) -> None:
+    def ended(self, ident: int, found: Result | Exception) -> None:
         if ident != self.running:
             return
         if isinstance(found, Exception):
             self.refuse(ident, found)
             return
         self.result = found
-        header, arrays = answers.result(state, found)
+        header, arrays = answers.result(found)
         self.deliver(encode({"kind": "result", "id": ident, **header}, arrays))
+        if found.precomputed and found.learned is None and header["members"]:
+            self.desk.submit(
+                partial(answers.learn, found), partial(self.later, self.trained, ident), lambda label, share: None
+            )
+
+    def trained(self, ident: int, found: Result | Exception) -> None:
+        """Announce that the models of a shipped result are there: maps of V and single models can follow."""
+        if ident == self.running and isinstance(found, Result):
+            self.result = found
+            self.send({"kind": "learned", "id": ident})
 
     def refuse(self, ident: object, error: Exception) -> None:
         known = isinstance(error, FAULTS)
