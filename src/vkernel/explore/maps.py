@@ -30,7 +30,7 @@ from vkernel.explore.state import CONTENT, LIMIT, State
 NODES, ARROWS = 401, 17  # of a curve on the line before it is refined, of the arrows per axis
 FIELD = {"noise": (64, 161), "share": (64, 161)}  # times and places of the picture of the line over time
 COARSE_FIELD = (32, 81)  # that of models, which are many and smooth
-STEPS = (0.0, 0.5, 1.0, 2.0, 4.0, 7.0)  # nodes beside a boundary on the line, in units of its width
+STEPS = (-7, -4, -2, -1, -0.5, 0, 0.5, 1, 2, 4, 7)  # nodes beside a boundary on the line, in units of its width
 CELLS = ((12, 161), (100, 101), (1000, 61))  # cells per axis of the plane, by the number of training points
 COARSE: dict[str, int] = CONTENT["sizes"]["coarse"]
 TINY = 1e-30  # smallest value that is sent, so that it has a logarithm
@@ -123,8 +123,7 @@ def evaluate(state: State, result: Result | None = None, member: int | None = No
         lines = _segments(at, LIMIT / count) if "boundaries" in state.layers else np.zeros((0, 2, 2))
         if values is None:
             return Map(np.zeros((0, 0)), arrows, lines, **given)
-        coarse = COARSE[_family(state)] | 1
-        x, side = (centres(2, coarse), coarse) if learned else (at.x, count)
+        x, side = (centres(2, coarse(state)), coarse(state)) if learned else (at.x, count)
         return Map(values(x, t).reshape(side, side).clamp_min(TINY).float().numpy(), arrows, lines, **given)
     x, at = _nodes(score, t)
     spots = at.x[at.on, 0].numpy() if "boundaries" in state.layers else np.zeros(0)
@@ -133,8 +132,10 @@ def evaluate(state: State, result: Result | None = None, member: int | None = No
     if values is None:
         return Map(np.zeros(len(x)), arrows, lines, **given)
     curve = values(x, t).clamp_min(TINY).float().numpy()
-    field, field_t = _field(state.replace(t=1.0, layers=(), dark=False), result if learned else None)
-    return Map(curve, arrows, lines, **given, field=field, field_t=field_t)
+    if not learned or state.sampler != "ntk":  # a wide network takes a second for the whole field
+        view = state.replace(t=state.make_process().T, layers=(), compare=False, dark=False)
+        given["field"], given["field_t"] = _field(view, result if learned else None)
+    return Map(curve, arrows, lines, **given)
 
 
 Values = Callable[[Tensor, Tensor], Tensor]
@@ -157,17 +158,19 @@ def _learned(state: State, result: Result | None) -> Values | None:
     if learned is None:
         return None
 
+    @torch.no_grad()
     def shown(x: Tensor, t: Tensor) -> Tensor:
         trace = learned.cov(x, t).trace()
         if state.map == "variance":
-            return (trace * learned.process.S(t)).detach()
-        return (trace / (trace + learned.mean(x, t).square().sum(-1)).clamp_min(1e-300)).detach()
+            return trace * learned.process.S(t)
+        return trace / (trace + learned.mean(x, t).square().sum(-1)).clamp_min(1e-300)
 
     return shown
 
 
-def _family(state: State) -> str:
-    return "linear" if state.sampler not in COARSE else state.sampler
+def coarse(state: State) -> int:
+    """Return the number of cells per axis of a map of models, which are smooth."""
+    return COARSE.get(state.sampler, COARSE["linear"]) | 1
 
 
 def _nodes(score: vk.EmpiricalScore, t: Tensor) -> tuple[Tensor, Places]:
@@ -176,9 +179,8 @@ def _nodes(score: vk.EmpiricalScore, t: Tensor) -> tuple[Tensor, Places]:
     even = grid(1, NODES)
     at = places(score, even, t, LIMIT / (NODES - 1))
     width = 1 / at.gradient[at.on].abs()
-    beside = torch.cat([at.x[at.on] + sign * step * width for step in STEPS for sign in (-1, 1)] or [even[:0]])
-    x = torch.cat([even, beside[beside.abs()[:, 0] <= LIMIT]])
-    return x.flatten().unique()[:, None], at
+    beside = torch.cat([at.x[at.on] + step * width for step in STEPS])
+    return torch.cat([even, beside[beside.abs()[:, 0] <= LIMIT]]).sort(0)[0], at
 
 
 @lru_cache(maxsize=8)

@@ -75,7 +75,7 @@ class Session(WebSocketHandler):
         self.running, self.reported = -1, 0.0
 
     def prepare(self) -> None:
-        if self.request.host_name not in self.names:
+        if self.request.host_name not in self.names or not self.check_origin(self.request.headers.get("Origin", "")):
             raise HTTPError(403)
 
     def check_origin(self, origin: str) -> bool:

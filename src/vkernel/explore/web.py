@@ -40,7 +40,7 @@ class Page(RequestHandler):
         self.set_header("Cache-Control", "no-store")
 
     def prepare(self) -> None:
-        if self.request.host_name.lower() not in self.names:
+        if self.request.host_name not in self.names:
             self.say(403, f"This server is {' or '.join(sorted(self.names))}; it does not answer to another name.")
 
     def say(self, status: int, sentence: str) -> None:
