@@ -1,12 +1,13 @@
 // The page: the browser owns the state, the server is a function of it. This file connects the parts.
 import { WINDOW, clamp, toWindow } from "./axes.js"
-import { number, picture, ramps } from "./colours.js"
+import { number } from "./colours.js"
+import { mapPicture, polygons } from "./maps.js"
 import { Controls } from "./controls.js"
 import { all, at, make } from "./dom.js"
 import { Factors } from "./factors.js"
 import { lawScale } from "./laws.js"
 import { addHints, banner, hideHint, notice, startNotices } from "./notices.js"
-import { showGlossary, showJob, showResult, showTime } from "./panel.js"
+import { showClaims, showGlossary, showJob, showResult, showTime } from "./panel.js"
 import { Paths } from "./particles.js"
 import { editPoints } from "./points.js"
 import { describe } from "./probe.js"
@@ -25,8 +26,8 @@ const HINT = "Point at a place to see what training shows a model there. Click a
 const QUIET = ["t", "map", "layers", "compare", "dark", "d", "version"]  // fields that a run does not depend on
 
 const store = new Store({ state: boot.state, view: { stage: "field", shown: "law", factor: null } })
-let map = null, result = null, laws = [], range = [boot.state.eps, 1], selected = 0, probe = null, pinned = false, query = ""
-let run = 0, asked = "", soon = 0, connected = false, playSoon = false
+let map = null, result = null, laws = [], range = [boot.state.eps, 1], selected = 0, probe = null, pinned = false, named = null
+let run = 0, lasting = 0, wantsAnother = false, asked = "", soon = 0, connected = false, playSoon = false
 
 const inputsOf = (state) => JSON.stringify(Object.entries(state).filter(([name]) => !QUIET.includes(name)).sort())
 const d = () => store.state.d
@@ -83,40 +84,22 @@ function showMap(answer, message, newest) {
   const { arrays, scale } = answer
   range = answer.range
   map = {
-    ...answer, d: message.state.points[0].length, nodes: answer.nodes ?? true, arrows: arrays.arrows, exactArrows: arrays.exact_arrows,
-    lines: polygons(arrays.lines, answer.line_sizes ?? []), sheet: sheetOf(arrays, scale, message.state),
+    ...answer, d: message.state.d, arrows: arrays.arrows, exactArrows: arrays.exact_arrows,
+    lines: polygons(arrays.lines, answer.line_sizes ?? []), sheet: mapPicture(arrays, scale, answer),
   }
   if (newest && message.state === store.state) {
-    query = answer.query
-    history.replaceState(null, "", `?${query}`)
+    named = message.state
+    history.replaceState(null, "", `?${answer.query}`)
     if (answer.t !== undefined && Math.abs(answer.t - store.state.t) > 1e-9 * answer.t) store.correct({ t: answer.t })
     at("app").dataset.ready = "1"
   }
   showTime(answer.panel)
   clock.show()
   stage.draw()
-  window.dispatchEvent(new CustomEvent("map", { detail: answer.id }))
+  window.dispatchEvent(new CustomEvent("map"))
+  if (named === store.state) window.dispatchEvent(new CustomEvent("named"))
 }
 
-function polygons(lines, sizes) {
-  if (!lines) return []
-  const n = lines.shape[1]
-  let k = 0
-  return sizes.map((size) => {
-    const found = { x: lines.data.subarray(k, k + size), y: lines.data.subarray(n + k, n + k + size) }
-    k += size
-    return found
-  })
-}
-
-// The map as a picture; on the line rows are times, from noise to data, or one row for all.
-function sheetOf(arrays, scale, state) {
-  if (state.map === "none" || !scale) return null
-  if (arrays.field) return picture(arrays.field.data, ...arrays.field.shape, scale, ramps.map, true)
-  if (!arrays.values) return null
-  const [rows, columns] = arrays.values.shape.length === 2 ? arrays.values.shape : [1, arrays.values.shape[0]]
-  return picture(arrays.values.data, rows, columns, scale, ramps.map)
-}
 
 // Runs
 function scheduleRun(wait) {
@@ -127,22 +110,30 @@ function scheduleRun(wait) {
 function startRun() {
   const key = inputsOf(store.state)
   if (!connected || key === asked || (store.held && !clock.playing)) return
-  if (run) socket.forget(run)
+  socket.forget(lasting)
   asked = key
   showJob({ busy: true, label: "starting", share: 0, stale: stale() })
   const state = store.state
-  run = socket.request({ kind: "run", state }, (answer) => {
-    if (answer.kind === "progress") { showJob({ busy: true, label: answer.label, share: answer.share, stale: stale() }); return }
-    run = 0
+  lasting = run = socket.request({ kind: "run", state }, (answer) => {
+    if (answer.kind === "progress") showJob({ busy: true, label: answer.label, share: answer.share, stale: stale() })
+    else if (answer.kind === "learned") modelsAreThere()
+    else run = 0
     if (answer.kind === "result") showRun(answer, state, key)
     else if (answer.kind === "error") { notice(answer.text); showJob({ stale: true, label: "this run failed" }) }
-  })
+  }, true)
+}
+
+// Results that were computed before come without their models, which are trained meanwhile.
+function modelsAreThere() {
+  if (result) result.learned = true
+  maps.ask()
+  if (wantsAnother) another()
 }
 
 function showRun(answer, state, key) {
   const points = state.points
   const { arrays } = answer
-  result = { ...answer, state, key, points, d: points[0].length }
+  result = { ...answer, state, key, points, d: points[0].length, learned: answer.learned ?? !answer.precomputed, extra: [] }
   result.scale = lawScale(result)
   result.paths = arrays.frames ? new Paths(Array.from(arrays.times.data), arrays.frames, points) : null
   result.twinPaths = arrays.twin_frames ? new Paths(Array.from(arrays.times.data), arrays.twin_frames, points) : null
@@ -156,7 +147,7 @@ function showRun(answer, state, key) {
 
 at("job-cancel").onclick = () => {
   if (!run) return
-  socket.forget(run)
+  socket.forget(lasting)
   socket.request({ kind: "cancel" }, () => {})
   run = 0  // `asked` stays: only another state or the button starts a run again
   showJob({ stale: true, label: "stopped" })
@@ -301,10 +292,10 @@ at("theme").onclick = () => store.change({ dark: !store.state.dark })
 at("undo").onclick = () => store.undo()
 at("redo").onclick = () => store.redo()
 at("link").onclick = async () => {
-  const answer = await new Promise((done) => { if (!ask("map", {}, done)) done(null) })
-  if (answer) { query = answer.query; history.replaceState(null, "", `?${query}`) }
+  closeMenu()
+  if (named !== store.state) await Promise.race([new Promise((done) => addEventListener("named", done, { once: true })), new Promise((done) => setTimeout(done, 3000))])
   await copy(location.href)
-  notice("The address of this picture is on the clipboard.")
+  notice(named === store.state ? "The address of this picture is on the clipboard." : "The server cannot be reached: the address on the clipboard is that of an earlier picture.")
 }
 
 // A single request; errors are shown as sentences.
@@ -335,10 +326,25 @@ for (const b of all("#views [data-view]")) b.onclick = () => store.change({}, { 
 const show = (who) => store.change({}, { shown: who, stage: d() === 2 ? "outcome" : store.view.stage }, "shown")
 const tiles = new Tiles((who) => show(who))
 at("compare").onclick = () => store.change({ compare: !store.state.compare }, { shown: "law" })
-at("another").onclick = () => {
-  const count = result?.arrays.members?.shape[0] ?? 0, next = ((memberShown() ?? -1) + 1) % Math.max(count, 1), { layers } = store.state
-  if (!count) { notice("Choose a model that is trained: linear models, wide networks or small networks."); return }
-  store.change({ compare: false, layers: layers.includes("arrows") ? layers : [...layers, "arrows"] }, { shown: `member ${next}` }, "another")
+at("another").onclick = () => { wantsAnother = true; another() }
+
+// One more model of the ensemble: its law becomes a tile, its arrows are drawn.
+function another() {
+  if (!result?.learned) { notice("The models are being trained; the next one follows in a moment."); return }
+  wantsAnother = false
+  const of = result, k = (result.arrays.members?.shape[0] ?? 0) + result.extra.length
+  if (k >= result.members) { showMember(memberShown() === null ? 0 : (memberShown() + 1) % k); return }
+  ask("member", { k }, (answer) => {
+    if (result !== of) return
+    result.extra.push({ k, law: answer.arrays.law })
+    laws = lawsOf(result)
+    showMember(k)
+  })
+}
+
+function showMember(k) {
+  const { layers } = store.state
+  store.change({ compare: false, layers: layers.includes("arrows") ? layers : [...layers, "arrows"] }, { shown: `member ${k}` }, "another")
 }
 
 // After a change
@@ -352,10 +358,11 @@ function showMarks() {
 }
 
 function refresh() {
-  const { state, view } = store, twins = state.sampler !== "exact"
+  const { state, view } = store, twins = !!result?.arrays.twin_law && result.d === d()
   document.documentElement.dataset.theme = state.dark ? "dark" : "light"
   at("theme").setAttribute("aria-pressed", state.dark)
   at("app").dataset.d = d()
+  at("app").dataset.view = d() === 2 ? view.stage : "field"
   at("canvas").setAttribute("aria-label", d() === 2 ? "Training points in the plane" : "Training points on the line")
   at("preset").value = presetOf(state.points)
   at("undo").disabled = !store.past.length && !store.held
@@ -366,8 +373,9 @@ function refresh() {
   clock.show()
   for (const b of all("#views [data-view]")) b.setAttribute("aria-pressed", b.dataset.view === view.stage)
   at("compare").setAttribute("aria-pressed", state.compare)
-  at("compare").hidden = !twins
+  at("compare").hidden = !twins && !state.compare
   at("another").hidden = !result?.arrays.members || result.d !== d()
+  at("outcome-buttons").hidden = at("compare").hidden && at("another").hidden
   tiles.draw(result?.d === d() ? result : null, result?.d === d() ? laws : [], state.compare ? "" : view.shown, state.dark)
   showMarks()
   stage.draw()
@@ -401,6 +409,7 @@ const tour = new Tour(boot.tour ?? [], page)
 editPoints(at("canvas"), page)
 at("probe").textContent = HINT
 showGlossary(boot.content.glossary)
+showClaims(boot.claims)
 startNotices()
 addHints()
 
@@ -428,4 +437,4 @@ document.addEventListener("click", (event) => { if (!event.target.closest("#save
 if (!location.search && window.matchMedia("(prefers-color-scheme: dark)").matches) store.correct({ dark: true })
 else refresh()
 if (boot.problem) notice(boot.problem)
-window.explore = { store, stage, get map() { return map }, get result() { return result } }  // for tests, and for the curious
+window.explore = { store, stage, get map() { return map }, get settled() { return named === store.state }, get result() { return result } }  // for tests, and for the curious

@@ -94,7 +94,7 @@ export function lineAxes(pen, cell, range, top) {
     tick(pen, law.x - 3, y, law.x, y)
     label(pen, number(v), law.x - 6, y, "right")
   }
-  sideways(pen, "density", law.x - 32, law.y + law.h / 2)
+  sideways(pen, "density, √ scale", law.x - 32, law.y + law.h / 2)
 }
 
 function sideways(pen, text, x, y) {

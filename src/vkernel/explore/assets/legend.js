@@ -12,7 +12,7 @@ export function items(scene) {
   if (!outcome && map?.sheet) found.push({ scale: map.scale, tables: [ramps.map], caption: map.scale.caption, unit: map.scale.unit })
   if (outcome && result) {
     const { copied, fresh } = lawRamps()
-    found.push({ scale: result.scale, tables: [copied, fresh], caption: "density of samples, copies blue, new orange", unit: "∛ scale" })
+    found.push({ scale: result.scale, tables: [copied, fresh], caption: "density of samples, copies blue, new orange", unit: "cube-root scale" })
   }
   const keys = []
   if (!outcome && layers.has("particles") && result) keys.push({ dot: "copied", text: "will copy a point" }, { dot: "fresh", text: "will be new" })
@@ -40,19 +40,18 @@ export function drawLegend(pen, x0, y0, width, found, dry = false) {
   const next = (size) => { if (x > x0 && x + size > x0 + width) { x = x0; y += ROW } }
   for (const item of found) {
     if (item.scale) {
-      const size = Math.max(BAR.width * item.tables.length + 14 * (item.tables.length - 1), pen.measureText(caption(item)).width) + 6
+      const whole = `${item.caption}${item.unit ? ` (${item.unit})` : ""}`, text = pen.measureText(whole).width > width ? item.caption : whole
+      const size = Math.max(BAR.width * item.tables.length + 14 * (item.tables.length - 1), pen.measureText(text).width) + 6
       next(size)
-      if (!dry) drawScale(pen, x, y, item)
+      if (!dry) drawScale(pen, x, y, item, text)
       x += size + GAP
     } else x = drawKeys(pen, x, y, x0, width, item.keys, dry, (row) => { y = row })
   }
   return y + ROW - y0
 }
 
-const caption = (item) => item.caption + (item.unit ? ` (${item.unit})` : "")
-
-function drawScale(pen, x, y, item) {
-  label(pen, caption(item), x, y + 6, "left", "middle", 12, ink("ink"))
+function drawScale(pen, x, y, item, text) {
+  label(pen, text, x, y + 6, "left", "middle", 12, ink("ink"))
   item.tables.forEach((table, n) => {
     const left = x + n * (BAR.width + 14), place = onScale(item.scale)
     for (let k = 0; k < BAR.width; k++) {

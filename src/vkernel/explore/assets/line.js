@@ -47,11 +47,7 @@ function drawTimes(pen, cell, scene, part) {
   pen.fillStyle = ink("ground")
   pen.fillRect(times.x, times.y, times.w, times.h)
   if (map?.sheet) {
-    const extra = map.nodes ? times.w / (map.sheet.width - 1) / 2 : 0
-    const tall = map.sheet.height > 1 ? times.h / (map.sheet.height - 1) / 2 : 0
-    pen.globalAlpha = map.old ? 0.4 : 1
-    pen.drawImage(map.sheet, times.x - extra, times.y - tall, times.w + 2 * extra, times.h + 2 * tall)
-    pen.globalAlpha = 1
+    pen.drawImage(map.sheet, times.x, times.y, times.w, times.h)
   }
   const bright = map?.sheet ? "#ffffff" : ink("ink"), y = cell.Y(scene.t)
   if (layers.has("particles") && part.paths) trails(pen, cell, scene, part.paths, bright)

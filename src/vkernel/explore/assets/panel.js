@@ -18,7 +18,6 @@ export function showResult(result) {
   const [first, ...rest] = [result.sentences ?? []].flat()
   at("sentences").replaceChildren(...paragraphs([first]))
   at("details").replaceChildren(...paragraphs([...rest, ...(result.details ?? []), result.note]))
-  at("more").hidden = !at("details").childElementCount
 }
 
 // "92 % copied · 8 % new" in the colours of the laws.
@@ -29,12 +28,23 @@ function headline(text) {
   })
 }
 
-export function showTime(panel) { at("at-t").replaceChildren(...paragraphs(panel?.sentences)) }
+// The first sentence about time t, and the others folded.
+export function showTime(panel) {
+  const [first, ...rest] = [panel?.sentences ?? []].flat()
+  at("at-t").replaceChildren(...paragraphs([first]))
+  at("details-t").replaceChildren(...paragraphs(rest))
+}
 
 export function showGlossary(words) {
   at("words").replaceChildren(...(words ?? []).flatMap(({ symbol, name, text }) => [
     make("dt", {}, ...(symbol ? [make("i", { textContent: symbol }), " "] : []), name ?? ""), make("dd", { textContent: text })]))
   at("glossary").hidden = !words?.length
+}
+
+export function showClaims(claims) {
+  at("verdicts").replaceChildren(...(claims ?? []).flatMap(({ claim, verdict, number }) => [
+    make("dt", {}, `${verdict}: `, make("span", { textContent: claim })), make("dd", { textContent: number })]))
+  at("claims").hidden = !claims?.length
 }
 
 export function showJob({ busy = false, label = "", share = 0, stale = false }) {

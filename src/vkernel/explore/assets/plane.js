@@ -35,12 +35,8 @@ function drawLaw(pen, { box }, scene, part) {
 function drawField(pen, cell, scene, part) {
   const { box } = cell, { map, layers } = scene
   if (map?.sheet) {
-    // the nodes of the grid are the centres of pixels, so the picture is half a pixel larger on every side
-    const extra = map.nodes ? box.w / (map.sheet.width - 1) / 2 : 0
     pen.imageSmoothingEnabled = true
-    pen.globalAlpha = map.old ? 0.4 : 1
-    pen.drawImage(map.sheet, box.x - extra, box.y - extra, box.w + 2 * extra, box.h + 2 * extra)
-    pen.globalAlpha = 1
+    pen.drawImage(map.sheet, box.x, box.y, box.w, box.h)
   }
   const bright = map?.sheet ? "#ffffff" : ink("ink")
   if (layers.has("boundaries") && map) boundaries(pen, cell, map, bright)

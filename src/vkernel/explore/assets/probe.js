@@ -40,9 +40,8 @@ function stroke(pen, width, colour, draw) {
 }
 
 function lines(pen, cell, scene, answer, x, y) {
-  const { weights, which } = answer.arrays
-  weights.data.forEach((w, k) => {
-    const point = scene.state.points[Math.round(which.data[k])]
+  answer.arrays.weights.data.forEach((w, k) => {
+    const point = scene.state.points[answer.which[k]]
     if (!point) return  // the answer is older than the points
     const [px, py] = cell.at(point)
     pen.globalAlpha = clamp(0.25 + w, 0.25, 1)

@@ -36,19 +36,20 @@ export class Socket {
     }
   }
 
-  // Sends a request; `answered` receives every answer that carries its id. Returns the id, or 0 when not connected.
-  request(message, answered) {
+  // Sends a request; `answered` receives the answer that carries its id, and what is reported before. A `lasting` one
+  // receives all until forget(id). Returns the id, or 0 when not connected.
+  request(message, answered, lasting = false) {
     if (!this.open) return 0
     const id = ++this.id
-    this.waiting.set(id, answered)
+    this.waiting.set(id, { answered, lasting })
     this.socket.send(JSON.stringify({ ...message, id }))
     return id
   }
 
   receive(answer) {
-    const answered = this.waiting.get(answer.id)
-    if (answer.kind !== "progress") this.waiting.delete(answer.id)
-    answered?.(answer)
+    const found = this.waiting.get(answer.id)
+    if (found && !found.lasting) this.waiting.delete(answer.id)
+    found?.answered(answer)
   }
 
   forget(id) { this.waiting.delete(id) }

@@ -5,18 +5,19 @@ import { drawLine } from "./line.js"
 import { drawPlane } from "./plane.js"
 import { drawProbe } from "./probe.js"
 
-const NARROW = 520  // pixels below which two cells stand one below the other
+const NARROW = 400  // pixels below which two cells on the line stand one below the other
 const EDGE = 14  // pixels beside legends, for the first number of a scale
 
-// Boxes of `count` cells: side by side, on narrow screens stacked.
-export function boxes(width, height, count) {
-  const down = count > 1 && width < NARROW, w = down ? width : width / count, h = down ? height / count : height
+// Boxes of `count` cells: side by side, or stacked where that makes them larger.
+export function boxes(width, height, count, d) {
+  const larger = Math.min(width, height / count) > 1.1 * Math.min(width / count, height)
+  const down = count > 1 && (d === 2 ? larger : width < NARROW), w = down ? width : width / count, h = down ? height / count : height
   return Array.from({ length: count }, (_, k) => ({ x: down ? 0 : k * w, y: down ? k * h : 0, w, h }))
 }
 
 export function layout(scene, width, height) {
   const titled = scene.parts.length > 1 || scene.parts[0].titled
-  return boxes(width, height, scene.parts.length).map((box) => (scene.state.d === 2 ? planeCell(box, titled) : lineCell(box, scene.range, titled)))
+  return boxes(width, height, scene.parts.length, scene.state.d).map((box) => (scene.state.d === 2 ? planeCell(box, titled) : lineCell(box, scene.range, titled)))
 }
 
 export function drawScene(pen, cells, scene) {

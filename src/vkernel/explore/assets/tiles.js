@@ -7,13 +7,15 @@ import { lawArea, lawLine, lawPicture } from "./laws.js"
 export function lawsOf(result) {
   if (!result) return []
   const { arrays, names = {} } = result, exact = result.state.sampler === "exact"
+  const gaps = arrays.member_gaps?.data, named = (k) => `model ${k + 1}${gaps ? `: ${Math.round(100 * gaps[k])} % new` : ""}`
   const found = [{ who: "law", name: names.law ?? (exact ? "exact score" : "average"), law: arrays.law }]
   if (arrays.twin_law) found.push({ who: "twin", name: names.twin ?? "noiseless targets", law: arrays.twin_law })
   if (arrays.exact && !exact) found.push({ who: "exact", name: names.exact ?? "exact score", law: arrays.exact })
   const members = arrays.members, bins = members ? members.shape.slice(1) : [], size = bins.reduce((a, b) => a * b, 1)
   for (let k = 0; k < (members?.shape[0] ?? 0); k++) {
-    found.push({ who: `member ${k}`, name: `model ${k + 1}`, law: { shape: bins, data: members.data.subarray(k * size, (k + 1) * size) } })
+    found.push({ who: `member ${k}`, name: named(k), law: { shape: bins, data: members.data.subarray(k * size, (k + 1) * size) } })
   }
+  for (const { k, law } of result.extra) found.push({ who: `member ${k}`, name: named(k), law })
   return found
 }
 
@@ -21,7 +23,7 @@ export class Tiles {
   constructor(show) { this.show = show; this.key = null }
 
   draw(result, laws, shown, dark) {
-    const key = [result?.id, dark, at("tiles").clientWidth].join()
+    const key = [result?.id, laws.length, dark].join()
     if (key !== this.key) {
       this.key = key
       at("tiles").dataset.d = result?.d ?? 1

@@ -2,7 +2,7 @@
 // and gives the user's own picture back when it ends.
 import { at, make, paragraphs } from "./dom.js"
 
-const LEAST = 9000, PER_WORD = 330  // milliseconds that a step is shown, by its number of words
+const PER_WORD = 300  // milliseconds to read one
 const words = (step) => [step.text, step.action, step.question].flat().join(" ").split(/\s+/).length
 
 // `page` offers store, clock, select(k).
@@ -66,7 +66,7 @@ export class Tour {
   // Counts the time of the step that has passed; a pause stops the count.
   run() {
     clearInterval(this.timer)
-    const whole = LEAST + PER_WORD * words(this.steps[this.k]), last = this.k === this.steps.length - 1
+    const step = this.steps[this.k], whole = Math.max(1000 * (step.seconds ?? 10), PER_WORD * words(step)) + 4000, last = this.k === this.steps.length - 1
     let before = performance.now()
     this.timer = setInterval(() => {
       const now = performance.now()
