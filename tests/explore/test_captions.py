@@ -69,7 +69,9 @@ def test_comparisons_claim_no_more_than_errors_allow() -> None:
     assert captions.compared(high, low) == "2 × as many"
     assert captions.compared(low, high) == "0.5 × as many"
     assert captions.compared(high, Estimate(0.17, 0.01, 0.15, 0.19)) == "no clear difference"
-    assert captions.compared(Estimate(0.53, 0.001, 0.528, 0.532), Estimate(0.5, 0.001, 0.498, 0.502)) == "1.06 × as many"
+    assert (
+        captions.compared(Estimate(0.53, 0.001, 0.528, 0.532), Estimate(0.5, 0.001, 0.498, 0.502)) == "1.06 × as many"
+    )
     assert captions.compared(Estimate(0.01, 0.001, 0.008, 0.012), Estimate(0.5, 0.01, 0.48, 0.52)) == "far fewer"
     none = Estimate(0.0, 0.0, 0.0, 0.002)
     assert captions.compared(high, none) == "far more"
@@ -79,7 +81,7 @@ def test_comparisons_claim_no_more_than_errors_allow() -> None:
 def test_claims_are_those_of_the_scorecard() -> None:
     rows = json.loads((Path(__file__).parents[2] / "docs" / "scorecard.json").read_text(encoding="utf8"))["claims"]
     known = {row["key"]: {name: row[name] for name in ("claim", "verdict", "number")} for row in rows}
-    assert captions.CLAIMS == {key: known[key] for key in captions.CLAIMS}
+    assert {key: known[key] for key in captions.CLAIMS} == captions.CLAIMS
     assert {"holds", "holds in part", "does not hold"} == {claim["verdict"] for claim in captions.CLAIMS.values()}
 
 
@@ -92,7 +94,9 @@ def test_probe_is_described_by_its_numbers() -> None:
     assert found.weights == pytest.approx([0.5, 0.5])
     assert sorted(found.which) == [1, 2]
     assert found.mean == pytest.approx([0.0], abs=1e-9)
-    assert found.ellipse == pytest.approx(np.array([[alpha / 2]]), abs=1e-9) or found.ellipse == pytest.approx(-alpha / 2)
+    assert found.ellipse == pytest.approx(np.array([[alpha / 2]]), abs=1e-9) or found.ellipse == pytest.approx(
+        -alpha / 2
+    )
     assert found.noise == pytest.approx(alpha**2 / (4 * var))
     assert sorted(set(np.round(found.targets[:, 0], 6))) == pytest.approx([-alpha / 2, alpha / 2], abs=1e-6)
     text = captions.probed(found, state)

@@ -91,7 +91,10 @@ def test_single_models_are_those_of_the_ensemble(small: None) -> None:
 
 
 def test_runs_depend_on_their_inputs_alone() -> None:
-    a, exact = State(sampler="exact", kappa=0.1, K=4, t=0.5, map="share", compare=True, dark=True), State(sampler="exact")
+    a, exact = (
+        State(sampler="exact", kappa=0.1, K=4, t=0.5, map="share", compare=True, dark=True),
+        State(sampler="exact"),
+    )
     assert compute.key(a) == compute.key(exact)
     for sampler in ("naive", "linear", "average"):
         assert compute.key(a.replace(sampler=sampler)) != compute.key(State(sampler=sampler))

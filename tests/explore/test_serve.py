@@ -85,7 +85,10 @@ def test_page_and_its_files_are_served() -> None:
         assert boot["state"]["t"] == 0.2
         assert boot["problem"] is None
         assert {"content", "presets", "limits", "tour", "factors", "claims", "version", "default"} <= boot.keys()
-        assert "could not be read" in json.loads((await get(made, "/?v=9")).body.split(b'boot">')[1].split(b"</s")[0])["problem"]
+        assert (
+            "could not be read"
+            in json.loads((await get(made, "/?v=9")).body.split(b'boot">')[1].split(b"</s")[0])["problem"]
+        )
         assert (await get(made, "/assets/page.css")).headers["Content-Type"].startswith("text/css")
         for path in ("/assets/content.toml", "/assets/../serve.py", "/assets/%2e%2e/serve.py", "/assets/", "/nothing"):
             assert (await get(made, path)).code == 404, path
@@ -312,7 +315,9 @@ def test_closed_tab_ends_its_job_in_silence(caplog: pytest.LogCaptureFixture) ->
     async def scene(made: Server) -> None:
         for _ in range(5):
             tab = await connect(made)
-            await tab.write_message(json.dumps({"kind": "run", "id": 1, "state": State(sampler="mlp", seed=5).to_dict()}))
+            await tab.write_message(
+                json.dumps({"kind": "run", "id": 1, "state": State(sampler="mlp", seed=5).to_dict()})
+            )
             for k in range(4):
                 await tab.write_message(json.dumps({"kind": "map", "id": 2 + k, "state": STATE}))
             tab.close()

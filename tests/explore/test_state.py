@@ -53,7 +53,9 @@ def test_address_restores_the_state(state: State) -> None:
 @settings(max_examples=200, deadline=None)
 @given(
     st.dictionaries(
-        st.sampled_from(("v", "x", "w", "eps", "t", "K", "steps", "layers", "process", "sampler", "tau", "map", "k", "zz")),
+        st.sampled_from(
+            ("v", "x", "w", "eps", "t", "K", "steps", "layers", "process", "sampler", "tau", "map", "k", "zz")
+        ),
         st.text(string.printable, max_size=30),
     )
 )

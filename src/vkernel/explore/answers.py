@@ -58,7 +58,11 @@ def map(state: State, result: Result | None, given: Mapping[str, Any]) -> Answer
         "scale": scale(state, found),
         "panel": {"sentences": captions.sentences(state, noise, None, **rest)},
     }
-    arrays = {"values": found.values, "arrows": found.arrows, "lines": np.concatenate([*found.lines, np.zeros((2, 0))], 1)}
+    arrays = {
+        "values": found.values,
+        "arrows": found.arrows,
+        "lines": np.concatenate([*found.lines, np.zeros((2, 0))], 1),
+    }
     return header, arrays | {
         name: value
         for name in ("exact_arrows", "x", "density", "field", "field_t")
@@ -72,7 +76,8 @@ def scale(state: State, found: maps.Map) -> dict[str, Any]:
     caption = {"caption": about["caption"], "unit": about["symbol"]}
     if state.map not in ("noise", "variance") or not found.values.size:
         return {"low": 0.0, "high": 1.0, "log": False, **caption}
-    top = math.ceil(math.log10(max(float(found.values.max()), 1e-6)))
+    shown = found.values if found.field is None else found.field  # one scale for all times
+    top = math.ceil(math.log10(max(float(shown.max()), 1e-6)))
     low = min(-2, top - 3) if state.map == "noise" else top - 3
     return {"low": 10.0**low, "high": 10.0 ** max(top, low + 1), "log": True, **caption}
 
@@ -173,6 +178,7 @@ def result(found: Result) -> Answer:
         "sampler": state.sampler,
         "members": compute.members(state),
         "precomputed": found.precomputed,
+        "learned": found.learned is not None,
     }
     fields = ("times", "frames", "law", "band", "exact", "members", "twin_law", "twin_frames", "member_gaps")
     arrays = {name: getattr(found, name) for name in fields}

@@ -84,7 +84,9 @@ def probed(found: Any, state: State) -> list[str]:
     text = [f"A noised point that arrives here started from: {', '.join(parts)}."]
     if len(set(state.points)) == 1:
         return [*text, "All targets here are the same: C = 0."]
-    text.append(f"σ² tr C = {found.noise:.3g}, σ² |s|² = {found.signal:.3g}: {percent(share)} of a single target is noise.")
+    text.append(
+        f"σ² tr C = {found.noise:.3g}, σ² |s|² = {found.signal:.3g}: {percent(share)} of a single target is noise."
+    )
     same = found.weights[0] > 0.95
     alike = "Nearly all single targets here point to the same training point."
     return [*text, alike if same else "Single targets here point to different training points: C is their spread."]
@@ -112,7 +114,8 @@ def names(state: State, result: Result) -> dict[str, str]:
 
 def bars(state: State, result: Result) -> list[dict[str, Any]]:
     """Return the shares of copied and of new samples, of the run and of what it is compared with."""
-    found, named = [], names(state, result)
+    found: list[dict[str, Any]] = []
+    named = names(state, result)
     rows = [(named["law"], result.gap), (named.get("twin", ""), result.twin), ("exact score", result.exact_gap)]
     for name, gap in rows:
         if gap is not None and not any(bar["name"] == name for bar in found):
@@ -132,7 +135,9 @@ def tour() -> list[dict[str, Any]]:
     for step in CONTENT["tour"]:
         state = State(**step.get("state", {}))
         given = {"run": shipped.find(state), "state": state, "found": shipped.named}
-        texts = {key: _fill(step[key], **given) for key in ("text", "answer") if isinstance(step.get(key), str)}
+        texts: dict[str, Any] = {
+            key: _fill(step[key], **given) for key in ("text", "answer") if isinstance(step.get(key), str)
+        }
         if isinstance(step.get("text"), list):
             texts["text"] = [_fill(line, **given) for line in step["text"]]
         steps.append({"play": False, "view": "field"} | step | texts | {"state": state.to_dict()})

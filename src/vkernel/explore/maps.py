@@ -10,7 +10,7 @@ most likely training points at the centre x, and
           \qquad \nabla g = \frac{\alpha (y_i - y_j)}{\sigma^2}.
 
 g is linear, so the boundary g = 0 is nearest to x at the *foot* :math:`x - g\,\nabla g/|\nabla g|^2`. If the foot is
-in the cell it is the cell's place, else the centre is. Every value is that of the exact function at the cell's place."""
+in the cell it is the cell's place, else the centre is. Every value is the exact function at the cell's place."""
 
 from __future__ import annotations
 
@@ -188,7 +188,8 @@ def _field(state: State, result: Result | None) -> tuple[np.ndarray, np.ndarray]
     """Return the quantity of a map over times, from T to eps, and places; it does not depend on the state's t."""
     process = state.make_process()
     rows, columns = FIELD.get(state.map, COARSE_FIELD)
-    times, line = process.times(rows - 1, "log"), centres(1, columns)
+    times, line = torch.logspace(math.log10(process.T), math.log10(process.eps), rows).double(), centres(1, columns)
+    times = times.clamp(process.eps, process.T)
     t, x = times.repeat_interleave(columns), line.repeat(rows, 1)
     if result is None:
         score = vk.EmpiricalScore(empirical(state), process)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.util
 import socket
 import sys
 import warnings
@@ -31,10 +32,8 @@ class Server:
     that is current when ``start`` is called. Maps have a thread of their own, so that a run does not delay them."""
 
     def __init__(self, port: int = PORT, address: str = LOOPBACK, workers: Workers | None = None) -> None:
-        try:
-            import tornado as _
-        except ImportError as error:
-            raise InputError("The page needs Tornado; install it: pip install 'vkernel[explore]'.") from error
+        found = importlib.util.find_spec("tornado") is not None
+        require(found, "The page needs Tornado; install it: pip install 'vkernel[explore]'.")
         require(":" not in address, f"The page listens on IPv4 addresses such as {LOOPBACK}; got {address!r}.")
         require(0 <= port <= 65535, f"A port is a number from 0 to 65535; got {port}.")
         self.sockets = [_bind(port, address)]

@@ -61,7 +61,8 @@ def decode_state(given: object) -> State:
     for name in ("points", "weights", "layers"):
         require(isinstance(fields.get(name, []), list), f"{name} must be a list.")
     require(all(isinstance(p, list) for p in fields.get("points", [])), "A point is a list of one or two numbers.")
-    return State(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+    checked: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    return State(**checked)
 
 
 class Session(WebSocketHandler):
@@ -174,7 +175,9 @@ class Session(WebSocketHandler):
 
     def refuse(self, ident: object, error: Exception) -> None:
         known = isinstance(error, FAULTS)
-        text = str(error) if isinstance(error, InputError) else f"This {'is malformed' if known else 'failed'}: {error!r}"
+        text = (
+            str(error) if isinstance(error, InputError) else f"This {'is malformed' if known else 'failed'}: {error!r}"
+        )
         self.send({"kind": "error", "id": ident if type(ident) is int else None, "text": text[:500]})
 
     def later(self, call: Callable[..., None], *args: Any) -> None:

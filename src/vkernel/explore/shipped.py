@@ -40,10 +40,10 @@ def find(state: State) -> Result | None:
     about = entries["about"].get(name)
     if about is None:
         return None
-    given = {field: entries[f"{name} {field}"] for field in ARRAYS if f"{name} {field}" in entries}
+    given: dict[str, Any] = {field: entries[f"{name} {field}"] for field in ARRAYS if f"{name} {field}" in entries}
     given |= {f: given[f].astype(np.float32) for f in HALF if f in given}
-    estimates = {f: None if about[f] is None else vk.Estimate(**about[f]) for f in ESTIMATES}
-    return Result(run_inputs(state), **given, **estimates, note=about["note"], precomputed=True)
+    given |= {f: None if about[f] is None else vk.Estimate(**about[f]) for f in ESTIMATES}
+    return Result(run_inputs(state), **given, note=about["note"], precomputed=True)
 
 
 def named(where: str, index: int, side: str = "") -> Result:
@@ -63,7 +63,8 @@ def states() -> list[State]:
 
 def write() -> None:
     """Compute the results and write the file."""
-    about, arrays = {}, {}
+    about: dict[str, dict[str, Any]] = {}
+    arrays: dict[str, Any] = {}
     for state in states():
         found = simulate(state)
         about[key(state)] = {f: asdict(e) if (e := getattr(found, f)) else None for f in ESTIMATES}
@@ -73,7 +74,7 @@ def write() -> None:
             if value is not None:
                 arrays[f"{key(state)} {field}"] = value.astype(np.float16 if field in HALF else np.float32)
         print(state.to_query(), about[key(state)]["gap"])
-    np.savez_compressed(FILE, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
+    np.savez_compressed(FILE, about=np.array(json.dumps(about)), **arrays)
 
 
 if __name__ == "__main__":

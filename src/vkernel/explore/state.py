@@ -39,7 +39,7 @@ PROCESS_OPTIONS = {"edm": {"T": 10.0}}  # the default T of EDM, 80, is far outsi
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 CODE = {letter: k for k, letter in enumerate(ALPHABET)}
 HEXAGON = ((1.0, 0.0), (0.5, 0.866), (-0.5, 0.866), (-1.0, 0.0), (-0.5, -0.866), (0.5, -0.866))
-FIRST = {"points": HEXAGON, "sampler": "exact", "t": 0.1}  # what an address of version 1 leaves out
+FIRST: dict[str, Any] = {"points": HEXAGON, "sampler": "exact", "t": 0.1}  # what an address of version 1 leaves out
 FIRST_LAYERS = ("noise", "variance", "arrows", "boundaries", "particles", "law", "members", "exact")
 Point = tuple[float, ...]
 
@@ -161,7 +161,8 @@ def _decode(given: Mapping[str, str], found: dict[str, Any]) -> State:
         layers = found.get("layers", ("noise", "particles", "law", "exact"))
         found["map"] = "variance_share" if "variance" in layers else "share" if "noise" in layers else "none"
         found["layers"] = tuple(name for name in layers if name in LAYERS)
-    return State(**found, **{name: given.get(name) == "1" for name in FLAGS})
+    found |= {name: given.get(name) == "1" for name in FLAGS}
+    return State(**found)
 
 
 def from_csv(text: str) -> tuple[tuple[Point, ...], tuple[int, ...], str]:
