@@ -130,7 +130,7 @@ def evaluate(state: State, result: Result | None = None, member: int | None = No
     lines = np.stack([np.stack([spots, spots], 1), np.broadcast_to([0.0, 1.0], (len(spots), 2))], 1)
     given |= {"x": x[:, 0].numpy(), "density": score.posterior(x, t).logp.exp().numpy()}
     if values is None:
-        return Map(np.zeros(len(x)), arrows, lines, **given)
+        return Map(np.zeros(0), arrows, lines, **given)
     curve = values(x, t).clamp_min(TINY).float().numpy()
     if not learned or state.sampler != "ntk":  # a wide network takes a second for the whole field
         view = state.replace(t=state.make_process().T, layers=(), compare=False, dark=False)

@@ -48,6 +48,7 @@ class Server:
 
         warnings.simplefilter("ignore", ValidityWarning)  # the panel of results shows it
         torch.set_num_threads(1)
+        self.interval = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH)
         self.http = application(self.workers, self.maps, names(self.address))
         self.http.add_sockets(self.sockets)
@@ -56,6 +57,7 @@ class Server:
         """Close connections and end all jobs."""
         if self.http is not None:
             self.http.stop()
+            sys.setswitchinterval(self.interval)
         for listening in self.sockets:
             listening.close()
         self.workers.close()

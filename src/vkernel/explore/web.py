@@ -76,14 +76,18 @@ def boot(query: str) -> dict[str, Any]:
     """Return what the browser starts from: the state of an address, texts, sets of points, limits."""
     state, problem = from_query(query)
     limits = {"window": LIMIT, "points": MAX_POINTS, "bytes": MAX_BYTES, "weight": MAX_WEIGHT}
-    found: dict[str, Any] = {
+    found = {
         "state": state.to_dict(),
         "default": State().to_dict(),
         "problem": problem,
-        "content": CONTENT,
+        "content": {name: CONTENT[name] for name in ("presets", "controls", "maps", "layers", "glossary")},
+        "presets": captions.POINTS,
+        "limits": limits,
+        "tour": captions.tour(),
+        "factors": captions.factors(),
+        "claims": captions.claims(),
+        "version": vk.__version__,
     }
-    found |= {"presets": captions.POINTS, "limits": limits, "version": vk.__version__}
-    found |= {"tour": captions.tour(), "factors": captions.factors(), "claims": captions.claims()}
     return dict(clean(found))
 
 
