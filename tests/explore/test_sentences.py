@@ -47,7 +47,11 @@ def random_states(count: int) -> list[State]:
         left[given["sampler"]] = left.get(given["sampler"], 1000) - 1
         process = State(process=given["process"], eps=given["eps"]).make_process()
         t = float(np.exp(rng.uniform(math.log(process.eps), math.log(process.T))))
-        given |= {"t": t, "steps": int(rng.choice([5, 7, 12])), "map": str(rng.choice(CHOICES["map"]))}
+        given |= {
+            "t": t,
+            "steps": int(rng.choice([5, 6, 9], p=[0.8, 0.1, 0.1])),
+            "map": str(rng.choice(CHOICES["map"])),
+        }
         layers = tuple(name for name in LAYERS if rng.random() < 0.5)
         weights = tuple(rng.integers(1, 5, n).tolist()) if rng.random() < 0.4 else ()
         found.append(State(points=tuple(map(tuple, points.tolist())), weights=weights, layers=layers, **given))

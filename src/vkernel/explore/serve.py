@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import importlib.util
@@ -9,7 +10,6 @@ import socket
 import sys
 import warnings
 import webbrowser
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -67,19 +67,19 @@ class Server:
 def serve(port: int = PORT, open: bool = True, address: str = LOOPBACK) -> None:
     """Serve until interrupted; print the address, and open it in a browser."""
     made = Server(port, address)
-    from tornado.ioloop import IOLoop
-
     where = f"http://{LOOPBACK if address == '0.0.0.0' else address}:{made.port}/"
     if address not in LOCAL:
         print(CONTENT["notices"]["open"].format(address))
-    loop = IOLoop()
-    loop.make_current()
-    loop.add_callback(made.start)
-    print(f"vkernel explore is at {where} (Ctrl-C ends it)", flush=True)
-    if open:
-        loop.call_later(0.2, partial(webbrowser.open, where))
-    with contextlib.suppress(KeyboardInterrupt):  # some loops return instead
-        loop.start()
+
+    async def main() -> None:
+        made.start()
+        print(f"vkernel explore is at {where} (Ctrl-C ends it)", flush=True)
+        if open:
+            asyncio.get_running_loop().call_later(0.2, webbrowser.open, where)
+        await asyncio.Event().wait()
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main())
     made.stop()
     print("stopped.")
 
