@@ -36,11 +36,20 @@ def test_snippet_gives_the_numbers_of_the_page(sampler: str, points: Any, small:
     result = compute.simulate(state)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        exec(compile(captions.snippet(state), "snippet", "exec"), namespace)
+        exec(compile(captions.snippet(state, place := [0.3, -0.2][: state.d]), "snippet", "exec"), namespace)
     assert namespace["gap"] == result.gap
     assert namespace["exact_gap"] == result.exact_gap
     assert namespace.get("twin_gap") == result.twin
     assert namespace["noise"] == compute.noise_share(state)
+    found = probe.evaluate(state, place)
+    assert float(namespace["target_noise"]) == pytest.approx(found.noise, rel=1e-9)
+    assert float(namespace["signal"]) == pytest.approx(found.signal, rel=1e-9)
+    assert namespace["which"][: len(found.which)].tolist() == found.which
+    assert (result.member_gaps is None) == ("each" not in namespace)
+    if result.member_gaps is not None:
+        assert namespace["each"].numpy() == pytest.approx(result.member_gaps, abs=1e-7)
+    if "at_points" in namespace:
+        assert float(namespace["at_points"]) == pytest.approx(maps.at_points(state), rel=1e-9)
     values = maps.evaluate(state, result).values
     if "values" in namespace:
         assert namespace["values"].detach().numpy() == pytest.approx(values.flatten(), rel=1e-5, abs=1e-6)

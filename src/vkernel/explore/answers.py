@@ -84,11 +84,16 @@ def scale(state: State, found: maps.Map) -> dict[str, Any]:
 
 def probe(state: State, result: Result | None, given: Mapping[str, Any]) -> Answer:
     """Describe the training targets at one place."""
-    require(isinstance(given.get("x"), list), "A probe needs a place x, a list of coordinates.")
-    found = probes.evaluate(state, [float(v) for v in given["x"]], result)
+    found = probes.evaluate(state, _place(state, given), result)
     header = {"which": found.which, "sigma2_trC": found.noise, "share": found.share, "s2": found.signal}
     header |= {"text": captions.probed(found, state)}
     return header, {name: getattr(found, name) for name in ("weights", "targets", "mean", "ellipse", "learned")}
+
+
+def _place(state: State, given: Mapping[str, Any]) -> list[float]:
+    """Return the place that a request names."""
+    require(isinstance(given.get("x"), list), "A probe needs a place x, a list of coordinates.")
+    return probes.check(state, [float(v) for v in given["x"]])
 
 
 def member(state: State, result: Result | None, given: Mapping[str, Any]) -> Answer:
@@ -113,9 +118,9 @@ def _member(result: Result | None, k: object) -> int:
     return int(k) if k == -1 else int(k) % len(result.learned)  # type: ignore[call-overload]
 
 
-def python(state: State, result: Result | None, given: object) -> Answer:
-    """Return a script that computes the page's numbers."""
-    return {"text": captions.snippet(state)}, {}
+def python(state: State, result: Result | None, given: Mapping[str, Any]) -> Answer:
+    """Return a script that computes the page's numbers; ``x`` in the request is a place that is probed."""
+    return {"text": captions.snippet(state, None if given.get("x") is None else _place(state, given))}, {}
 
 
 def json(state: State, result: Result | None, given: object) -> Answer:

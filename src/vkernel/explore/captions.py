@@ -162,11 +162,12 @@ def claims() -> list[dict[str, str]]:
     return [{"key": key, **claim} for key, claim in CLAIMS.items()]
 
 
-def snippet(state: State) -> str:
+def snippet(state: State, place: list[float] | None = None) -> str:
     """Return a script that computes the page's numbers: ``values`` of the map, ``noise``, ``x`` and ``gap``, those of
-    the twin, ``twin_x`` and ``twin_gap``."""
+    the twin, ``twin_x`` and ``twin_gap``, and the targets at a ``place`` that is probed."""
     process, options = vk.process.PROCESSES[state.process].__name__, PROCESS_OPTIONS.get(state.process, {})
-    return _TEMPLATES.get_template("script.py.jinja").render(state=state, limit=LIMIT, process=process, options=options)
+    given = {"state": state, "limit": LIMIT, "process": process, "options": options, "place": place}
+    return _TEMPLATES.get_template("script.py.jinja").render(given)
 
 
 def report(state: State, result: Result | None) -> Mapping[str, object]:

@@ -43,11 +43,16 @@ class Probe:
         return self.noise / max(self.noise + self.signal, 1e-300)
 
 
-def evaluate(state: State, place: list[float], result: Result | None = None) -> Probe:
-    """Evaluate the targets at a place and the state's t."""
+def check(state: State, place: list[float]) -> list[float]:
+    """Return a place, if it is one."""
     valid = len(place) == state.d and all(abs(v) <= 2 * LIMIT for v in place)
     require(valid, f"A place has {state.d} coordinates in [-{2 * LIMIT:g}, {2 * LIMIT:g}]; got {place!r:.60}.")
-    x, t = torch.tensor(place, dtype=torch.float64), torch.tensor(state.t, dtype=torch.float64)
+    return place
+
+
+def evaluate(state: State, place: list[float], result: Result | None = None) -> Probe:
+    """Evaluate the targets at a place and the state's t."""
+    x, t = torch.tensor(check(state, place), dtype=torch.float64), torch.tensor(state.t, dtype=torch.float64)
     score = vk.EmpiricalScore(empirical(state), state.make_process())
     posterior, (s, C) = score.posterior(x[None], t), score.with_covariance(x[None], t)
     weight, index = (a[0] for a in posterior.top(min(len(state.points), TARGETS)))
