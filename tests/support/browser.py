@@ -22,7 +22,7 @@ window.pixel = (point, cell = 0) => {
 }
 window.total = () => (explore.map.arrays.field ?? explore.map.arrays.values).data.reduce((a, b) => a + b, 0)
 window.points = () => explore.store.state.points
-window.nextMap = () => new Promise((done) => addEventListener('map', done, { once: true }))
+void 0
 """
 
 
@@ -54,7 +54,7 @@ class Watched:
     def __init__(self, browser: Any, size: dict[str, int] = LAPTOP) -> None:
         self.tab = browser.new_page()
         self.tab.set_viewport_size(size)
-        self.tab.set_default_timeout(20_000)
+        self.tab.set_default_timeout(15_000)
         self.errors: list[str] = []
         self.hosts: set[str] = set()
         self.tab.on("console", lambda m: self.errors.append(m.text) if m.type in ("error", "warning") else None)
@@ -100,7 +100,7 @@ class Watched:
         """Return the parts of the page that extend beyond either side."""
         return self.tab.evaluate(
             """() => [...document.querySelectorAll('header *, main > *, .card, .card *, .stage > * > *, .right *')]
-            .filter((e) => e.getClientRects().length && !e.closest('.hidden, option') && !e.matches('.hidden'))
+            .filter((e) => e.checkVisibility() && !e.closest('.hidden, option') && !e.matches('.hidden'))
             .filter((e) => {
               const b = e.getBoundingClientRect(), card = e.closest('.card, .stage')?.getBoundingClientRect()
               return b.left < -1 || b.right > (card?.right ?? innerWidth) + 1
@@ -112,8 +112,9 @@ class Watched:
         """Return pairs of controls that overlap."""
         return self.tab.evaluate(
             """() => {
-              const seen = [...document.querySelectorAll('button, select, input, output, h1, h2, .end, #canvas, #legend, #probe')]
-                .filter((e) => e.getClientRects().length && !e.closest('.hidden, #notice') && !e.matches('.hidden'))
+              const kinds = 'button, select, input, output, h1, h2, .end, #canvas, #legend, #probe'
+              const seen = [...document.querySelectorAll(kinds)]
+                .filter((e) => e.checkVisibility() && !e.closest('.hidden, #notice') && !e.matches('.hidden'))
                 .map((e) => [e.id || e.innerText, e, e.getBoundingClientRect(), e.closest('aside, .stage, header')])
               const meet = ([, e, a, p], [, f, b, q]) => p === q && !e.contains(f) && !f.contains(e)
                 && Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2

@@ -426,10 +426,10 @@ window.addEventListener("keydown", (event) => {
 // Escape closes what is open, the last opened first.
 function escape() {
   if (at("code").open) return  // the dialog closes itself
-  if (!at("tip").hidden) hideHint()
+  hideHint()
+  at("notice").hidden = true
   if (at("save").open) { closeMenu(); at("save").querySelector("summary").focus() }
   else if (pinned) pin()
-  else if (!at("notice").hidden) at("notice").hidden = true
   else if (tour.running) tour.end()
 }
 document.addEventListener("click", (event) => { if (!event.target.closest("#save")) closeMenu() })
