@@ -1,7 +1,7 @@
 // The page: the browser owns the state, the server is a function of it. This file connects the parts.
 import { WINDOW, clamp, toWindow } from "./axes.js"
 import { number } from "./colours.js"
-import { mapPicture, polygons } from "./maps.js"
+import { mapPicture, polygons, shownScale } from "./maps.js"
 import { Controls } from "./controls.js"
 import { all, at, make } from "./dom.js"
 import { Factors } from "./factors.js"
@@ -81,10 +81,10 @@ function gone() {
 function showMap(answer, message, newest) {
   if (answer.kind === "error") { notice(answer.text); return }
   if (answer.kind !== "map") return
-  const { arrays, scale } = answer
+  const { arrays } = answer, scale = shownScale(answer.scale, message.state.d)
   range = answer.range
   map = {
-    ...answer, d: message.state.d, arrows: arrays.arrows, exactArrows: arrays.exact_arrows,
+    ...answer, scale, d: message.state.d, arrows: arrays.arrows, exactArrows: arrays.exact_arrows,
     lines: polygons(arrays.lines, answer.line_sizes ?? []), sheet: mapPicture(arrays, scale, answer),
   }
   if (newest && message.state === store.state) {
@@ -127,7 +127,7 @@ function startRun() {
 function modelsAreThere() {
   if (result) result.learned = true
   maps.ask()
-  if (wantsAnother) another()
+  if (wantsAnother) { notice(""); another() }
 }
 
 function showRun(answer, state, key) {
@@ -309,7 +309,7 @@ function ask(kind, rest, done) {
 }
 
 const closeMenu = () => { at("save").open = false }
-at("python").onclick = () => { closeMenu(); ask("python", {}, ({ text }) => { at("code-text").textContent = text; at("code").showModal() }) }
+at("python").onclick = () => { closeMenu(); ask("python", pinned && probe ? { x: probe.x } : {}, ({ text }) => { at("code-text").textContent = text; at("code").showModal() }) }
 at("json").onclick = () => { closeMenu(); ask("json", {}, ({ text }) => download(new Blob([text], { type: "application/json" }), "vkernel-explore.json")) }
 at("csv-save").onclick = () => { closeMenu(); ask("csv", {}, ({ text }) => download(new Blob([text], { type: "text/csv" }), "vkernel-explore.csv")) }
 at("png").onclick = () => {
@@ -362,6 +362,7 @@ function refresh() {
   document.documentElement.dataset.theme = state.dark ? "dark" : "light"
   at("theme").setAttribute("aria-pressed", state.dark)
   at("app").dataset.d = d()
+  at("app").dataset.cells = state.compare ? 2 : 1
   at("app").dataset.view = d() === 2 ? view.stage : "field"
   at("canvas").setAttribute("aria-label", d() === 2 ? "Training points in the plane" : "Training points on the line")
   at("preset").value = presetOf(state.points)
@@ -398,7 +399,7 @@ store.listen(() => {
 const page = {
   store, stage, get selected() { return selected }, get pinned() { return pinned }, select, pick, add, remove, pin, probeAt, moveProbe, endProbe,
   say: (text) => { at("where").textContent = text }, clock,
-  playWhenReady: () => { if (result && !stale()) clock.play(visible()); else playSoon = true },
+  playWhenReady: (wanted) => { playSoon = wanted && (!result || stale()); if (wanted && !playSoon) clock.play(visible()) },
 }
 const pinButton = make("button", { id: "pin", textContent: "Probe", attributes: { "aria-pressed": "false" }, dataset: { tip: "What training shows a model at one place: hover, long-press, or press P and use the arrow keys." } })
 pinButton.onclick = pin

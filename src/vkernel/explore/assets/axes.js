@@ -50,8 +50,11 @@ export function label(pen, text, x, y, align = "center", baseline = "middle", si
   pen.fillText(text, x, y)
 }
 
+// The title of a cell, smaller where the cell is narrow.
 export function title(pen, cell, text) {
-  label(pen, text, cell.box.x + cell.box.w / 2, cell.box.y - 12, "center", "middle", 13, ink("ink"), 600)
+  pen.font = `600 13px ${FONT}`
+  const size = Math.max(Math.min(13, (13 * (cell.box.w + 24)) / pen.measureText(text).width), 9)
+  label(pen, text, cell.box.x + cell.box.w / 2, cell.box.y - 12, "center", "middle", size, ink("ink"), 600)
 }
 
 function tick(pen, x0, y0, x1, y1) {

@@ -26,7 +26,14 @@ export const ramps = {
 
 export const isDark = () => document.documentElement.dataset.theme === "dark"
 export const lawRamps = () => ramps[isDark() ? "dark" : "light"]
-export const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim()
+
+// A colour of the style sheet; looked up once for each theme, since every particle needs it in every frame.
+const inks = new Map()
+export function ink(name) {
+  const key = `${isDark()} ${name}`
+  if (!inks.has(key)) inks.set(key, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim())
+  return inks.get(key)
+}
 
 // Places of values on a scale, in [0, 1]: logarithmic, linear, or by a power, which shows thin mass beside peaks.
 export function onScale(scale) {
@@ -44,7 +51,7 @@ export function ticks(scale) {
   const { low, high } = scale
   if (!scale.log) return scale.power ? [0, ...[0.3, 0.65, 1].map((u) => round(high * u ** (1 / scale.power)))] : [low, (low + high) / 2, high]
   const decades = []
-  for (let k = Math.ceil(Math.log10(low) - 1e-6); k <= Math.log10(high) + 1e-6; k++) decades.push(10 ** k)
+  for (let k = Math.ceil(Math.log10(low) - 1e-6); k <= Math.log10(high) + 1e-6; k++) decades.push(Number(`1e${k}`))
   const every = Math.ceil(decades.length / 5)
   return decades.filter((_, k) => (decades.length - 1 - k) % every === 0)
 }

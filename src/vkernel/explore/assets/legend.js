@@ -22,10 +22,10 @@ export function items(scene) {
     if (layers.has("exact")) keys.push({ line: "ink", dash: true, text: "exact score" })
   }
   if (!outcome && layers.has("arrows")) {
-    if (map?.exactArrows) keys.push({ arrow: "learned", text: "this model's score" }, { arrow: "soft", text: "exact score" })
+    if (map?.exactArrows) keys.push({ arrow: "arrow", text: "model's score" }, { arrow: "soft", text: "exact score" })
     else keys.push({ arrow: "ink", text: "exact score s" })
   }
-  if (!outcome && layers.has("boundaries")) keys.push({ line: "ink", dash: true, text: "boundaries" })
+  if (!outcome && layers.has("boundaries")) keys.push({ line: "ink", text: "boundaries" })
   if (keys.length) found.push({ keys })
   return found
 }
@@ -62,13 +62,14 @@ function drawScale(pen, x, y, item, text) {
     pen.strokeStyle = ink("line")
     pen.lineWidth = 1
     pen.strokeRect(left - 0.5, y + 13.5, BAR.width + 2, BAR.height + 1)
-    for (const v of ticks(item.scale)) label(pen, number(v), left + place(v) * BAR.width, y + 30, "center", "middle", 10.5)
+    for (const v of ticks(item.scale)) label(pen, `${item.scale.open && v === item.scale.high ? "≥ " : ""}${number(v)}`, left + place(v) * BAR.width, y + 30, "center", "middle", 10.5)
   })
 }
 
 function drawKeys(pen, x, y, x0, width, keys, dry, moved) {
   let line = 0, left = x, at = x
   for (const key of keys) {
+    pen.font = `12px ${FONT}`  // others were set between
     const size = pen.measureText(key.text).width + 24
     if (at > left && at + size > x0 + width) {
       line++
@@ -76,8 +77,7 @@ function drawKeys(pen, x, y, x0, width, keys, dry, moved) {
       if (line === 2) { line = 0; left = at = x0; y += ROW }
     } else if (at + size > x0 + width && at > x0) { left = at = x0; y += ROW; line = 0 }
     if (!dry) drawKey(pen, at, y + 8 + 17 * line, key)
-    pen.font = `12px ${FONT}`
-    at += size + 10
+    at += size + 6
   }
   moved(y)
   return at + GAP

@@ -64,7 +64,7 @@ function drawTimes(pen, cell, scene, part) {
   if (layers.has("boundaries") && map) places(pen, cell, map, y, bright)
   if (layers.has("arrows") && map) {
     if (map.exactArrows) row(pen, cell, map.exactArrows, y - 9, bright)
-    if (map.arrows) row(pen, cell, map.arrows, map.exactArrows ? y + 9 : y - 9, map.exactArrows ? ink("learned") : bright)
+    if (map.arrows) row(pen, cell, map.arrows, map.exactArrows ? y + 9 : y - 9, map.exactArrows ? ink("arrow") : bright)
   }
   if (layers.has("particles") && part.paths) particles(pen, cell, scene, part.paths, bright, y)
 }

@@ -12,6 +12,12 @@ export function mapPicture(arrays, scale, answer) {
   return picture(arrays.values.data, ...arrays.values.shape, scale, ramps.map)
 }
 
+// On the line C grows without bound as t falls, so the scale of all times has three decades and says that it ends.
+export function shownScale(scale, d) {
+  const most = Number((1e3 * scale?.low).toPrecision(6))
+  return d === 1 && scale?.log && scale.high > most ? { ...scale, high: most, open: true } : scale
+}
+
 // Rows at even places of log t, between those of the answer.
 function evenRows({ shape: [rows, columns], data }, times, [eps, T]) {
   const found = new Float32Array(ROWS * columns)

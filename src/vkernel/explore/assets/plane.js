@@ -42,16 +42,16 @@ function drawField(pen, cell, scene, part) {
   if (layers.has("boundaries") && map) boundaries(pen, cell, map, bright)
   if (layers.has("arrows") && map) {
     if (map.exactArrows) arrows(pen, cell, map.exactArrows, bright, 0.35)
-    if (map.arrows) arrows(pen, cell, map.arrows, map.exactArrows ? ink("learned") : bright, 0.9)
+    if (map.arrows) arrows(pen, cell, map.arrows, map.exactArrows ? ink("arrow") : bright, 0.95)
   }
   if (layers.has("particles") && part.paths) particles(pen, cell, scene, part.paths, bright)
 }
 
 function boundaries(pen, cell, map, colour) {
   pen.save()
-  pen.setLineDash([5, 4])
   pen.strokeStyle = colour
-  pen.lineWidth = 1.5
+  pen.globalAlpha = 0.8
+  pen.lineWidth = 1.2
   for (const line of map.lines) {
     pen.beginPath()
     for (let k = 0; k < line.x.length; k++) pen.lineTo(cell.X(line.x[k]), cell.Y(line.y[k]))

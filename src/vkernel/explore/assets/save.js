@@ -42,7 +42,7 @@ export function savePicture(scene, captions, tiles, name) {
   const frame = at("frame"), width = frame.clientWidth, height = frame.clientHeight, scale = 2
   const sheet = document.createElement("canvas"), pen = sheet.getContext("2d"), found = items(scene)
   pen.font = "13px system-ui"
-  const side = tiles.length ? 150 : 0, inner = width + (side ? side + PAD : 0)
+  const side = tiles.length ? 190 : 0, inner = width + (side ? side + PAD : 0)
   const texts = captions.flatMap((text) => lines(pen, text, inner - 20)), legend = drawLegend(pen, 0, 0, inner, found, true)
   const whole = PAD + height + 12 + legend + 10 + LINE * texts.length + PAD
   Object.assign(sheet, { width: scale * (inner + 2 * PAD), height: scale * whole })

@@ -5,7 +5,7 @@ import { at, make, paragraphs } from "./dom.js"
 const PER_WORD = 300  // milliseconds to read one
 const words = (step) => [step.text, step.action, step.question].flat().join(" ").split(/\s+/).length
 
-// `page` offers store, clock, select(k).
+// `page` offers store, clock, select(k), playWhenReady(wanted).
 export class Tour {
   constructor(steps, page) {
     Object.assign(this, { steps, page, k: -1, timer: 0, paused: false, spent: 0 })
@@ -39,13 +39,14 @@ export class Tour {
     this.page.select(0)
     store.change({ ...step.state, dark: store.state.dark }, { stage: step.view ?? "field", shown: step.shown ?? "law", factor: null }, "tour", Infinity)
     this.fill(step)
-    if (step.play && !window.matchMedia("(prefers-reduced-motion: reduce)").matches) this.page.playWhenReady()
+    this.page.playWhenReady(!!step.play && !window.matchMedia("(prefers-reduced-motion: reduce)").matches)
     this.run()
   }
 
   fill(step) {
     const last = this.k === this.steps.length - 1
     at("guide").hidden = false
+    at("app").classList.add("touring")
     at("guide-count").textContent = `${this.k + 1} of ${this.steps.length}`
     at("guide-title").textContent = step.title
     const texts = [step.text].flat()
@@ -90,7 +91,9 @@ export class Tour {
     clearInterval(this.timer)
     this.k = -1
     at("guide").hidden = true
+    at("app").classList.remove("touring")
     at("tour").textContent = "Guided tour"
+    this.page.playWhenReady(false)
     this.page.clock.pause()
     const { store } = this.page
     store.change({ ...this.before.state, dark: store.state.dark }, this.before.view)
