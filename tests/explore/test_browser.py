@@ -33,7 +33,12 @@ TRIPLE = State(sampler="exact", steps=10)  # {-1, 0, 1}; its samples take a mome
 LINEAR = State(ratio=4.0, steps=10)  # with these the ensembles take a second
 HEXAGON = State(points=POINTS["hexagon"], sampler="exact", steps=10)
 SQUARE = State(points=POINTS["square"], ratio=4.0, steps=10)
-PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
+PHONE: dict[str, Any] = {
+    "viewport": {"width": 390, "height": 844},
+    "has_touch": True,
+    "is_mobile": True,
+    "device_scale_factor": 2,
+}
 DRAGS = 30
 
 

@@ -242,7 +242,7 @@ function imported(answer) {
 
 // Probe
 function probeAt(x, t = null) {
-  if (store.held) return
+  if (store.held || at("app").dataset.view === "outcome") return  // the outcome has no time at which to probe
   probe = { x, t: t ?? store.state.t, answer: probe?.answer }
   probes.channel.ask({ kind: "probe", x, state: { ...store.state, t: probe.t } })
   stage.draw()
