@@ -1,61 +1,68 @@
-"""The page in a real browser: drag, play, switch, train, cancel, share; and what people do to pages."""
+"""The page in a real browser: drag, undo, play, probe, train, compare, share; and what people do to pages."""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import io
 import json
-import os
-import re
 import shutil
 import signal
-import subprocess
-import sys
+import socket
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from browser import HELP, IDLE, LAPTOP, SMALLER, Watched
+from browser import LAPTOP, SMALLER, Server, Watched
 
-from vkernel.explore.captions import POINTS, TOUR
+import vkernel as vk
+from vkernel.explore.captions import POINTS
 from vkernel.explore.state import State
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")
-pytest.importorskip("panel", reason="the page needs Panel: pip install 'vkernel[explore]'")
+pytest.importorskip("tornado", reason="the page needs Tornado: pip install 'vkernel[explore]'")
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="the browser tests need Debian's chromium")
-SQUARE = State(points=POINTS["square"], ratio=4.0, steps=10)  # with these the ensembles take a second
-LINE = State(points=POINTS["triple"], ratio=4.0, steps=10)
+TRIPLE = State(sampler="exact", steps=10)  # {-1, 0, 1}; its samples take a moment
+LINEAR = State(ratio=4.0, steps=10)  # with these the ensembles take a second
+HEXAGON = State(points=POINTS["hexagon"], sampler="exact", steps=10)
+SQUARE = State(points=POINTS["square"], ratio=4.0, steps=10)
+PHONE: dict[str, Any] = {
+    "viewport": {"width": 390, "height": 844},
+    "has_touch": True,
+    "is_mobile": True,
+    "device_scale_factor": 2,
+}
+DRAGS = 30
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[tuple[str, int]]:
-    command = [sys.executable, "-m", "vkernel.cli", "explore", "--no-open", "--port", "0"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    found = re.search(r"http://127\.0\.0\.1:\d+/", line)
-    assert found, line + process.stdout.read()
-    yield found[0], process.pid
-    process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 0
-    assert "stopped." in process.stdout.read()
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    assert "stopped." in made.stop()
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def chromium() -> Iterator[Any]:
     with playwright.sync_playwright() as p:
         made = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        context = made.new_context(accept_downloads=True)  # one for all: scripts are fetched once
-        context.grant_permissions(["clipboard-read", "clipboard-write"])
-        yield context
+        yield made
         made.close()
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: Any) -> Iterator[Any]:
+    context = chromium.new_context(accept_downloads=True)
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    yield context
+    context.close()
 
 
 @pytest.fixture
@@ -66,203 +73,267 @@ def page(browser: Any) -> Iterator[Watched]:
     assert made.errors == []
 
 
-def test_page_loads_fits_every_screen_and_requests_no_other_host(page: Watched, server: tuple[str, int]) -> None:
-    for name, start, dark in (("plane", SQUARE, True), ("line", LINE, False)):
-        state = start.replace(sampler="linear", dark=dark, layers=("noise", "particles", "law", "members", "exact"))
-        tab = page.open(f"{server[0]}?{state.to_query()}")
+def address(server: Server, state: State) -> str:
+    return f"{server.address}?{state.to_query()}"
+
+
+def test_page_loads_fits_every_screen_and_requests_no_other_host(page: Watched, server: Server) -> None:
+    for name, start, dark in (("plane", SQUARE, True), ("line", LINEAR, False)):
+        state = start.replace(dark=dark, compare=name == "plane")
+        tab = page.open(address(server, state))
         assert page.state() == state
         assert "explore" in tab.title()
-        assert tab.inner_text("#panel-number") not in ("", "…")
+        assert "copied" in tab.inner_text("#headline")
         assert tab.evaluate("document.documentElement.dataset.theme") == ("dark" if dark else "light")
         for size in (*SMALLER, LAPTOP):
             tab.set_viewport_size(size)
-            tab.wait_for_function(  # plots follow a while after the page
-                """w => Math.abs(document.getElementById('app').offsetWidth - w) < 20
-                && document.documentElement.scrollWidth <= w""",
-                arg=size["width"],
-            )
+            tab.wait_for_function("w => document.documentElement.scrollWidth <= w", arg=size["width"])
+            tab.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
             assert page.wide() == []
             assert page.overlapping() == []
+            stretched = (
+                "() => [...document.querySelectorAll('.tile canvas')].map((c) => c.offsetWidth / c.offsetHeight)"
+            )
+            assert np.ptp(tab.evaluate(stretched)) < 0.05
             page.save(f"{name}-{size['width']}-{'dark' if dark else 'light'}")
-    assert page.hosts == {urlsplit(server[0]).netloc}
+    assert page.hosts == {urlsplit(server.address).netloc}
 
 
-def test_drag_changes_the_map_during_and_after_it(page: Watched, server: tuple[str, int]) -> None:
-    points = tuple(map(tuple, np.random.default_rng(2).uniform(-1.4, 1.4, (63, 2)).round(3).tolist()))
-    state = State(points=((1.6, 1.6), *points), t=0.1)
-    tab = page.open(f"{server[0]}?{state.to_query()}")
-    before = tab.evaluate("map()")
-    start, stop = tab.evaluate("[pixel('plane picture', 1.6, 1.6), pixel('plane picture', 0.2, 1.75)]")
+def test_drags_are_followed_at_once_and_never_pulled_back(page: Watched, server: Server) -> None:
+    tab = page.open(address(server, HEXAGON))
     tab.evaluate(
-        """() => { window.took = []; window.sent = 0
-        const source = bokeh('plane picture').renderers.find((r) => r.glyph.type === 'Image').data_source
-        const answered = () => { if (sent) { took.push(performance.now() - sent); sent = 0 } }
-        source.connect(source.properties.data.change, answered)
-        bokeh('points').connect(bokeh('points').change, () => { if (!sent) sent = performance.now() }) }"""
+        """() => {
+          Object.assign(window, { waits: [], counts: [], maps: 0, moved: 0, last: false, jumps: 0, hand: null })
+          const canvas = document.getElementById('canvas')
+          const check = () => { if (hand && points()[0].some((v, c) => v !== hand[c])) jumps++ }
+          const follow = () => { if (hand) { hand = [...points()[0]]; moved = performance.now() } }
+          canvas.addEventListener('pointermove', follow)
+          canvas.addEventListener('pointerdown', () => { hand = [...points()[0]] })
+          addEventListener('map', () => {
+            maps++
+            check()
+            if (last && moved && explore.settled) { waits.push(performance.now() - moved); last = false }
+          })
+        }"""
     )
-    tab.mouse.move(*start)
-    tab.mouse.down()
-    for k in range(1, 6):
-        share = k / 6
-        tab.mouse.move(*(a + share * (b - a) for a, b in zip(start, stop, strict=True)))
-        tab.wait_for_timeout(250)
-    way = tab.evaluate("map()")
-    assert way != before
-    assert page.state() == state  # nothing is kept yet
-    tab.mouse.move(*stop)
-    tab.mouse.up()
-    tab.wait_for_function("old => location.search !== old", arg="?" + state.to_query())
-    tab.wait_for_function(IDLE)
-    assert tab.evaluate("map()") != before
-    moved = page.state().points[0]
-    assert moved == pytest.approx((0.2, 1.75), abs=0.03)
-    assert page.state().points[1:] == state.points[1:]
-    took = tab.evaluate("took")
-    assert len(took) >= 3
-    assert min(took) < 300  # milliseconds from the drag to the new map, 64 points, 100 × 100
+    rates, places = [], []
+    for k in range(DRAGS):
+        x, y = page.pixel(*tab.evaluate("points()[0]"))
+        way = (1, 0.3) if k % 2 else (-1, -0.3)
+        tab.mouse.move(x, y)
+        tab.mouse.down()
+        begun = tab.evaluate("() => { maps = 0; return performance.now() }")
+        for step in range(1, 9):
+            tab.mouse.move(x + 5 * step * way[0], y + 5 * step * way[1])
+            tab.wait_for_timeout(15)
+        rates.append(tab.evaluate("begun => 1000 * maps / (performance.now() - begun)", begun))
+        tab.evaluate("() => { moved = 0; last = true }")  # of the next step, before the drop
+        tab.mouse.move(x + 42 * way[0], y + 42 * way[1])
+        tab.mouse.up()
+        page.settle()
+        places.append((tab.evaluate("points()[0]"), [x + 42 * way[0], y + 42 * way[1]]))
+    waits = tab.evaluate("waits").copy()
+    print(f"drop to map {statistics.median(waits):.0f} ms, {statistics.median(rates):.0f} updates a second")
+    assert len(waits) >= DRAGS
+    assert statistics.median(waits) < 600  # the goal is 100 on two free cores
+    assert statistics.median(rates) > 3  # the goal is 15
+    assert tab.evaluate("jumps") == 0
+    for point, (x, y) in places[-1:]:
+        assert page.pixel(*point) == pytest.approx((x, y), abs=1.5)
+    assert page.state().points[1:] == HEXAGON.points[1:]
+    assert tab.evaluate("explore.store.past.length") == DRAGS  # a drag is one step of undo
+    begun = time.monotonic()
+    page.idle()
+    assert time.monotonic() - begun < 5  # exact samples follow
 
 
-def test_malformed_address_gives_the_default_and_clicks_add_and_remove_points(
-    page: Watched, server: tuple[str, int]
-) -> None:
-    tab = page.open(f"{server[0]}?v=1&x=%00%ff2garbled!&sampler=<script>&t=1e999")
+def test_click_adds_and_selects_while_the_server_is_silent(page: Watched, server: Server) -> None:
+    tab = page.open(address(server, TRIPLE))
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        x, y = page.pixel(0.5)
+        tab.mouse.click(x, y)
+        assert tab.inner_text("#point-name") == "point 4 of 4"
+        assert tab.evaluate("points()[3]") == pytest.approx([0.5], abs=0.02)
+        tab.mouse.click(*page.pixel(1.4))
+        tab.click("#point-remove")  # the selected one, not the first
+        assert tab.evaluate("points().length") == 4
+        assert tab.evaluate("points().slice(0, 3)") == [[-1], [0], [1]]
+        tab.keyboard.press("Control+z")
+        tab.keyboard.press("Control+z")
+        tab.keyboard.press("Control+z")
+        assert tab.evaluate("points()") == [[-1], [0], [1]]
+        tab.keyboard.press("Control+Shift+z")
+        assert tab.evaluate("points().length") == 4
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+    page.idle()
+    assert len(page.state().points) == 4
+
+
+def test_everything_is_undone_and_redone(page: Watched, server: Server) -> None:
+    tab = page.open(address(server, TRIPLE))
+    start, seen = tab.evaluate("JSON.stringify(explore.store.doc)"), []
+
+    def act(name: str, action: Any) -> None:
+        before = tab.evaluate("explore.store.past.length")
+        action()
+        tab.wait_for_function("n => explore.store.past.length > n", arg=before)
+        seen.append((name, tab.evaluate("JSON.stringify(explore.store.doc)")))
+
+    act("add", lambda: tab.click("#point-add"))
+    act("remove", lambda: tab.click("#point-remove"))
+    act("weight", lambda: (tab.fill("#point-w", "5"), tab.keyboard.press("Enter")))
+    act("preset", lambda: tab.select_option("#preset", "square"))
+    act("view", lambda: tab.click("[data-view=outcome]"))
+    act("control", lambda: tab.select_option("#control-sampler", label="the naive estimator"))
+    act("map", lambda: (tab.click("[data-view=field]"), tab.select_option("#map", "share")))
+    act("layer", lambda: tab.click("[data-layer=boundaries]"))
+    act("time", lambda: (tab.focus("#time"), tab.keyboard.press("ArrowRight")))
+    act("theme", lambda: tab.click("#theme"))
+    act("import", lambda: csv(tab, "x,y,weight\n0,0,1\n1,0,3\n1,1,1\n"))
+    act("tour", lambda: tab.click("#tour"))
+    act("leave", lambda: tab.keyboard.press("Escape"))
+    kept = json.loads(seen[-1][1])
+    assert kept["state"]["points"] == [[0, 0], [1, 0], [1, 1]]  # leaving the tour restores the user's points
+    assert kept["state"]["weights"] == [1, 3, 1]
+    last = seen[-1][1]
+    while not tab.is_disabled("#undo"):
+        tab.click("#undo")
+    assert tab.evaluate("JSON.stringify(explore.store.doc)") == start
+    while not tab.is_disabled("#redo"):
+        tab.keyboard.press("Control+y")
+    assert tab.evaluate("JSON.stringify(explore.store.doc)") == last
+    page.settle()
+
+
+def test_malformed_address_gives_the_default_and_odd_values_are_shown_truly(page: Watched, server: Server) -> None:
+    tab = page.open(f"{server.address}?v=1&x=%00%ff2garbled!&sampler=<script>&t=1e999", idle=False)
     assert "This address could not be read" in tab.inner_text("#notice")
     assert page.state() == State()
-    place = tab.evaluate("pixel('plane picture', 1.5, 1.5)")
-    tab.mouse.click(*place)
-    tab.wait_for_function("() => document.getElementById('point-name').textContent.endsWith('of 7')")
-    assert page.state().points[-1] == pytest.approx((1.5, 1.5), abs=0.03)
-    tab.wait_for_timeout(300)
-    tab.mouse.click(*place)
-    tab.keyboard.press("Backspace")
-    tab.wait_for_function("() => document.getElementById('point-name').textContent.endsWith('of 6')")
-    tab.fill("#point-w", "5")
-    tab.keyboard.press("Enter")
-    tab.wait_for_function("() => location.search.includes('w=')")
-    assert 5 in page.state().weights
-    for _ in range(8):
-        tab.click("#point-add")
-    tab.wait_for_function("() => document.getElementById('point-name').textContent.endsWith('of 14')")
-    assert len(set(page.state().points)) == 14  # added points are distinct
-    assert 5 in page.state().weights
+    state = LINEAR.replace(ratio=3.0, steps=17, t=0.0123, sampler="effective", layers=("members", "law"))
+    tab = page.open(address(server, state), idle=False)
+    assert tab.inner_text("#value-ratio") == "3"
+    assert tab.inner_text("#time-value") == "t = 0.0123"
+    before = tab.evaluate("document.getElementById('control-ratio').value")
+    tab.select_option("#control-process", label="cosine") if tab.is_visible("#control-process") else None
+    page.settle()
+    assert tab.evaluate("document.getElementById('control-ratio').value") == before
+    assert page.state().ratio == 3.0
+    assert page.state().steps == 17
+    tab.focus("#control-ratio")
+    tab.keyboard.press("ArrowRight")
+    page.settle()
+    assert page.state().ratio == 4.0
+    tab.keyboard.press("ArrowLeft")
+    page.settle()
+    assert page.state().ratio == 3.0
 
 
-def test_particles_play_pause_and_scrub(page: Watched, server: tuple[str, int]) -> None:
-    tab = page.open(f"{server[0]}?{State(t=0.2).to_query()}")
-    where = "Array.from(bokeh('moving').data.x)"
-    tab.wait_for_function("() => bokeh('moving').data.x.length === 240")
-    start, map_before, at = tab.evaluate(f"[{where}, total(), Number(document.getElementById('time').value)]")
+def test_particles_play_from_visible_noise_pause_and_end_on_points(page: Watched, server: Server) -> None:
+    tab = page.open(address(server, HEXAGON.replace(t=0.2)))
+    before = tab.evaluate("total()")
     tab.click("#play")
-    tab.wait_for_function("u => Number(document.getElementById('time').value) > u + 50", arg=at)
+    assert "from noise at t = " in tab.inner_text("#outdated")
+    assert tab.evaluate("explore.store.state.t") > 0.4
+    tab.wait_for_function("() => explore.store.state.t < 0.3")
     tab.click("#play")
-    half = tab.evaluate(where)
-    assert half != start
-    tab.wait_for_function("old => total() !== old", arg=map_before)  # the map keeps up with the time
+    tab.wait_for_function("old => total() !== old", arg=before)  # the map keeps up with the time
     shown = float(tab.inner_text("#time-value").removeprefix("t = "))
-    assert shown < 0.2
-    tab.wait_for_function("t => Math.abs(Number(new URLSearchParams(location.search).get('t')) - t) < .01", arg=shown)
-    tab.evaluate(
-        "() => { const s = document.getElementById('time'); s.value = 1000; s.oninput({target: s}); s.onchange() }"
+    assert page.state().t == pytest.approx(shown, rel=0.01)
+    tab.keyboard.press("Control+z")
+    assert tab.evaluate("explore.store.state.t") == 0.2  # playing is one step of undo
+    tab.focus("#time")
+    tab.keyboard.press("End")
+    assert page.state().t == pytest.approx(0.001)
+    end = tab.evaluate("Array.from(explore.result.paths.at(0.001))")
+    distance = np.linalg.norm(np.reshape(end, (-1, 1, 2)) - np.array(HEXAGON.points), axis=-1).min(1)
+    assert np.quantile(distance, 0.9) < 0.2  # the exact score ends on training points
+
+
+def test_probe_train_another_compare_and_factors(page: Watched, server: Server) -> None:
+    tab = page.open(address(server, LINEAR))
+    box = tab.locator("#canvas").bounding_box()
+    tab.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 0.3 * box["height"])
+    tab.wait_for_function("() => document.getElementById('probe').textContent.startsWith('x = ')")
+    assert "σ² tr C" in tab.inner_text("#probe")
+    tab.mouse.move(5, 5)
+    tab.wait_for_function("() => document.getElementById('probe').textContent.startsWith('Point at')")
+    first = tab.evaluate("Array.from(explore.map.arrays.arrows.data)")
+    tab.click("#another")
+    tab.wait_for_function("() => explore.map.arrays.exact_arrows")
+    assert tab.evaluate("Array.from(explore.map.arrays.arrows.data)") != first
+    one = tab.evaluate("Array.from(explore.map.arrays.arrows.data)")
+    tab.click("#another")
+    tab.wait_for_function(
+        "old => explore.settled && explore.map.arrays.arrows.data.some((v, k) => v !== old[k])", arg=one
     )
-    end = np.array(tab.evaluate("[Array.from(bokeh('moving').data.x), Array.from(bokeh('moving').data.y)]"))
-    distance = np.linalg.norm(end.T[:, None] - np.array(State().points), axis=-1).min(1)
-    assert np.quantile(distance, 0.95) < 0.1  # the exact score ends on training points
+    assert tab.evaluate("explore.stage.cells.length") == 1
+    tab.click("#compare")
+    tab.wait_for_function("() => explore.stage.cells.length === 2")
+    assert page.state().compare
+    assert tab.evaluate("explore.result.arrays.twin_law.data.length") > 10
+    page.save("compare")
+    tab.click("#factors .factor:nth-child(1) button:nth-child(1)")
+    page.idle()
+    a = tab.inner_text("#headline")
+    tab.click("#factors .factor:nth-child(1) button:nth-child(2)")
+    page.idle()
+    assert tab.inner_text("#headline") != a
+    assert tab.is_visible("#factors-text")
+    assert tab.locator("#factors .factor").count() == 6
 
 
-def test_sampler_is_switched(page: Watched, server: tuple[str, int]) -> None:
-    tab = page.open(f"{server[0]}?{SQUARE.to_query()}")
-    assert not tab.is_visible("#control-ratio")
-    tab.select_option("#control-sampler", label="linear models, trained")
-    tab.wait_for_function("() => document.getElementById('panel-text').textContent.includes('48 linear models')")
-    tab.wait_for_function(IDLE)
-    assert tab.is_visible("#control-ratio")
-    assert page.state().sampler == "linear"
-    assert "members" in page.state().layers
-    first = tab.inner_text("#panel-number")
-    tab.click("text=Fourier")
-    tab.wait_for_function("() => document.getElementById('panel-text').textContent.includes('Fourier')")
-    tab.wait_for_function(IDLE)
-    assert tab.inner_text("#panel-number") != first
-    noise = tab.evaluate("map()")
-    tab.click("[data-layer=variance]")
-    tab.wait_for_function("old => total() !== old", arg=sum(noise))
-    assert "noise" not in page.state().layers  # one map at a time
-    for caption in ("infinitely wide networks", "effective SDE (theory)", "the naive estimator"):
-        tab.select_option("#control-sampler", label=caption)
-        tab.wait_for_function(
-            "w => document.getElementById('control-sampler').selectedOptions[0].text === w", arg=caption
-        )
-        assert page.wide() == []
-
-
-def test_ensemble_is_cancelled_and_the_page_stays_responsive(page: Watched, server: tuple[str, int]) -> None:
-    tab = page.open(server[0])
+def test_ensemble_is_cancelled_and_the_page_stays_responsive(page: Watched, server: Server) -> None:
+    tab = page.open(address(server, HEXAGON))
     tab.select_option("#control-sampler", label="small networks, trained")
     tab.wait_for_function("() => document.getElementById('job-label').textContent.includes('training 8 models')")
-    assert 0 <= int(tab.get_attribute("#job-bar", "aria-valuenow")) < 60
-    begun = time.monotonic()
     before = tab.evaluate("total()")
-    tab.evaluate("() => { const s = document.getElementById('time'); s.value = 700; s.oninput({target: s}) }")
+    begun = time.monotonic()
+    tab.focus("#time")
+    tab.keyboard.press("PageDown")
     tab.wait_for_function("old => total() !== old", arg=before)  # the page answers while models train
     assert time.monotonic() - begun < 6
     tab.click("#job-cancel")
-    tab.wait_for_function("() => document.getElementById('job-label').textContent === 'stopped'")
-    assert not tab.evaluate("document.getElementById('app').classList.contains('busy')")
-    assert tab.inner_text("#outdated") == "of an earlier state: particles"
+    assert tab.inner_text("#job-label") == "stopped"
+    assert tab.inner_text("#outdated") == "of an earlier state: particles, laws"
     tab.click("#job-run")
     tab.wait_for_function("() => document.getElementById('app').classList.contains('busy')")
     tab.select_option("#control-sampler", label="the exact score")  # the latest wins
-    tab.wait_for_function(IDLE)
-    assert "exact score memorises" in tab.inner_text("#panel-text")
+    page.idle()
+    assert tab.is_hidden("#outdated")
 
 
-def test_address_restores_the_picture(page: Watched, server: tuple[str, int]) -> None:
-    tab = page.open(server[0])
+def test_address_restores_the_picture(page: Watched, server: Server) -> None:
+    tab = page.open(address(server, HEXAGON))
     tab.select_option("#preset", "clusters")
     tab.click("[data-layer=boundaries]")
-    tab.select_option("#control-process", label="flow matching")
-    tab.wait_for_function("() => location.search.includes('process=flow')")
-    tab.wait_for_function(IDLE)
-    look = "[map(), Array.from(bokeh('moving').data.x), document.getElementById('panel').innerText]"
+    page.idle()
+    look = "[total(), Array.from(explore.result.paths.at(0.05)), document.getElementById('panel').innerText]"
     tab.mouse.move(5, 5)
-    tab.wait_for_timeout(500)
-    numbers, picture = tab.evaluate(look), tab.locator("#plane").screenshot()
-    tab.reload()
-    tab.wait_for_selector("#app[data-ready]")
-    tab.evaluate(HELP)
-    tab.wait_for_function(IDLE)
-    tab.wait_for_timeout(500)
-    assert page.state().process == "flow"
+    numbers, picture = tab.evaluate(look), tab.evaluate("document.getElementById('canvas').toDataURL()")
+    page.open(tab.url)
+    tab.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     assert tab.evaluate(look) == numbers
-    assert tab.locator("#plane").screenshot() == picture
+    assert tab.evaluate("document.getElementById('canvas').toDataURL()") == picture
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(10, marks=pytest.mark.slow)])
-def test_tabs_at_once_do_not_disturb_one_another(browser: Any, server: tuple[str, int], count: int) -> None:
-    import psutil
-
+def test_tabs_at_once_do_not_disturb_one_another(browser: Any, server: Server, count: int) -> None:
     tabs = [Watched(browser) for _ in range(count)]
     for k, tab in enumerate(tabs):
-        tab.open(f"{server[0]}?{LINE.replace(sampler='linear', seed=k).to_query()}", idle=False)
+        tab.open(address(server, LINEAR.replace(seed=k)), idle=False)
     for k, tab in enumerate(tabs):
-        tab.tab.wait_for_function(IDLE, timeout=60_000)
-        assert tab.errors == []
+        tab.idle()
         assert tab.state().seed == k
-    shown = [tab.tab.inner_text("#panel-number") for tab in tabs]
-    assert all(re.match(r"\.\d+ ± \.\d+", text) for text in shown)
-    assert len(set(shown)) > 1
-    before = [tab.tab.url for tab in tabs]
+    shown = [tab.tab.evaluate("Array.from(explore.result.arrays.law.data)") for tab in tabs]
+    assert shown[0] != shown[1]
     tabs[0].tab.select_option("#preset", "spiral")
-    tabs[0].tab.wait_for_function(
-        "old => location.href !== old && document.getElementById('app').dataset.d === '2'", arg=before[0]
-    )
-    assert [tab.tab.url for tab in tabs[1:]] == before[1:]
-    assert [tab.tab.inner_text("#panel-number") for tab in tabs[1:]] == shown[1:]
-    assert {tab.tab.get_attribute("#app", "data-d") for tab in tabs[1:]} == {"1"}
-    process = psutil.Process(server[1])
-    assert process.memory_info().rss < 2e9
-    assert process.num_threads() < 60
+    tabs[0].settle()
+    for k, tab in enumerate(tabs[1:], start=1):
+        assert tab.tab.evaluate("Array.from(explore.result.arrays.law.data)") == shown[k]
     for tab in tabs:
+        assert tab.errors == []
         tab.tab.close()
 
 
@@ -270,10 +341,11 @@ def csv(tab: Any, text: str) -> None:
     tab.set_input_files("#csv-file", {"name": "p.csv", "mimeType": "text/csv", "buffer": text.encode()})
 
 
-def test_files_are_imported_or_refused_with_a_sentence(page: Watched, server: tuple[str, int]) -> None:
-    tab = page.open(server[0])
+def test_files_are_imported_or_refused_with_a_sentence(page: Watched, server: Server) -> None:
+    tab = page.open(address(server, TRIPLE))
+    said = "w => document.getElementById('notice-text').textContent.includes(w)"
     csv(tab, "x,y,weight\n0,0,1\n10,0,3\n10,10,1\n")
-    tab.wait_for_function("() => document.getElementById('notice-text').textContent.includes('3 points imported')")
+    tab.wait_for_function(said, arg="3 points imported")
     assert page.state().weights == (1, 3, 1)
     for text, word in (
         ("0,1\n" * 400_000, "MB"),
@@ -282,157 +354,232 @@ def test_files_are_imported_or_refused_with_a_sentence(page: Watched, server: tu
         ("hello\nworld\n", "finite number"),
     ):
         csv(tab, text)
-        tab.wait_for_function("w => document.getElementById('notice-text').textContent.includes(w)", arg=word)
+        tab.wait_for_function(said, arg=word)
         assert len(page.state().points) == 3
     rows = np.random.default_rng(3).normal(size=(1000, 2))
     csv(tab, "\n".join(f"{a:.5f},{b:.5f}" for a, b in rows))
-    tab.wait_for_function("() => document.getElementById('notice-text').textContent.includes('1,000 points imported')")
-    tab.wait_for_function(IDLE)
+    tab.wait_for_function(said, arg="1,000 points imported")
     assert len(page.state().points) == 1000
-    page.save("thousand")
+    tab.click("#point-add")
+    tab.wait_for_function(said, arg="up to 1,000 points")
     tab.fill("#point-x", "")
     tab.keyboard.press("Enter")
-    tab.wait_for_function("() => document.getElementById('notice-text').textContent.includes('must be a number')")
+    tab.wait_for_function(said, arg="must be a number")
 
 
-def test_script_saved_numbers_and_picture_agree_with_the_page(
-    page: Watched, server: tuple[str, int], tmp_path: Path
-) -> None:
+def choose(tab: Any, what: str) -> None:
+    """Press one of the entries of the menu."""
+    tab.click("#save summary")
+    tab.click(what)
+
+
+def test_exports_agree_with_the_page(page: Watched, server: Server, tmp_path: Path) -> None:
     from PIL import Image
 
-    tab = page.open(f"{server[0]}?{State(points=POINTS['triple'], sampler='linear', steps=30).to_query()}")
-    tab.click("#python")
+    tab = page.open(address(server, LINEAR))
+    choose(tab, "#python")
     tab.wait_for_selector("#code[open]")
     tab.click("#code-copy")
     script = tab.evaluate("navigator.clipboard.readText()")
-    with tab.expect_download() as download:
-        tab.click("#json")
-    numbers = json.loads(Path(download.value.path()).read_text())
-    namespace: dict[str, Any] = {"__name__": "__main__"}
+    found = {}
+    for name in ("json", "csv-save", "png"):
+        with tab.expect_download() as download:
+            choose(tab, f"#{name}")
+        found[name] = tmp_path / name
+        download.value.save_as(found[name])
+    numbers, namespace = json.loads(found["json"].read_text()), {"__name__": "__main__"}
     with contextlib.redirect_stdout(io.StringIO()):
         exec(compile(script, "script", "exec"), namespace)
-    assert namespace["gap"] == pytest.approx(numbers["gap_mass"]["value"], abs=1e-9)
-    places = len(tab.inner_text("#panel-number").split(" ±")[0].lstrip("."))
-    assert float(tab.inner_text("#panel-number").split(" ±")[0]) == pytest.approx(
-        namespace["gap"], abs=0.51 * 10**-places
-    )
-    tab.click("#link")
+    gap = cast(vk.Estimate, namespace["gap"]).value
+    assert gap == pytest.approx(numbers["gap_mass"]["value"], abs=1e-9)
+    new = float(tab.text_content("#headline").split("·")[1].split("%")[0].split("±")[0])
+    assert new == pytest.approx(100 * gap, abs=0.51)
+    assert found["csv-save"].read_text().split() == ["x,weight", "-1.0,1", "0.0,1", "1.0,1"]
+    choose(tab, "#link")
     tab.wait_for_function("() => document.getElementById('notice-text').textContent.includes('clipboard')")
     assert tab.evaluate("navigator.clipboard.readText()") == tab.url
-    with tab.expect_download() as download:
-        tab.click("#png")
-    path = tmp_path / "p.png"
-    download.value.save_as(path)
-    with Image.open(path) as picture:
-        assert picture.width > 500
-        assert picture.height > 400
-        assert len(set(picture.convert("L").resize((60, 60)).tobytes())) > 20
+    box = tab.locator("#frame").bounding_box()
+    with Image.open(found["png"]) as picture:
+        assert picture.width >= 2 * box["width"]
+        assert picture.height >= 2 * box["height"] + 150  # legends and caption below the picture
+        below = picture.convert("L").crop((0, int(2 * box["height"]) + 60, picture.width, picture.height))
+        assert len(set(below.tobytes())) > 30
 
 
-@pytest.mark.parametrize("patient", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_tour_has_five_steps(page: Watched, server: tuple[str, int], patient: bool) -> None:
-    tab = page.open(server[0])
+def test_tour_plays_waits_and_restores_the_points(page: Watched, server: Server) -> None:
+    tab = page.open(address(server, TRIPLE.replace(points=((-1.5,), (0.3,)))))
     tab.click("#tour")
-    for k, (title, _, state) in enumerate(TOUR):
-        tab.wait_for_function("title => document.getElementById('guide-title').textContent === title", arg=title)
-        tab.wait_for_function("query => location.search === query", arg="?" + state.to_query())
-        if patient or state.sampler == "exact":  # otherwise the next step replaces the run
-            tab.wait_for_function(IDLE)
-            page.save(f"tour-{k + 1}")
+    steps = tab.evaluate("JSON.parse(document.getElementById('boot').textContent).tour.length")
+    assert steps >= 5
+    for k in range(steps):
+        tab.wait_for_function(
+            "k => document.getElementById('guide-count').textContent.startsWith(`${k} of`)", arg=k + 1
+        )
+        assert tab.inner_text("#guide-title")
+        begun = time.monotonic()
+        tab.wait_for_function("() => document.getElementById('job-label').textContent === 'samples are up to date'")
+        assert time.monotonic() - begun < 6  # no step waits; the goal is 2 s on two free cores
+        page.save(f"tour-{k + 1}")
         assert page.wide() == []
+        if k == 0:
+            tab.click("#canvas", position={"x": 5, "y": 5})
+            assert tab.inner_text("#guide-pause") == "Resume"  # whoever acts has time
+            tab.click("#guide-pause")
+        if k == 2:
+            tab.click("#guide-back")
+            tab.wait_for_function("() => document.getElementById('guide-count').textContent.startsWith('2 of')")
+            tab.click("#guide-next")
         tab.click("#guide-next")
-    assert not tab.is_visible("#guide")
+    assert tab.is_hidden("#guide")
+    assert page.state().points == ((-1.5,), (0.3,))
 
 
-def test_all_controls_are_reached_by_keyboard(page: Watched, server: tuple[str, int]) -> None:
-    tab = page.open(server[0])
-    reached = set()
+def test_keyboard_alone_reaches_and_does_everything(page: Watched, server: Server) -> None:
+    tab = page.open(address(server, HEXAGON))
     tab.evaluate("document.activeElement.blur()")
-    for _ in range(45):
+    reached = []
+    for _ in range(60):
         tab.keyboard.press("Tab")
-        reached.add(tab.evaluate("(document.activeElement.id || document.activeElement.dataset.layer || '') + ''"))
-    wanted = {"tour", "link", "python", "png", "json", "theme", "preset", "point-x", "point-w", "point-add", "csv"}
-    wanted |= {
-        "control-sampler",
-        "control-process",
-        "control-eps",
-        "control-steps",
-        "noise",
-        "particles",
-        "law",
-        "play",
-        "time",
-    }
-    assert wanted <= reached
-    tab.focus("#control-eps")
-    tab.keyboard.press("ArrowRight")
-    tab.wait_for_function("() => location.search.includes('eps=0.003')")
-    assert "sampling stops" in tab.inner_text("#tip")
-    tab.focus("#theme")
-    tab.keyboard.press("Enter")
-    tab.wait_for_function("() => document.documentElement.dataset.theme === 'dark'")
-    tab.wait_for_function("() => bokeh('plane picture').background_fill_color === '#171b21'")
-
-
-def test_arrow_keys_move_points_and_outdated_data_are_labelled(page: Watched, server: tuple[str, int]) -> None:
-    state = SQUARE.replace(sampler="linear", layers=("variance", "arrows", "particles", "law"))
-    tab = page.open(f"{server[0]}?{state.to_query()}")
-    alpha = "bokeh('plane picture').renderers.find((r) => r.glyph.type === 'Image').glyph.global_alpha.value"
-    tab.wait_for_function(f"() => map().length && document.getElementById('outdated').hidden && {alpha} === 1")
-    tab.focus("#plane")
+        reached.append(tab.evaluate("document.activeElement.id || document.activeElement.dataset.layer || ''"))
+    wanted = ["tour", "undo", "theme", "preset", "point-x", "point-w", "point-add", "csv", "control-sampler", "map"]
+    wanted = [w for w in [*wanted, "arrows", "particles", "pin", "canvas", "play", "time"] if w != "undo"]
+    assert [name for name in wanted if name not in reached] == []
+    places = [reached.index(name) for name in wanted]
+    assert places == sorted(places)  # the order of focus is the order on the screen
+    tab.focus("#canvas")
     for key in ("PageDown", "ArrowUp", "ArrowUp", "Shift+ArrowLeft"):
         tab.keyboard.press(key)
-    tab.wait_for_function(
-        "() => document.getElementById('outdated').textContent === 'of an earlier state: V, particles'"
-    )
-    tab.wait_for_function(f"() => {alpha} < 0.5")
-    assert tab.is_visible("#laws-outdated")
-    tab.wait_for_function("old => location.search !== old", arg="?" + state.to_query())
-    x, y = state.points[1]
-    assert page.state().points[1] == pytest.approx((x - 0.2, y + 0.1))
-    assert page.state().points[2:] == state.points[2:]
-    tab.wait_for_function(IDLE)
-    tab.wait_for_function(f"() => document.getElementById('outdated').hidden && {alpha} === 1")
-    assert not tab.is_visible("#laws-outdated")
+    x, y = HEXAGON.points[1]
+    assert page.state().points[1] == pytest.approx((x - 0.2, y + 0.1), abs=1e-3)
+    assert "point 2 at" in tab.inner_text("#where")
+    tab.keyboard.press("Control+z")  # moves that follow each other soon are one step
+    assert tab.evaluate("points()[1]") == [x, y]
     tab.keyboard.press("Delete")
-    tab.wait_for_function("() => document.getElementById('point-name').textContent.endsWith('of 3')")
+    assert tab.inner_text("#point-name") == "point 2 of 5"
     tab.keyboard.press("Insert")
-    tab.wait_for_function("() => document.getElementById('point-name').textContent === 'point 4 of 4'")
+    assert tab.inner_text("#point-name") == "point 6 of 6"
+    tab.keyboard.press("p")
+    tab.wait_for_function("() => document.getElementById('where').textContent.startsWith('x = ')")
+    before = tab.inner_text("#probe")
+    tab.keyboard.press("ArrowRight")
+    tab.wait_for_function("old => document.getElementById('probe').innerText !== old", arg=before)
+    tab.keyboard.press("Escape")
+    assert tab.get_attribute("#pin", "aria-pressed") == "false"
     tab.keyboard.press("Space")
-    tab.wait_for_function("() => document.getElementById('play').getAttribute('aria-label') === 'Pause'")
-    nameless = """() => [...document.querySelectorAll('button, select, input:not([hidden]), [tabindex], output')]
-      .filter((e) => !(e.innerText || e.ariaLabel || e.labels?.length || e.htmlFor?.length || e.id.startsWith('point')))
-      .filter((e) => e.closest('#app') && !e.closest('.bk-panel-models')).map((e) => e.id || e.outerHTML)"""
-    assert tab.evaluate(nameless) in ([], ["code-text"])
+    assert tab.get_attribute("#play", "aria-label") == "Pause"
+    tab.keyboard.press("Space")
+    tab.focus("#save summary")
+    tab.keyboard.press("Enter")
+    assert tab.is_visible("#python")
+    tab.keyboard.press("Escape")
+    assert not tab.is_visible("#python")
+    nameless = """() => [...document.querySelectorAll('button, select, input, [tabindex="0"], canvas[role]')]
+      .filter((e) => !(e.textContent.trim() || e.ariaLabel || e.labels?.length)).map((e) => e.outerHTML)"""
+    assert tab.evaluate(nameless) == []
+    page.settle()
 
 
-def test_pages_of_other_origins_are_refused(server: tuple[str, int]) -> None:
-    import http.client
+def test_phone_scrolls_taps_drags_and_probes(chromium: Any, server: Server) -> None:
+    context = chromium.new_context(**PHONE, reduced_motion="reduce")
+    page = Watched(context, PHONE["viewport"])
+    tab = page.open(address(server, HEXAGON))
+    touch = context.new_cdp_session(tab)
 
-    where = urlsplit(server[0])
-    answers = {}
-    for origin in ("http://elsewhere.example", f"http://127.0.0.1:{where.port}"):
-        connection = http.client.HTTPConnection("127.0.0.1", where.port or 80, timeout=10)
-        keys = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Origin": origin}
-        connection.request("GET", "/ws", headers=keys | {"Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="})
-        answers[origin] = connection.getresponse().status
+    def press(kind: str, *at: float) -> None:
+        places = [{"x": at[0], "y": at[1]}] if at else []
+        touch.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": places})
+
+    assert page.wide() == []
+    assert page.overlapping() == []
+    assert "right" not in tab.inner_text("main").split()
+    tab.locator("#canvas").scroll_into_view_if_needed()
+    top = tab.evaluate("scrollY")
+    x, y = page.pixel(1.5, 1.5)
+    tab.touchscreen.tap(x, y)
+    assert tab.evaluate("points().length") == 7
+    assert tab.evaluate("points()[6]") == pytest.approx([1.5, 1.5], abs=0.03)
+    press("Start", x, y)
+    for step in range(1, 6):
+        press("Move", x, y + 8 * step)
+    press("End")
+    assert page.pixel(*tab.evaluate("points()[6]")) == pytest.approx((x, y + 40), abs=2)
+    assert tab.evaluate("scrollY") == top  # a finger on a point drags it
+    x, y = page.pixel(-1.5, -1.5)
+    press("Start", x, y)
+    for step in range(1, 10):
+        press("Move", x, y - 15 * step)
+        tab.wait_for_timeout(16)
+    press("End")
+    tab.wait_for_function("top => scrollY > top + 50", arg=top)  # elsewhere it scrolls the page
+    tab.wait_for_timeout(300)
+    assert tab.evaluate("points().length") == 7
+    x, y = page.pixel(-1.5, 0.2)
+    press("Start", x, y)
+    tab.wait_for_function("() => document.getElementById('probe').textContent.startsWith('x = ')")
+    press("End")
+    assert tab.evaluate("points().length") == 7
+    page.idle()
+    page.save("phone")
+    assert page.errors == []
+    context.close()
+
+
+def test_server_that_is_gone_is_reported_and_found_again(browser: Any) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    own = Server(port)
+    page = Watched(browser)
+    tab = page.open(address(own, TRIPLE))
+    tab.click("#point-add")
+    page.idle()
+    own.stop()
+    tab.wait_for_selector("#banner:not([hidden])")
+    assert "connects again by itself" in tab.inner_text("#banner")
+    tab.click("#point-add")  # work goes on
+    assert tab.inner_text("#point-name") == "point 5 of 5"
+    again = Server(own.port)
+    tab.wait_for_selector("#banner", state="hidden")
+    page.idle()
+    assert len(page.state().points) == 5
+    assert all("WebSocket connection" in text for text in page.errors)  # Chromium itself reports these
+    tab.close()
+    assert "Traceback" not in again.stop()
+
+
+def test_other_hosts_and_origins_are_refused(server: Server) -> None:
+    def status(path: str, host: str, origin: str = "") -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Origin": origin}
+        keys = upgrade | {"Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="} if origin else {}
+        connection.request("GET", path, headers=keys | {"Host": host})
+        answer = connection.getresponse()
+        found = answer.status, "" if origin else answer.read().decode()
         connection.close()
-    assert answers["http://elsewhere.example"] == 403
-    assert answers[f"http://127.0.0.1:{where.port}"] != answers["http://elsewhere.example"]
+        return found
+
+    own, evil = f"127.0.0.1:{server.port}", f"evil.example:{server.port}"
+    assert status("/", own)[0] == 200
+    code, text = status("/", evil)
+    assert code == 403
+    assert text.strip().endswith(".")  # a sentence, not a blank page
+    assert status("/assets/app.js", evil)[0] == 403
+    assert status("/socket", own, f"http://{own}")[0] == 101
+    assert status("/socket", evil, f"http://{evil}")[0] == 403
+    assert status("/socket", own, "http://elsewhere.example")[0] == 403
 
 
 @pytest.mark.slow
-def test_jobs_of_closed_tabs_end(browser: Any, server: tuple[str, int]) -> None:
+def test_jobs_of_closed_tabs_end(browser: Any, server: Server) -> None:
     import psutil
 
-    process = psutil.Process(server[1])
-    time.sleep(25)
+    process = psutil.Process(server.process.pid)
     before = process.num_threads()
     tabs = [Watched(browser) for _ in range(6)]
     for k, tab in enumerate(tabs):
-        tab.open(f"{server[0]}?{State(sampler='mlp', seed=k).to_query()}", idle=False)
+        tab.open(address(server, State(sampler="mlp", seed=k)), idle=False)
     for tab in tabs:
         tab.tab.close()
-    time.sleep(35)
-    assert process.num_threads() <= before + 2
+    time.sleep(15)
+    assert process.num_threads() <= before + 6
     assert process.cpu_percent(2.0) < 30

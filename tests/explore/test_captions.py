@@ -4,89 +4,124 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import vkernel as vk
+from vkernel.core.errors import InputError
 from vkernel.core.estimate import Estimate
-from vkernel.explore import captions, compute
-from vkernel.explore.captions import POINTS, TOUR
+from vkernel.explore import captions, compute, maps, probe, shipped
+from vkernel.explore.captions import POINTS
 from vkernel.explore.state import CONTENT, CONTROLS, LAYERS, SAMPLERS, State, from_query
 
 TRIPLE, CLUSTERS = POINTS["triple"], POINTS["clusters"]
 
 
+MAPS = ("noise", "share", "variance", "variance_share")
+
+
 @pytest.mark.parametrize("points", [TRIPLE, CLUSTERS], ids=["line", "plane"])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_snippet_gives_the_numbers_of_the_page(sampler: str, points: Any, small: None) -> None:
-    K = {"effective": 4, "ntk": 0}.get(sampler, 1)
-    state = State(
-        points=points, weights=(2,) + (1,) * (len(points) - 1), sampler=sampler, eps=0.01, steps=12, seed=3, K=K, t=0.2
-    )
+    number = SAMPLERS.index(sampler) + len(points[0])
+    K, name = {"effective": 4, "ntk": 0}.get(sampler, 1), MAPS[number % 4]
+    weights = (2,) + (1,) * (len(points) - 1)
+    state = State(points=points, weights=weights, sampler=sampler, eps=0.01, steps=12, seed=3, K=K, t=0.2, map=name)
     result = compute.simulate(state)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        exec(compile(captions.snippet(state), "snippet", "exec"), namespace)
-    assert result.gap is not None
-    assert namespace["gap"] == pytest.approx(result.gap.value, abs=1e-12)
-    fraction = compute.exact(state).fraction
-    assert namespace["fraction"].reshape(fraction.shape).numpy() == pytest.approx(fraction, abs=1e-6)
+        exec(compile(captions.snippet(state, place := [0.3, -0.2][: state.d]), "snippet", "exec"), namespace)
+    assert namespace["gap"] == result.gap
+    assert namespace["exact_gap"] == result.exact_gap
+    assert namespace.get("twin_gap") == result.twin
     assert namespace["noise"] == compute.noise_share(state)
-    assert "gap mass" in output.getvalue()
-    assert result.frames.shape[0] == 13
-    assert result.frames.shape[2] == state.d
+    found = probe.evaluate(state, place)
+    assert float(namespace["target_noise"]) == pytest.approx(found.noise, rel=1e-9)
+    assert float(namespace["signal"]) == pytest.approx(found.signal, rel=1e-9)
+    assert namespace["which"][: len(found.which)].tolist() == found.which
+    assert (result.member_gaps is None) == ("each" not in namespace)
+    if result.member_gaps is not None:
+        assert namespace["each"].numpy() == pytest.approx(result.member_gaps, abs=1e-7)
+    if "at_points" in namespace:
+        assert float(namespace["at_points"]) == pytest.approx(maps.at_points(state), rel=1e-9)
+    values = maps.evaluate(state, result).values
+    if "values" in namespace:
+        assert namespace["values"].detach().numpy() == pytest.approx(values.flatten(), rel=1e-5, abs=1e-6)
+    else:
+        assert result.learned is None
+    assert "new" in output.getvalue()
+    assert result.frames.shape[0] == len(result.times)
     assert np.isfinite(result.frames).all()
     assert result.law.shape == (compute.BINS[state.d],) * state.d
-    assert (result.twin is None) == (sampler == "exact" or (K == 0 and sampler not in ("exact", "naive")))
-    sentences = captions.panel(state, compute.noise_share(state), result)["sentences"]
-    assert all(s.endswith(".") for s in sentences)
-    share = compute.variance(result, state.t)
-    assert (share is None) == (sampler in ("exact", "naive"))
-    if share is not None:
-        assert np.isfinite(share).all()
-        assert share.min() >= 0
-        assert share.max() <= 1
+    none = ("exact", "gaussian", "smoothed", "nearest", "switch", "ntk")
+    assert (result.twin is None) == (result.twin_law is None) == (sampler in none)
 
 
-def test_sentences_carry_errors_and_claim_no_more_than_they_allow() -> None:
-    def sentence(gap: Estimate, twin: Estimate | None, sampler: str = "linear", K: int = 1) -> str:
-        none = np.zeros(1)
-        state = State(sampler=sampler, K=K)
-        result = compute.Result(state, none, none, none, none, none, (), gap, twin, gap)
-        return captions.panel(state, gap, result)["sentences"][0]
-
-    half = Estimate(0.18, 0.01, 0.16, 0.2), Estimate(0.09, 0.01, 0.07, 0.11)
-    assert captions.short(half[0]) == ".18 ± .01"
-    assert sentence(*half).startswith("82 ± 1 % of the samples are copies; ")
-    assert "2 × the noiseless-target value, .09 ± .01" in sentence(*half)
-    assert "within errors of" in sentence(half[0], Estimate(0.17, 0.01, 0.15, 0.19))
-    assert "far less than" in sentence(Estimate(0.01, 0.001, 0.008, 0.012), Estimate(0.5, 0.01, 0.48, 0.52))
-    assert "1.06 ×" in sentence(Estimate(0.53, 0.001, 0.528, 0.532), Estimate(0.5, 0.001, 0.498, 0.502))
-    assert "no noise" in sentence(half[0], None, K=0)
-    assert captions.short(Estimate(0.0, 0.0, 0.0, 0.002)) == "less than .002"
-    assert captions.short(Estimate.exact(0.25)) == ".25"
-    assert captions.short(Estimate(1.0, 0.0, 0.99, 1.0)) == "1.00"
-    none = Estimate(0.0, 0.0, 0.0, 0.002)
-    assert "more than that of the exact score" in sentence(half[0], none, sampler="naive")
-    assert "less than 0.1 % of" in sentence(Estimate(1.0, 0.0, 0.9995, 1.0), half[1])
-    assert captions.panel(State(), Estimate.exact(0.5), None)["number"] == "…"
+def test_shares_carry_errors() -> None:
+    assert captions.percent(Estimate(0.18, 0.01, 0.16, 0.2)) == "18 ± 1 %"
+    assert captions.percent(Estimate(0.034, 0.007, 0.02, 0.048)) == "3.4 ± 0.7 %"
+    assert captions.percent(Estimate(0.0, 0.0, 0.0, 0.00187)) == "less than 0.2 %"
+    assert captions.percent(Estimate(1.0, 0.0, 0.99813, 1.0)) == "more than 99.8 %"
+    assert captions.percent(Estimate.exact(0.3585)) == "36 %"
+    assert captions.percent(Estimate.exact(0.0)) == "less than 0.1 %"
+    assert captions.percent(Estimate.exact(1e-9)) == "less than 0.1 %"
 
 
-def test_data_of_an_earlier_state_is_named(small: None) -> None:
-    state = State(points=TRIPLE, sampler="linear", steps=8, layers=LAYERS)
-    found = compute.simulate(state)
-    assert captions.outdated(state, found, (found, state.t)) == (False, False, "")
-    assert captions.outdated(state.replace(t=0.3), found, (found, state.t)) == (False, True, "of an earlier state: V")
-    moved = state.replace(points=((-1.0,), (0.1,), (1.0,)))
-    assert captions.outdated(moved, found, (found, state.t)) == (
-        True,
-        True,
-        "of an earlier state: V, particles, curves",
+def test_comparisons_claim_no_more_than_errors_allow() -> None:
+    low, high = Estimate(0.09, 0.01, 0.07, 0.11), Estimate(0.18, 0.01, 0.16, 0.2)
+    assert captions.compared(high, low) == "2 × as many"
+    assert captions.compared(low, high) == "0.5 × as many"
+    assert captions.compared(high, Estimate(0.17, 0.01, 0.15, 0.19)) == "no clear difference"
+    assert (
+        captions.compared(Estimate(0.53, 0.001, 0.528, 0.532), Estimate(0.5, 0.001, 0.498, 0.502)) == "1.06 × as many"
     )
-    assert captions.outdated(moved.replace(layers=()), found, None) == (True, False, "")
-    assert captions.outdated(state, None, None) == (False, False, "V follows once the run has ended")
+    assert captions.compared(Estimate(0.01, 0.001, 0.008, 0.012), Estimate(0.5, 0.01, 0.48, 0.52)) == "far fewer"
+    none = Estimate(0.0, 0.0, 0.0, 0.002)
+    assert captions.compared(high, none) == "far more"
+    assert captions.compared(none, none) == "no clear difference"
+
+
+def test_claims_are_those_of_the_scorecard() -> None:
+    rows = json.loads((Path(__file__).parents[2] / "docs" / "scorecard.json").read_text(encoding="utf8"))["claims"]
+    known = {row["key"]: {name: row[name] for name in ("claim", "verdict", "number")} for row in rows}
+    assert {key: known[key] for key in captions.CLAIMS} == captions.CLAIMS
+    assert {"holds", "holds in part", "does not hold"} == {claim["verdict"] for claim in captions.CLAIMS.values()}
+
+
+def test_probe_is_described_by_its_numbers() -> None:
+    """At x halfway between two points of a triple both have half of the weight, and the ellipse is α Δ/2."""
+    state = State(t=0.02)
+    process, t = state.make_process(), torch.tensor(0.02, dtype=torch.float64)
+    alpha, var = float(process.alpha(t)), float(process.S(t))
+    found = probe.evaluate(state, [alpha / 2])
+    assert found.weights == pytest.approx([0.5, 0.5])
+    assert sorted(found.which) == [1, 2]
+    assert found.mean == pytest.approx([0.0], abs=1e-9)
+    assert found.ellipse == pytest.approx(np.array([[alpha / 2]]), abs=1e-9) or found.ellipse == pytest.approx(
+        -alpha / 2
+    )
+    assert found.noise == pytest.approx(alpha**2 / (4 * var))
+    assert sorted(set(np.round(found.targets[:, 0], 6))) == pytest.approx([-alpha / 2, alpha / 2], abs=1e-6)
+    text = captions.probed(found, state)
+    assert "50 % point 2" in text[0] or "50 % point 3" in text[0]
+    assert "different training points" in text[2]
+    assert "same training point" in captions.probed(probe.evaluate(state, [0.0]), state)[2]
+    plane = State(points=CLUSTERS, t=0.1)
+    found = probe.evaluate(plane, [0.3, -0.2])
+    score = vk.EmpiricalScore(compute.empirical(plane), plane.make_process())
+    C = score.covariance(torch.tensor([[0.3, -0.2]], dtype=torch.float64), 0.1).dense()[0].numpy()
+    var = float(plane.make_process().S(torch.tensor(0.1, dtype=torch.float64)))
+    assert found.ellipse.T @ found.ellipse == pytest.approx(var**2 * C, abs=1e-9)
+    assert found.share == pytest.approx(found.noise / (found.noise + found.signal))
+    for bad in ([0.0], [0.0, math.nan], [9.0, 0.0]):
+        with pytest.raises(InputError):
+            probe.evaluate(plane, bad)
 
 
 @pytest.mark.parametrize("name", POINTS)
@@ -108,8 +143,38 @@ def test_every_control_and_layer_has_a_sentence_and_a_field() -> None:
     assert all(layer["help"].endswith(".") for layer in CONTENT["layers"])
 
 
-def test_tour_has_five_short_stops() -> None:
-    assert len(TOUR) == 5
-    for _, text, state in TOUR:
-        assert len(text.split()) <= 60
-        assert from_query(state.to_query())[0] == state
+def test_tour_and_factors_are_complete() -> None:
+    steps = captions.tour()
+    assert 6 <= len(steps) <= 10
+    for step in steps:
+        words = " ".join(step["text"]) if isinstance(step["text"], list) else step["text"]
+        assert len(words.split()) <= 110
+        assert "{" not in words.replace("{−1, 0, 1}", "") + step["answer"]
+        assert 5 <= step["seconds"] <= 20
+        assert step["view"] in ("field", "outcome")
+        fields = {k: v for k, v in step["state"].items() if k not in ("version", "d")}
+        assert State(**fields) in shipped.states() or compute.key(State(**fields)) in shipped._entries()["about"]
+    assert all(step["action"] and step["question"].endswith("?") and step["answer"] for step in steps[:-1])
+    assert isinstance(steps[-1]["text"], list)
+    found = captions.factors()
+    assert len(found) == 6
+    for factor in found:
+        assert factor["question"].endswith("?")
+        a, b = (shipped.find(State(**CONTENT["factors"][found.index(factor)][side]["state"])) for side in "ab")
+        assert a is not None
+        assert b is not None
+        assert captions.percent(a.gap) in factor["text"]
+        assert captions.percent(b.gap) in factor["text"]
+        assert captions.compared(b.gap, a.gap) in factor["text"]
+        assert captions.clear(a.gap, b.gap)  # a factor that shows nothing would teach nothing
+
+
+def test_tour_begins_where_the_claim_holds_and_ends_where_it_does_not() -> None:
+    for name, holds in (("Is it the noise of the target?", True), ("Where it does not hold", False)):
+        step = next(step for step in CONTENT["tour"] if step["title"] == name)
+        run = shipped.find(State(**step["state"]))
+        assert run is not None
+        assert run.gap is not None
+        assert run.twin is not None
+        assert captions.clear(run.gap, run.twin) == holds
+        assert not holds or run.gap.value > run.twin.value

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from vkernel.core.errors import InputError
-from vkernel.explore.state import CHOICES, LAYERS, LIMIT, SAMPLERS, State, from_csv, from_query
+from vkernel.explore.state import CHOICES, HEXAGON, LAYERS, LIMIT, SAMPLERS, State, from_csv, from_query
 
 coordinate = st.floats(-LIMIT, LIMIT)
 sets = st.integers(1, 2).flatmap(lambda d: st.lists(st.tuples(*[coordinate] * d), min_size=1, max_size=40))
@@ -31,7 +31,12 @@ def states(draw: st.DrawFn) -> State:
         tau=draw(st.sampled_from((0.0, 10.0, math.inf))),
         K=draw(st.integers(0, 64)),
         t=draw(st.sampled_from((0.0, 0.1, 0.375, 0.9, 5.0))),
+        h=draw(st.sampled_from((0.05, 0.2, 1.0))),
+        k=draw(st.integers(1, 9)),
+        at=draw(st.sampled_from((0.1, 1.0, 10.0))),
+        map=draw(st.sampled_from(CHOICES["map"])),
         layers=tuple(draw(st.sets(st.sampled_from(LAYERS)))),
+        compare=draw(st.booleans()),
         seed=draw(st.integers(0, 9999)),
         dark=draw(st.booleans()),
     )
@@ -48,7 +53,9 @@ def test_address_restores_the_state(state: State) -> None:
 @settings(max_examples=200, deadline=None)
 @given(
     st.dictionaries(
-        st.sampled_from(("v", "x", "w", "eps", "t", "K", "steps", "layers", "process", "sampler", "tau", "zz")),
+        st.sampled_from(
+            ("v", "x", "w", "eps", "t", "K", "steps", "layers", "process", "sampler", "tau", "map", "k", "zz")
+        ),
         st.text(string.printable, max_size=30),
     )
 )
@@ -87,6 +94,21 @@ def test_error_of_an_address_is_named(query: str, word: str) -> None:
     assert word in message
 
 
+def test_addresses_of_version_1_are_read() -> None:
+    """They left out the hexagon at t = .1 with the exact score; maps were layers, and showed shares."""
+    state, message = from_query("v=1")
+    assert message is None
+    assert (state.points, state.sampler, state.t, state.map) == (HEXAGON, "exact", 0.1, "share")
+    assert state.layers == ("particles", "law", "exact")
+    state, message = from_query("v=1&x=1Pou4&sampler=linear&K=0&layers=1246&dark=1")
+    assert message is None
+    assert state.points == ((-1.0,), (1.0,))
+    assert (state.sampler, state.K, state.map, state.dark) == ("linear", 0, "variance_share", True)
+    assert state.layers == ("arrows", "particles", "members")
+    assert from_query("v=1&layers=45")[0].map == "none"
+    assert from_query(state.to_query())[0] == state
+
+
 def test_address_of_a_thousand_points_is_short() -> None:
     points = tuple((round(-2 + 0.004 * k, 3), round(2 - 0.003 * k, 3)) for k in range(1000))
     query = State(points=points).to_query()
@@ -106,9 +128,12 @@ def test_address_of_a_thousand_points_is_short() -> None:
         {"points": ((0.0, 0.0), (1.0,))},
         {"points": (("a", "b"),)},
         {"weights": (1, 2)},
-        {"weights": (0,) * 6},
-        {"weights": (64,) * 6},
-        {"layers": ("noise", "nope")},
+        {"weights": (0,) * 3},
+        {"weights": (64,) * 3},
+        {"layers": ("particles", "nope")},
+        {"map": "noise of all"},
+        {"h": 0},
+        {"k": 0},
         {"process": "ddpm"},
         {"kappa": -1},
         {"tau": math.nan},

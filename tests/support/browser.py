@@ -3,30 +3,49 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from vkernel.explore.state import State, from_query
 
-LAPTOP, *SMALLER = ({"width": w, "height": h} for w, h in ((1280, 720), (1024, 768), (800, 600), (390, 844)))
-IDLE = "() => document.getElementById('job-label').textContent === 'samples are up to date'"
+LAPTOP, *SMALLER = ({"width": w, "height": h} for w, h in ((1280, 720), (1024, 768), (390, 844)))
+IDLE = "() => explore.settled && document.getElementById('job-label').textContent === 'samples are up to date'"
 HELP = """
-window.bokeh = (name) => Bokeh.documents[0].get_model_by_name(name)
-window.seen = (name) => {
-  const search = (v) => v.model === bokeh(name) ? v : (v.child_views ?? []).map(search).find((f) => f)
-  return [...Bokeh.index.roots].map(search).find((f) => f)
+window.pixel = (point, cell = 0) => {
+  const box = document.getElementById('canvas').getBoundingClientRect(), [x, y] = explore.stage.cells[cell].at(point)
+  return [box.left + x, box.top + y]
 }
-window.pixel = (name, x, y) => {
-  const v = seen(name), box = v.canvas_view.el.getBoundingClientRect()
-  return [box.left + v.frame.x_scale.compute(x), box.top + v.frame.y_scale.compute(y)]
-}
-window.map = () => {
-  const image = bokeh('plane picture').renderers.find((r) => r.glyph.type === 'Image').data_source.data.image
-  return image.length ? Array.from(image[0].flat?.(Infinity) ?? image[0]) : []
-}
-window.total = () => map().reduce((a, b) => a + b, 0)
+window.total = () => (explore.map.arrays.field ?? explore.map.arrays.values).data.reduce((a, b) => a + b, 0)
+window.points = () => explore.store.state.points
+void 0
 """
+
+
+class Server:
+    """The page as a process of its own, with the threads that a user would have."""
+
+    def __init__(self, port: int = 0) -> None:
+        command = [sys.executable, "-m", "vkernel.cli", "explore", "--no-open", "--port", str(port)]
+        environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        self.process = subprocess.Popen(command, env=environment, **pipes)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
+        assert found, line + self.process.stdout.read()
+        self.address, self.port = found[0], int(found[1])
+
+    def stop(self) -> str:
+        """Interrupt the process as a user does, and return what it has printed since its address."""
+        self.process.send_signal(signal.SIGINT)
+        assert self.process.wait(20) == 0
+        assert self.process.stdout is not None
+        return self.process.stdout.read()
 
 
 class Watched:
@@ -35,7 +54,7 @@ class Watched:
     def __init__(self, browser: Any, size: dict[str, int] = LAPTOP) -> None:
         self.tab = browser.new_page()
         self.tab.set_viewport_size(size)
-        self.tab.set_default_timeout(20_000)
+        self.tab.set_default_timeout(15_000)
         self.errors: list[str] = []
         self.hosts: set[str] = set()
         self.tab.on("console", lambda m: self.errors.append(m.text) if m.type in ("error", "warning") else None)
@@ -48,13 +67,28 @@ class Watched:
         self.tab.wait_for_selector("#app[data-ready]")
         self.tab.evaluate(HELP)
         if idle:
-            self.tab.wait_for_function(IDLE)
+            self.idle()
         return self.tab
 
+    def idle(self) -> None:
+        """Wait until map, address and samples are those of the state."""
+        self.tab.wait_for_function(IDLE)
+
+    def settle(self) -> None:
+        """Wait until map and address are those of the state."""
+        self.tab.wait_for_function("() => explore.settled")
+
     def state(self) -> State:
+        """Return the state of the address, once it is that of the page."""
+        self.settle()
         state, message = from_query(urlsplit(self.tab.url).query)
         assert message is None
         return state
+
+    def pixel(self, *point: float) -> tuple[float, float]:
+        """Return where a point of the window is on the screen."""
+        x, y = self.tab.evaluate("(point) => pixel(point)", list(point))
+        return x, y
 
     def save(self, name: str) -> None:
         """Save a screenshot to the folder VKERNEL_SCREENSHOTS, if that is set."""
@@ -66,7 +100,7 @@ class Watched:
         """Return the parts of the page that extend beyond either side."""
         return self.tab.evaluate(
             """() => [...document.querySelectorAll('header *, main > *, .card, .card *, .stage > * > *, .right *')]
-            .filter((e) => e.getClientRects().length && !e.closest('.hidden') && !e.classList.contains('hidden'))
+            .filter((e) => e.checkVisibility() && !e.closest('.hidden, option') && !e.matches('.hidden'))
             .filter((e) => {
               const b = e.getBoundingClientRect(), card = e.closest('.card, .stage')?.getBoundingClientRect()
               return b.left < -1 || b.right > (card?.right ?? innerWidth) + 1
@@ -78,8 +112,9 @@ class Watched:
         """Return pairs of controls that overlap."""
         return self.tab.evaluate(
             """() => {
-              const seen = [...document.querySelectorAll('button, select, input, output, h1, h2, .end, #plane, #laws')]
-                .filter((e) => e.getClientRects().length && !e.closest('.hidden, #notice') && !e.matches('.hidden'))
+              const kinds = 'button, select, input, output, h1, h2, .end, #canvas, #legend, #probe'
+              const seen = [...document.querySelectorAll(kinds)]
+                .filter((e) => e.checkVisibility() && !e.closest('.hidden, #notice') && !e.matches('.hidden'))
                 .map((e) => [e.id || e.innerText, e, e.getBoundingClientRect(), e.closest('aside, .stage, header')])
               const meet = ([, e, a, p], [, f, b, q]) => p === q && !e.contains(f) && !f.contains(e)
                 && Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2

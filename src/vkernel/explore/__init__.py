@@ -1,7 +1,8 @@
 """``vkernel explore``: drag the training points and watch what a model would learn.
 
-The state defines what the page shows; numbers come from the library (``compute``) and are put into text (``captions``)
-and drawn (``figures``); ``page`` connects these with the browser, and ``serve`` serves it."""
+The browser owns the state and draws; the server is a function of the state. Numbers come from the library
+(``compute``) and are put into text (``captions``); ``answers`` combines these, ``session`` sends them over the
+websocket of a tab, and ``serve`` starts the server."""
 
 from vkernel.explore.serve import serve
 from vkernel.explore.state import State, from_csv, from_query

@@ -1,21 +1,21 @@
-r"""The numbers of the page, by the public API: exact maps at one time, and runs of a sampler (docs/theory.md, §2).
+r"""The runs of the page, by the public API: what a score samples, and how much of that is copied (theory, §4–9).
 
-Maps show the share of the target that is noise, :math:`\mathrm{tr}\,C / (\mathrm{tr}\,C + |s|^2)`, the score
-:math:`s(x,t)` and, on the line, the density :math:`p(x|t)`. *Boundary lines* outline the region that
-:func:`vkernel.metrics.boundary_mass` counts: the target is mostly noise and the score pushes samples apart,
-:math:`\mathrm{tr}\,C > |s|^2` and :math:`\mathrm{tr}\,C > 1/\sigma^2`.
-
-All samplers step through the same times, even in :math:`\log(\sigma/\alpha)`. Beside each ensemble a *twin* ensemble
-is trained on the same inputs with noiseless targets: the ratio of their gap masses is the effect of the target noise.
-The twin of the naive estimator is :math:`\kappa = 0`; that of the effective SDE is V without its target-noise term.
+All samplers step through the same times, even in :math:`\log(\sigma/\alpha)`. Beside each run with noisy targets a
+*twin* has the same inputs and noiseless targets: the ratio of their gap masses is the effect of the target noise. The
+twin of the effective SDE is V without its target-noise term, that of the naive estimator is :math:`\kappa = 0`.
+The *average* is one deterministic flow along :math:`\bar s`, the mean of the scores of all linear models: what it
+puts between training points is bias, and what the models add to that is variance.
 The *gap mass* is the share of samples that copy no training point, :math:`1 -`
 :func:`~vkernel.metrics.memorised_fraction`: the nearest point is more than a third as far as the second nearest. On
 {-1, 0, 1} that is P(.25 < ``|x|`` < .75) plus the mass beyond 1.5."""
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,26 +24,17 @@ from torch import Tensor
 import vkernel as vk
 from vkernel.core.errors import require
 from vkernel.explore.state import CONTENT, CONTROLS, LIMIT, SAMPLERS, State
+from vkernel.sample import Solution
 
 Report = Callable[[str, float], None]  # what is being done, and which share of the whole is done
-CELLS, NODES, ARROWS = 100, 401, 17  # of the map per axis, on the line, of the arrows per axis
 QUERIES, SETS, LAZY_DRAWS = 1024, 16, 128  # of the noise fraction, of the prediction of V, of wide networks
 PER_AXIS = {1: 16, 2: 8}  # features per axis, by dimension
 SPAN, RIDGE = 1.5, 0.1  # of the features, as in the paper
 ALONE, PARTICLES, SHOWN = 2048, 240, 6  # samples without members, those shown as particles, members shown singly
 BINS = {1: 120, 2: 48}
-MEMBERS, EACH, SHOWN_EACH, COARSE = (CONTENT["sizes"][k] for k in ("members", "each", "shown_each", "coarse"))
+MEMBERS, EACH, SHOWN_EACH = (CONTENT["sizes"][k] for k in ("members", "each", "shown_each"))
+LINEAR = ("linear", "average", "effective")  # samplers that rest on linear models
 NETWORK: dict[str, Any] = CONTENT["sizes"]["network"]
-
-
-@dataclass(frozen=True)
-class Exact:
-    """The exact quantities at one time, as arrays to be drawn."""
-
-    fraction: np.ndarray  # (CELLS, CELLS), rows along the second coordinate; on the line (NODES,)
-    arrows: np.ndarray  # (4, k): x, y of the tails and of the heads
-    lines: list[np.ndarray]  # polygons (2, m); on the line single places
-    density: np.ndarray | None = None  # p(x|t) on the line
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,12 +47,16 @@ class Result:
     law: np.ndarray
     band: np.ndarray  # the standard error of the law
     exact: np.ndarray  # the law of the exact score
-    members: tuple[np.ndarray, ...]  # laws of single members
+    members: np.ndarray  # laws of single models, (k, …)
     gap: vk.Estimate | None  # the gap mass of the samples; None for one training point
     twin: vk.Estimate | None
     exact_gap: vk.Estimate | None
+    twin_law: np.ndarray | None = None
+    twin_frames: np.ndarray | None = None
+    member_gaps: np.ndarray | None = None  # the gap mass of each model, (M,)
     note: str = ""
     learned: vk.Ensemble | vk.kernels.Linear | None = None  # from which V is evaluated
+    precomputed: bool = False
 
 
 def empirical(state: State) -> vk.Empirical:
@@ -75,67 +70,25 @@ def grid(d: int, count: int) -> Tensor:
     return torch.stack(torch.meshgrid(*[line] * d, indexing="xy"), -1).reshape(-1, d)
 
 
-def exact(state: State) -> Exact:
-    """Evaluate noise fraction, score and boundaries at the state's t."""
-    score = vk.EmpiricalScore(empirical(state), state.make_process())
-    count = NODES if state.d == 1 else CELLS
-    x, shape = grid(state.d, count), (count,) * state.d
-    s, C = score.with_covariance(x, state.t)
-    trace, var = C.trace(), score.process.S(torch.tensor(state.t, dtype=torch.float64))
-    fraction = trace / (trace + s.square().sum(-1)).clamp_min(1e-300)
-    level = torch.minimum(trace * var, 2 * fraction)  # above 1 where boundary_mass counts
-    arrows = _arrows(score, state, var) if "arrows" in state.layers else np.zeros((4, 0))
-    lines = _outline(level.reshape(shape).numpy()) if "boundaries" in state.layers else []
-    density = score.posterior(x, state.t).logp.exp().numpy() if state.d == 1 else None
-    return Exact(fraction.reshape(shape).float().numpy(), arrows, lines, density)
-
-
-def _arrows(score: vk.EmpiricalScore, state: State, var: Tensor) -> np.ndarray:
-    """Return arrows along the score; their length, sigma² |s|, is shortened to fit the grid."""
-    count = ARROWS if state.d == 2 else 2 * ARROWS - 1
-    x, room = grid(state.d, count), 0.8 * 2 * LIMIT / (count - 1)
-    step = var * score(x, state.t)
-    size = step.norm(dim=-1, keepdim=True)
-    half = step / size.clamp_min(1e-12) * room * torch.tanh(size / 0.5) / 2
-    return torch.cat([torch.nn.functional.pad(end, (0, 2 - state.d)) for end in (x - half, x + half)], 1).mT.numpy()
-
-
-def _outline(values: np.ndarray) -> list[np.ndarray]:
-    """Return the places where the values cross 1: polygons in the plane, single places on the line."""
-    import contourpy
-
-    line = np.linspace(-LIMIT, LIMIT, len(values))
-    if values.ndim == 2:
-        return [np.asarray(part).T for part in contourpy.contour_generator(line, line, values).lines(1.0)]
-    over = values - 1
-    k = np.flatnonzero(over[:-1] * over[1:] < 0)
-    places = line[k] + (line[k + 1] - line[k]) * over[k] / (over[k] - over[k + 1])
-    return [np.array([[p, p], [0.0, 1.0]]) for p in places]
-
-
 def noise_share(state: State) -> vk.Estimate:
     """Estimate which share of the training target is noise at the state's t."""
     found = vk.noise_fraction(empirical(state), state.make_process(), state.t, queries=QUERIES, generator=state.seed)
     return vk.Estimate(*map(float, found.fields))
 
 
-def variance(result: Result, t: float) -> np.ndarray | None:
-    """Evaluate tr Cov / (tr Cov + ``|mean|²``) of the learned score on a grid; ``None`` if nothing was learned."""
-    learned, d = result.learned, result.state.d
-    if learned is None:
-        return None
-    count = COARSE[result.state.sampler] if d == 2 else 4 * COARSE[result.state.sampler] + 1
-    x = grid(d, count)
-    trace = learned.cov(x, t).trace()
-    share = trace / (trace + learned.mean(x, t).square().sum(-1)).clamp_min(1e-300)
-    return share.reshape((count,) * d).detach().float().numpy()
-
-
 def run_inputs(state: State) -> State:
     """Reset the fields that a run does not depend on: states with equal inputs have the same result."""
     default = vars(State())
     unused = {name: default[name] for name, c in CONTROLS.items() if state.sampler not in c.get("samplers", SAMPLERS)}
-    return replace(state, **unused, t=state.make_process().T, layers=(), dark=False)
+    view: dict[str, Any] = {"t": state.make_process().T, "map": "none", "layers": (), "compare": False, "dark": False}
+    return replace(state, **unused, **view)
+
+
+def key(state: State) -> str:
+    """Return a hash of the inputs of a run and of the sizes of the page: equal keys have equal results."""
+    sizes = (PER_AXIS, SETS, LAZY_DRAWS, ALONE, PARTICLES, SHOWN, BINS, MEMBERS, EACH, SHOWN_EACH, NETWORK)
+    text = json.dumps([run_inputs(state).to_dict() | {"version": ""}, sizes], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def model(state: State) -> vk.models.Linear | vk.models.Lazy | vk.models.MLP:
@@ -148,6 +101,28 @@ def model(state: State) -> vk.models.Linear | vk.models.Lazy | vk.models.MLP:
     return vk.models.Linear(basis, "x0", RIDGE)
 
 
+def theory(state: State) -> vk.Score:
+    """Build a score in closed form: the exact one, or that of a theory of what models learn."""
+    data, process = empirical(state), state.make_process()
+    match state.sampler:
+        case "gaussian":
+            return vk.theories.Gaussian(data, process)
+        case "smoothed":
+            return vk.theories.Smoothed(data, process, h=state.h)
+        case "nearest":
+            return vk.theories.Nearest(data, process, k=neighbours(state))
+        case "switch":
+            return vk.theories.Switch(
+                vk.theories.Gaussian(data, process), vk.EmpiricalScore(data, process), at=state.at
+            )
+    return vk.EmpiricalScore(data, process)
+
+
+def neighbours(state: State) -> int:
+    """Return k, at most the number of training points."""
+    return min(state.k, len(state.points))
+
+
 def draws(state: State) -> int | None:
     """Return P, the noised points that a member is trained on; ``None`` for fresh ones at every step."""
     return {"ntk": LAZY_DRAWS, "mlp": None}.get(state.sampler, round(PER_AXIS[state.d] ** (state.d + 1) / state.ratio))
@@ -155,13 +130,46 @@ def draws(state: State) -> int | None:
 
 def members(state: State) -> int:
     """Return the number of models that are trained."""
-    return MEMBERS.get(state.sampler, 0) * (2 if state.sampler == "linear" and state.d == 1 else 1)
+    kind = "linear" if state.sampler == "average" else state.sampler
+    return MEMBERS.get(kind, 0) * (2 if kind == "linear" and state.d == 1 else 1)
+
+
+def member(result: Result, k: int) -> tuple[np.ndarray, float | None]:
+    """Return the law of one model of a run and its gap mass."""
+    state, learned = result.state, result.learned
+    assert isinstance(learned, vk.Ensemble)
+    each = SHOWN_EACH["linear" if state.sampler == "average" else state.sampler]
+    x = learned.select([k]).sample(each, steps=state.steps, seed=state.seed + 1)[0]
+    run = _Run(state, lambda label, share: None)
+    gap = run.gap(x)
+    return run.law(x)[0], None if gap is None else gap.value
+
+
+def learn(state: State, report: Report) -> vk.Ensemble | vk.kernels.Linear | None:
+    """Train the models of a run, or predict V, without sampling."""
+    return _Run(state, report).learned()
 
 
 def simulate(state: State, report: Report = lambda label, share: None) -> Result:
     """Run the state's sampler; an exception raised by ``report(label, share)`` ends the run."""
     run = _Run(state, report)
-    return run.effective() if state.sampler == "effective" else run.ensemble() if members(state) else run.alone()
+    run.exact  # noqa: B018  # first, since it is quick
+    if state.sampler == "effective":
+        return run.effective()
+    if state.sampler == "average":
+        return run.average()
+    return run.ensemble() if members(state) else run.alone()
+
+
+def as_path(of: Solution) -> Tensor:
+    """Return the paths, which were saved."""
+    assert of.path is not None
+    return of.path
+
+
+def frames(of: Solution) -> np.ndarray:
+    """Return the paths that are drawn, ``(S + 1, PARTICLES, d)``."""
+    return as_path(of)[:, :PARTICLES].float().numpy()
 
 
 class _Run:
@@ -173,80 +181,109 @@ class _Run:
         self.objective = vk.JK(state.K) if state.K > 1 else f"J{state.K}"
         self.score = vk.EmpiricalScore(self.data, self.process)
         self.x_T = self.process.prior((ALONE, state.d), dtype=torch.float64, generator=self.seed)
-        self.x, self.path = self.solve(self.part("the exact score", 0.0, 0.1), vk.sample.pf_ode, self.score, self.x_T)
 
     def part(self, label: str, start: float, stop: float) -> Report:
         """Return a report for a part of the run, from the share ``start`` to the share ``stop`` of the whole."""
         self.report(label, start)
         return lambda _, share: self.report(label, start + (stop - start) * share)
 
-    def solve(self, part: Report, solver: Callable[..., Any], *args: Any, **given: Any) -> tuple[Tensor, Tensor]:
+    def solve(self, part: Report, solver: Callable[..., Any], *args: Any, **given: Any) -> Solution:
         """Return the end points and the paths of one of the samplers of the library."""
-        found = solver(*args, steps=self.state.steps, save="path", progress=part, **given)
-        return found.x, found.path
+        return cast(Solution, solver(*args, steps=self.state.steps, save="path", progress=part, **given))
+
+    @cached_property
+    def exact(self) -> Solution:
+        """What the exact score samples."""
+        return self.solve(self.part("the exact score", 0.0, 0.1), vk.sample.pf_ode, self.score, self.x_T)
 
     def alone(self) -> Result:
         if self.state.sampler == "exact":
-            return self.result(self.x, self.path, None)
-        part, kappa = self.part("the naive estimator", 0.1, 0.95), self.state.kappa
+            return self.result(self.exact)
+        part = self.part("sampling", 0.1, 0.95)
+        if self.state.sampler != "naive":
+            return self.result(self.solve(part, vk.sample.pf_ode, theory(self.state), self.x_T))
+        kappa = self.state.kappa
         found = self.solve(part, vk.sample.naive, self.score, self.x_T, kappa=kappa, generator=self.seed)
-        return self.result(*found, self.x)
+        return self.result(found, self.exact if kappa > 0 else None)
 
-    def effective(self) -> Result:
-        learner, P = model(self.state), draws(self.state) or 0
+    def learned(self) -> vk.Ensemble | vk.kernels.Linear | None:
+        if self.state.sampler == "effective":
+            return self.kernel()
+        return self.train(self.objective, "models", 0.1, 0.95) if members(self.state) else None
+
+    def kernel(self) -> vk.kernels.Linear:
+        """Predict V."""
+        learner, P, part = model(self.state), draws(self.state) or 0, self.part("predicting V", 0.1, 0.7)
         assert isinstance(learner, vk.models.Linear)
         given: dict[str, Any] = {"objective": self.objective, "draws": P, "seed": self.seed, "sets": SETS}
-        V = vk.kernels.Linear(learner, self.data, self.process, progress=self.part("predicting V", 0.1, 0.7), **given)
+        return vk.kernels.Linear(learner, self.data, self.process, progress=part, **given)
+
+    def effective(self) -> Result:
+        V = self.kernel()
         part, twin = self.part("the effective SDE", 0.7, 0.85), None
-        x, path = self.solve(part, vk.sample.effective_sde, V, self.x_T, generator=self.seed)
+        found = self.solve(part, vk.sample.effective_sde, V, self.x_T, generator=self.seed)
         if self.state.K != 0:
             part = self.part("the same without noise of the target", 0.85, 0.95)
-            twin, _ = self.solve(part, vk.sample.effective_sde, V.only("misfit"), self.x_T, generator=self.seed)
-        return self.result(x, path, twin, note="" if V.valid else f"The prediction of V warns: {V.why}.", learned=V)
+            twin = self.solve(part, vk.sample.effective_sde, V.only("misfit"), self.x_T, generator=self.seed)
+        return self.result(found, twin, note="" if V.valid else f"The prediction of V warns: {V.why}.", learned=V)
+
+    def average(self) -> Result:
+        half, twin = 0.95 if self.state.K == 0 else 0.5, None
+        found = self.train(self.objective, "models", 0.1, half - 0.1)
+        own = self.flow(found, half - 0.1, half)
+        if self.state.K != 0:
+            twin = self.flow(self.train("J0", "twins with noiseless targets", half, 0.85), 0.85, 0.95)
+        return self.result(own, twin, learned=found)
+
+    def flow(self, of: vk.Ensemble, start: float, stop: float) -> Solution:
+        """Sample along the mean score of the models."""
+        part = self.part("sampling the average", start, stop)
+        return self.solve(part, vk.sample.pf_ode, of.mean_score, self.x_T)
 
     def ensemble(self) -> Result:
         half = 0.95 if self.state.K == 0 else 0.5
-        found, x = self.train(self.objective, "models", 0.1, half - 0.1)
+        found = self.train(self.objective, "models", 0.1, half - 0.15)
+        own, note = self.sample(found, "models", half - 0.15, half - 0.05)
+        part, few = self.part("sampling single models", half - 0.05, half), found.select(range(len(found))[:SHOWN])
+        single = few.sample(SHOWN_EACH[self.state.sampler], steps=self.state.steps, seed=self.seed + 1, progress=part)
+        single, twin = single[single.isfinite().flatten(1).all(1)], None
+        if self.state.K != 0:
+            name = "twins with noiseless targets"
+            twin, _ = self.sample(self.train("J0", name, half, 0.85), name, 0.85, 0.95)
+        return self.result(own, twin, single, note=note, learned=found)
+
+    def train(self, objective: str | vk.JK, name: str, start: float, stop: float) -> vk.Ensemble:
+        """Train the members."""
+        count, part = members(self.state), self.part(f"training {members(self.state)} {name}", start, stop)
+        given: dict[str, Any] = {"members": count, "draws": draws(self.state), "seed": self.seed}
+        return vk.train_ensemble(
+            model(self.state), self.data, self.process, objective=objective, progress=part, **given
+        )
+
+    def sample(self, of: vk.Ensemble, name: str, start: float, stop: float) -> tuple[Solution, str]:
+        """Sample every model, and integrate a few particles of each from a start of their own; leave out models that
+        diverge, and say so."""
+        part = self.part(f"sampling {len(of)} {name}", start, stop)
+        x = of.sample(EACH[self.state.sampler], steps=self.state.steps, seed=self.seed, progress=part)
         good = x.isfinite().flatten(1).all(1)
         require(good.any(), "Every model diverged while sampling: take more steps, a larger eps, or another process.")
-        part, few = self.part("sampling single models", half - 0.1, half), found.select(range(len(found))[:SHOWN])
-        single = few.sample(SHOWN_EACH[self.state.sampler], steps=self.state.steps, seed=self.seed + 1, progress=part)
-        single = single[single.isfinite().flatten(1).all(1)]
-        path, note = self.paths(found, half)
-        if not good.all():
-            note = f"{int((~good).sum())} of {len(x)} models diverged and are left out. {note}".strip()
-        twin = None
-        if self.state.K != 0:
-            _, twin = self.train("J0", "twins with noiseless targets", half, 0.95)
-            twin = twin[twin.isfinite().flatten(1).all(1)]
-        return self.result(x[good], path, twin, single, note=note, learned=found)
+        note = "" if good.all() else f"{int((~good).sum())} of {len(x)} models diverged and are left out."
+        part, n = self.part("particles", stop, stop), math.ceil(PARTICLES / len(of))
+        found = self.solve(part, of.sample, n, seed=self.seed, shared=False)
+        path = as_path(found).transpose(1, 2).flatten(1, 2)
+        return Solution(x[good], found.times, path[:, path.isfinite().all(-1).all(0)]), note
 
-    def train(self, objective: str | vk.JK, name: str, start: float, stop: float) -> tuple[vk.Ensemble, Tensor]:
-        """Train the members and sample them."""
-        count, middle = members(self.state), start + 0.9 * (stop - start)
-        given: dict[str, Any] = {"members": count, "draws": draws(self.state), "seed": self.seed}
-        learner, part = model(self.state), self.part(f"training {count} {name}", start, middle)
-        found = vk.train_ensemble(learner, self.data, self.process, objective=objective, progress=part, **given)
-        part = self.part(f"sampling {count} {name}", middle, stop)
-        return found, found.sample(EACH[self.state.sampler], steps=self.state.steps, seed=self.seed, progress=part)
-
-    def paths(self, of: vk.Ensemble, share: float) -> tuple[Tensor, str]:
-        """Integrate a few particles of every model, each from a start of its own."""
-        part, n = self.part("particles", share, share), math.ceil(PARTICLES / len(of))
-        path = self.solve(part, of.sample, n, seed=self.seed, shared=False)[1].flatten(1, 2)
-        good = path.isfinite().all(-1).all(0)
-        return path[:, good], "" if good.all() else "The particles of some models diverged."
-
-    def result(
-        self, x: Tensor, path: Tensor, twin: Tensor | None, single: Iterable[Tensor] = (), **rest: Any
-    ) -> Result:
-        """Measure samples ``(n, d)`` or ``(M, n, d)``, those of the twin and those of single members."""
+    def result(self, own: Solution, twin: Solution | None = None, single: Iterable[Tensor] = (), **rest: Any) -> Result:
+        """Measure samples ``(n, d)`` or ``(M, n, d)`` and paths, those of the twin, and samples of single models."""
         self.report("laws", 0.97)
-        gap, twin_gap, exact_gap = (None if a is None else self.gap(a) for a in (x, twin, self.x))
-        times = self.process.times(self.state.steps, "log").numpy()
-        frames = (path[:, :PARTICLES] if x.ndim == 2 else path).float().numpy()
-        laws = (*self.law(x), self.law(self.x)[0], tuple(self.law(member)[0] for member in single))
-        return Result(self.state, times, frames, *laws, gap, twin_gap, exact_gap, **rest)
+        laws = (*self.law(own.x), self.law(self.exact.x)[0], np.array([self.law(member)[0] for member in single]))
+        gap, exact_gap = self.gap(own.x), self.gap(self.exact.x)
+        if twin is not None:
+            rest |= {"twin_law": self.law(twin.x)[0], "twin_frames": frames(twin)}
+        if own.x.ndim == 3 and gap is not None:
+            rest["member_gaps"] = np.array([1 - vk.metrics.memorised_fraction(one, self.data).value for one in own.x])
+        gaps = (gap, None if twin is None else self.gap(twin.x), exact_gap)
+        return Result(self.state, own.times.numpy(), frames(own), *laws, *gaps, **rest)
 
     def gap(self, x: Tensor) -> vk.Estimate | None:
         return None if self.data.merged()[0].n < 2 else vk.metrics.memorised_fraction(x, self.data).complement()

@@ -1,4 +1,4 @@
-"""The state of the page as one immutable value: training points, process, sampler, layers; and its address.
+"""The state of the page as one immutable value: training points, process, sampler, map, layers; and its address.
 
 Everything on the page is a function of a :class:`State`. Coordinates are rounded to a thousandth, so that an address
 restores the same points: a coordinate in [-2, 2] is one of 4,001 numbers, two characters of the URL-safe alphabet of
@@ -27,9 +27,11 @@ LAYERS = tuple(layer["name"] for layer in CONTENT["layers"])
 BOUNDS: dict[str, tuple[float, float]] = {name: c["bounds"] for name, c in CONTROLS.items() if "bounds" in c}
 BOUNDS["t"] = (0.0, math.inf)
 CHOICES = {name: tuple(value for value, _ in c["options"]) for name, c in CONTROLS.items() if name not in BOUNDS}
+CHOICES["map"] = tuple(made["name"] for made in CONTENT["maps"])
 SAMPLERS: tuple[str, ...] = CHOICES["sampler"]
-WHOLE = ("steps", "K", "seed")
-VERSION = "1"  # of the address
+WHOLE = ("steps", "K", "seed", "k")
+FLAGS = ("compare", "dark")
+VERSION = "2"  # of the address
 LIMIT = 2.0  # the window, and with it every coordinate, is [-LIMIT, LIMIT]
 FIT = 1.5  # imported points that exceed the window are scaled to [-FIT, FIT]
 MAX_POINTS, MAX_BYTES, MAX_WEIGHT = 1000, 1 << 20, 63
@@ -37,6 +39,8 @@ PROCESS_OPTIONS = {"edm": {"T": 10.0}}  # the default T of EDM, 80, is far outsi
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 CODE = {letter: k for k, letter in enumerate(ALPHABET)}
 HEXAGON = ((1.0, 0.0), (0.5, 0.866), (-0.5, 0.866), (-1.0, 0.0), (-0.5, -0.866), (0.5, -0.866))
+FIRST: dict[str, Any] = {"points": HEXAGON, "sampler": "exact", "t": 0.1}  # what an address of version 1 leaves out
+FIRST_LAYERS = ("noise", "variance", "arrows", "boundaries", "particles", "law", "members", "exact")
 Point = tuple[float, ...]
 
 
@@ -44,19 +48,24 @@ Point = tuple[float, ...]
 class State:
     """One picture."""
 
-    points: tuple[Point, ...] = HEXAGON
+    points: tuple[Point, ...] = ((-1.0,), (0.0,), (1.0,))
     weights: tuple[int, ...] = ()
     process: str = "vp"
     eps: float = 0.001
     steps: int = 60
-    sampler: str = "exact"
+    sampler: str = "linear"
     kappa: float = 0.01
     features: str = "gaussian"
     ratio: float = 1.0  # F/P, features per noised training point
     tau: float = 100.0
     K: int = 1  # draws averaged in a target; 0 for noiseless targets (J0)
-    t: float = 0.1
-    layers: tuple[str, ...] = ("noise", "particles", "law", "exact")
+    h: float = 0.2  # width of the smoothed score
+    k: int = 2  # training points that the nearest-points score uses
+    at: float = 1.0  # sigma/alpha below which the switch follows the exact score
+    t: float = 0.05
+    map: str = "noise"
+    layers: tuple[str, ...] = ("particles", "law", "exact")
+    compare: bool = False  # show the twin with noiseless targets beside the run
     seed: int = 0
     dark: bool = False
     d: int = field(init=False, default=2, compare=False)  # coordinates of a point
@@ -75,7 +84,8 @@ class State:
         for name, known in CHOICES.items():
             require(given[name] in known, f"{name} must be one of {', '.join(known)}; got {given[name]!r}.")
         checked: dict[str, Any] = {name: _number(name, given[name], *BOUNDS[name], name in WHOLE) for name in BOUNDS}
-        checked |= {"points": clamp(points), "weights": weights, "d": len(points[0]), "dark": bool(self.dark)}
+        checked |= {"points": clamp(points), "weights": weights, "d": len(points[0])}
+        checked |= {name: bool(given[name]) for name in FLAGS}
         checked["layers"] = tuple(name for name in LAYERS if name in self.layers)
         given.update(checked)  # the instance is frozen
         process = self.make_process()
@@ -112,14 +122,14 @@ class State:
                 query[name] = value if isinstance(value, str) else f"{value:.6g}"
         if self.layers != default.layers:
             query["layers"] = "".join(str(k) for k, name in enumerate(LAYERS) if name in self.layers)
-        return urlencode(query | ({"dark": "1"} if self.dark else {}))
+        return urlencode(query | {name: "1" for name in FLAGS if vars(self)[name]})
 
 
 def from_query(query: str | Mapping[str, str]) -> tuple[State, str | None]:
     """Decode an address; if it is malformed, return the default state and a sentence that says why."""
     given = dict(parse_qsl(query.lstrip("?"), keep_blank_values=True)) if isinstance(query, str) else dict(query)
     found: dict[str, Any] = {name: given[name] for name in (*BOUNDS, *CHOICES) if name in given}
-    if not found and not given.keys() & {"v", "x", "w", "layers", "dark"}:
+    if not found and not given.keys() & {"v", "x", "w", "layers", *FLAGS}:
         return State(), None
     try:
         return _decode(given, found), None
@@ -129,7 +139,10 @@ def from_query(query: str | Mapping[str, str]) -> tuple[State, str | None]:
 
 def _decode(given: Mapping[str, str], found: dict[str, Any]) -> State:
     version = given.get("v", VERSION)
-    require(version == VERSION, f"It was made by version {version[:8]!r} of the page; this is version {VERSION}.")
+    known = version in ("1", VERSION)
+    require(known, f"It was made by version {version[:8]!r} of the page; this is version {VERSION}.")
+    names = LAYERS if version == VERSION else FIRST_LAYERS
+    found = found if version == VERSION else FIRST | found
     if "x" in given:
         size, letters = given["x"][:1], given["x"][1:]
         valid = size in ("1", "2") and letters and len(letters) % (2 * int(size)) == 0
@@ -141,10 +154,15 @@ def _decode(given: Mapping[str, str], found: dict[str, Any]) -> State:
         require(all(letter in CODE for letter in given["w"]), "Its weights contain invalid characters.")
         found["weights"] = tuple(CODE[letter] for letter in given["w"])
     if "layers" in given:
-        valid = all(k in "0123456789" and int(k) < len(LAYERS) for k in given["layers"])
-        require(valid, f"Its layers {given['layers'][:12]!r} are not numbers from 0 to {len(LAYERS) - 1}.")
-        found["layers"] = tuple(LAYERS[int(k)] for k in given["layers"])
-    return State(**found, dark=given.get("dark") == "1")
+        valid = all(k in "0123456789" and int(k) < len(names) for k in given["layers"])
+        require(valid, f"Its layers {given['layers'][:12]!r} are not numbers from 0 to {len(names) - 1}.")
+        found["layers"] = tuple(names[int(k)] for k in given["layers"])
+    if version == "1":  # maps were layers, and showed shares
+        layers = found.get("layers", ("noise", "particles", "law", "exact"))
+        found["map"] = "variance_share" if "variance" in layers else "share" if "noise" in layers else "none"
+        found["layers"] = tuple(name for name in layers if name in LAYERS)
+    found |= {name: given.get(name) == "1" for name in FLAGS}
+    return State(**found)
 
 
 def from_csv(text: str) -> tuple[tuple[Point, ...], tuple[int, ...], str]:
