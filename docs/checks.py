@@ -1,0 +1,62 @@
+"""Checks that are made when the documentation is built; each finding is a warning, and ``make docs`` fails on warnings.
+
+Every image has an alternative text of at least three words. Every public name has a docstring with an example that runs
+(``tests/test_docs.py`` runs them): the names of ``vkernel`` itself, and those of the namespaces in :data:`NAMESPACES`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from docutils import nodes
+from sphinx.util import logging
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+NAMESPACES = ("data", "theories", "kernels", "sample", "sample.path", "train.models", "train.features")
+WORDS = 3  # of an alternative text, at least
+DECORATION = "/thumb/"  # small copies of images in the gallery, beside the title that they link to
+log = logging.getLogger(__name__)
+
+
+def public() -> Iterator[tuple[str, object]]:
+    """Yield the classes and functions of the public interface by name, each once."""
+    known: set[int] = set()
+    for module in ("", *NAMESPACES):
+        package = import_module(f"vkernel.{module}".rstrip("."))
+        for name in package.__all__:
+            thing = getattr(package, name)
+            if not isinstance(thing, ModuleType) and callable(thing) and id(thing) not in known:
+                known.add(id(thing))
+                yield f"{package.__name__}.{name}", thing
+
+
+def without_example() -> list[str]:
+    """Return the public names whose docstring is missing or has no example."""
+    return [name for name, thing in public() if ">>>" not in (inspect.getdoc(thing) or "")]
+
+
+def check_names(app: Sphinx) -> None:
+    """Warn of public names without an example."""
+    for name in without_example():
+        log.warning("%s has no docstring with an example (a line that begins with >>>)", name)
+
+
+def check_images(app: Sphinx, doctree: nodes.document) -> None:
+    """Warn of images without an alternative text."""
+    for image in doctree.findall(nodes.image):
+        if DECORATION not in image["uri"] and len(image.get("alt", "").split()) < WORDS:
+            message = "the image %s has no alternative text of %d words or more: %r"
+            log.warning(message, image["uri"], WORDS, image.get("alt", ""), location=image)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Register the checks."""
+    app.connect("builder-inited", check_names)
+    app.connect("doctree-read", check_images)
+    return {"parallel_read_safe": True}
