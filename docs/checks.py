@@ -12,16 +12,13 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from docutils import nodes
-from sphinx.util import logging
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a test imports this file without Sphinx
+    from docutils import nodes
     from sphinx.application import Sphinx
 
 NAMESPACES = ("data", "theories", "kernels", "sample", "sample.path", "train.models", "train.features")
 WORDS = 3  # of an alternative text, at least
 DECORATION = "/thumb/"  # small copies of images in the gallery, beside the title that they link to
-log = logging.getLogger(__name__)
 
 
 def public() -> Iterator[tuple[str, object]]:
@@ -29,7 +26,8 @@ def public() -> Iterator[tuple[str, object]]:
     known: set[int] = set()
     for module in ("", *NAMESPACES):
         package = import_module(f"vkernel.{module}".rstrip("."))
-        for name in package.__all__:
+        own = [name for name, thing in vars(package).items() if getattr(thing, "__module__", "") == package.__name__]
+        for name in getattr(package, "__all__", [name for name in own if not name.startswith("_")]):
             thing = getattr(package, name)
             if not isinstance(thing, ModuleType) and callable(thing) and id(thing) not in known:
                 known.add(id(thing))
@@ -43,16 +41,22 @@ def without_example() -> list[str]:
 
 def check_names(app: Sphinx) -> None:
     """Warn of public names without an example."""
+    from sphinx.util import logging
+
     for name in without_example():
-        log.warning("%s has no docstring with an example (a line that begins with >>>)", name)
+        logging.getLogger(__name__).warning("%s has no docstring with an example (a line that begins with >>>)", name)
 
 
 def check_images(app: Sphinx, doctree: nodes.document) -> None:
     """Warn of images without an alternative text."""
+    from docutils import nodes
+    from sphinx.util import logging
+
     for image in doctree.findall(nodes.image):
         if DECORATION not in image["uri"] and len(image.get("alt", "").split()) < WORDS:
             message = "the image %s has no alternative text of %d words or more: %r"
-            log.warning(message, image["uri"], WORDS, image.get("alt", ""), location=image)
+            shown = image["uri"], WORDS, image.get("alt", "")
+            logging.getLogger(__name__).warning(message, *shown, location=image)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
