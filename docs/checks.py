@@ -9,14 +9,28 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # a test imports this file without Sphinx
     from docutils import nodes
     from sphinx.application import Sphinx
 
-NAMESPACES = ("data", "theories", "kernels", "sample", "sample.path", "train.models", "train.features")
+NAMESPACES = (
+    "process",
+    "data",
+    "posterior",
+    "score",
+    "sample",
+    "sample.path",
+    "theories",
+    "adapters",
+    "train.models",
+    "train.features",
+    "kernels",
+    "metrics",
+    "study",
+    "reproduce",
+)
 WORDS = 3  # of an alternative text, at least
 DECORATION = "/thumb/"  # small copies of images in the gallery, beside the title that they link to
 
@@ -29,14 +43,14 @@ def public() -> Iterator[tuple[str, object]]:
         own = [name for name, thing in vars(package).items() if getattr(thing, "__module__", "") == package.__name__]
         for name in getattr(package, "__all__", [name for name in own if not name.startswith("_")]):
             thing = getattr(package, name)
-            if not isinstance(thing, ModuleType) and callable(thing) and id(thing) not in known:
+            if (inspect.isclass(thing) or inspect.isroutine(thing)) and id(thing) not in known:
                 known.add(id(thing))
                 yield f"{package.__name__}.{name}", thing
 
 
 def without_example() -> list[str]:
     """Return the public names whose docstring is missing or has no example."""
-    return [name for name, thing in public() if ">>>" not in (inspect.getdoc(thing) or "")]
+    return [name for name, thing in public() if ">>>" not in (thing.__doc__ or "")]
 
 
 def check_names(app: Sphinx) -> None:

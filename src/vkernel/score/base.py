@@ -123,7 +123,14 @@ class Score(ABC):
 
 
 class DataScore(Score):
-    """A score that is built on a training set: the exact score, and theories."""
+    """A score that is built on a training set: the exact score, and theories.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> isinstance(score, vk.score.DataScore), score.data.n
+    (True, 3)
+    """
 
     @abstractmethod
     def on(self, data: Empirical | Tensor) -> Self:

@@ -53,7 +53,13 @@ def convert(
     checked: bool = False,
 ) -> Tensor:
     """Convert the prediction ``out`` at ``(x, t)`` into another of :data:`PREDICTIONS`; the result is like ``x``.
-    With ``checked``, t is known to be in [eps, T], and no value of a tensor on a GPU is looked at."""
+    With ``checked``, t is known to be in [eps, T], and no value of a tensor on a GPU is looked at.
+
+    >>> import torch, vkernel as vk
+    >>> x, noise = torch.zeros(3, 2), torch.ones(3, 2)
+    >>> vk.score.convert(noise, "noise", "x0", x, 0.5, vk.FlowMatching())[0]  # (x - t noise) / (1 - t)
+    tensor([-1., -1.])
+    """
     check_real(x, "x")
     if predicts == wants:
         return out

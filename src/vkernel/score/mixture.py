@@ -70,7 +70,13 @@ class GaussianMixture:
 
 
 class MixtureScore(Score):
-    """The exact score of a :class:`GaussianMixture` under a forward process."""
+    """The exact score of a :class:`GaussianMixture` under a forward process.
+
+    >>> import torch, vkernel as vk
+    >>> score = vk.GaussianMixture([-1.0, 1.0], variance=0.1).score(vk.VP())
+    >>> score(torch.zeros(3, 1), 0.5).shape
+    torch.Size([3, 1])
+    """
 
     def __init__(self, mixture: GaussianMixture, process: Process) -> None:
         self.mixture, self.process, self.shape = mixture, process, mixture.shape
