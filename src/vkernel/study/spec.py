@@ -339,7 +339,8 @@ class Spec(Tables):
     """A whole study.
 
     >>> import vkernel as vk
-    >>> spec = vk.study.read({"title": "t", "members": 2, "block": 2, "data": {"name": "triple"}, "training": {"draws": 8}})
+    >>> tables = {"data": {"name": "triple"}, "training": {"draws": 8}}
+    >>> spec = vk.study.read({"title": "t", "members": 2, "block": 2, **tables})
     >>> isinstance(spec, vk.study.Spec), spec.members
     (True, 2)
     """
