@@ -155,7 +155,7 @@ print(explanation.table)
 # %%
 # The *gain* is the share that a theory explains of what the Gaussian theory leaves over: 1 is the network itself, 0 no
 # better than the best linear denoiser, below 0 worse. A theory explains the network at a noise level if its gain is at
-# least one half and beyond what permuted images give. The report also says where none does.
+# least one half and beyond what permuted images give. The report also states where none does.
 
 denoising = explanation.verdict.isel(network=0)
 figure, ax = plt.subplots(figsize=(7, 3.6), layout="constrained")
@@ -171,7 +171,7 @@ ax.legend()
 plt.show()
 
 # %%
-# What this does not tell
+# What this does not show
 # -----------------------
 #
 # With no copy among 64 samples the share of copies may still be up to 5.7 % (95 %). A copy here is a copy of a whole

@@ -14,7 +14,7 @@ and raises an alarm before copies appear. We train a network on 32 digits, far l
 # ---------------
 #
 # The network is a multilayer perceptron that predicts the clean image from the noisy one and its noise level; the loop
-# is that of any diffusion model. What belongs to the monitor are two statements and ``close``.
+# is that of any diffusion model. What belongs to the monitor: it is made, called at every step, and closed.
 
 import tempfile
 import warnings
@@ -67,6 +67,8 @@ with warnings.catch_warnings(record=True) as caught:
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
+    monitor.evaluate(steps, network)  # at the end, whatever the budget
+    verdicts[steps] = monitor.verdict
 monitor.close()
 for one in caught:
     print(one.message)
@@ -148,10 +150,10 @@ for ax, path in zip(axes, (pictures[0], pictures[-1]), strict=True):
 plt.show()
 
 # %%
-# What an alarm does not tell
+# What an alarm does not show
 # ---------------------------
 #
-# It says that training images are denoised better than others, not that samples are copies: of networks with an alarm
+# It means that training images are denoised better than others, not that samples are copies: of networks with an alarm
 # some never copied within their run. Copies are looked for among 128 samples; a network that copies once in a thousand
 # samples is not seen. The chance of a false alarm in a whole run is at most 1 % by construction, if the held-out images
 # are a random split.
