@@ -113,7 +113,7 @@ for name, audit in found.items():
 # %%
 # A *copy* is a sample at least three times nearer to one training image than to the second nearest. The share of copies
 # has a Wilson interval and is compared with that of held-out images, which are no copies by construction. *Membership*
-# asks whether the error of the network separates training images from held-out ones: an AUC of .5 is chance.
+# is whether the error of the network separates training images from held-out ones: an AUC of .5 is chance.
 #
 # Both questions matter, because they differ. A network may have smaller errors on its training images and still make no
 # copies.
