@@ -35,7 +35,7 @@ def compute() -> dict[str, torch.Tensor]:
     fraction = noise / (noise + score(grid, TIME).square().sum(-1))
     model = vk.models.MLP(width=64, depth=3, target="noise", steps=4000, batch=64)
     networks = vk.train_ensemble(model, data, process, members=MEMBERS, draws=None, seed=0)
-    samples = networks.sample(SAMPLES, steps=60, generator=1)
+    samples = networks.sample(SAMPLES, steps=60, seed=1)
     return {"points": data[:], "paths": paths, "fraction": fraction, "samples": samples.detach()}
 
 

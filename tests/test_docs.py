@@ -28,14 +28,14 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 TUTORIALS = {  # what is replaced in each tutorial to make it small
     "1_your_data": {"[:600]": "[:60]", "queries=256": "queries=16"},
     "2_your_network": {
-        "steps = 4000": "steps = 2",
+        "steps = 5000": "steps = 2",
         "width = 256": "width = 8",
         '"digits", 1000, 512': '"digits", 50, 64',
         '"digits", 40, 512': '"digits", 20, 64',
-        '["exact", "gaussian", "local", "pca"]': '["exact", "gaussian"]',
+        '["exact", "gaussian", "smoothed", "pca"]': '["exact", "gaussian"]',
         "quick=True, train=250": "levels=2, images=4, samples=2",
     },
-    "3_your_training_run": {"steps = 12_000": "steps = 20", "width = 256": "width = 8", "every = 100": "every = 10"},
+    "3_your_training_run": {"steps = 12_000": "steps = 20", "width = 128": "width = 8", "every = 100": "every = 10"},
     "4_theory_in_one_dimension": {
         "members = 100": "members = 10",
         "starts = 128": "starts = 8",

@@ -119,7 +119,7 @@ plt.show()
 # In many dimensions the noise is spread over many pairs, and usually none stands out.
 
 first = found.boundary_pairs[0]
-print(f"images {first.i} and {first.j}: {100 * first.share:.2f} ± {100 * first.share_se:.2f} % of the target noise")
+print(f"images {first.i} and {first.j}: {100 * first.share:.3f} ± {100 * first.share_se:.3f} % of the target noise")
 
 # %%
 # What a profile does not show
