@@ -31,6 +31,7 @@ html_theme = "furo"
 html_title = f"vkernel {release}"
 html_static_path = ["_static"]
 html_css_files = ["vkernel.css"]
+html_js_files = ["wide.js"]
 
 # -- Mathematics: the site ships the script that renders it (package-lock.json), so that no page needs a network -----
 MATHJAX = Path("node_modules/mathjax/es5/tex-svg-full.js")  # glyphs are drawn as SVG, so that no font is loaded either

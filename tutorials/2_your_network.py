@@ -116,8 +116,8 @@ for name, audit in found.items():
 # has a Wilson interval and is compared with that of held-out images, which are no copies by construction. *Membership*
 # is whether the error of the network separates training images from held-out ones: an AUC of .5 is chance.
 #
-# Both questions matter, because they differ. A network may have smaller errors on its training images and still make no
-# copies.
+# Both questions matter, because they differ: the second network has smaller errors on its training images, which raises
+# the alarm of membership, and still makes no copies.
 #
 # The report has the copies beside their sources. This is the core of it: samples of the first network above the
 # training images nearest to them.
