@@ -74,8 +74,8 @@ for t in (0.3, 0.15, 0.05):
 # Trained models: an ensemble with noisy targets, and its twin without
 # --------------------------------------------------------------------
 #
-# A training run sees finitely many draws :math:`(x_0, t, \epsilon)`. A linear model with F = 64 features is fitted to P
-# = 64 of them, once with noisy targets (objective J1) and once, on the same inputs, with their means (J0). We repeat
+# A training run sees finitely many draws :math:`(x_0, t, \epsilon)`. A linear model with F = 256 features is fitted to
+# P = 256 of them, once with noisy targets (objective J1) and once, on the same inputs, with their means (J0). We repeat
 # both a hundred times with new draws. Both objectives have the same minimiser; only the noise of the target differs.
 
 model = vk.models.Linear(vk.features.grid("gaussian", 16, process=process), target="x0", ridge=0.1)
