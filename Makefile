@@ -28,8 +28,9 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# all pages are written (-a), since the search index of a partial build lacks the words of the glossary
 docs: $(VENV)/.docs $(MATHJAX)
-	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs docs/_build/html
+	$(BIN)/sphinx-build -a -W --keep-going -n -q -b html docs docs/_build/html
 	@echo "open docs/_build/html/index.html"
 
 bench: $(VENV)/.bench

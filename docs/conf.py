@@ -1,4 +1,4 @@
-"""Sphinx configuration. Build: ``sphinx-build -W --keep-going -n -b html docs docs/_build/html`` (``make docs``)."""
+"""Sphinx configuration. Build: ``sphinx-build -a -W --keep-going -n -b html docs docs/_build/html`` (``make docs``)."""
 
 import runpy
 import sys

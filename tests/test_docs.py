@@ -108,6 +108,18 @@ def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
+def test_images_need_an_alternative_text(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("sphinx", reason="the checks of images come with the extra docs")
+    from docutils import nodes, utils
+
+    page = utils.new_document("page.md")
+    page += nodes.image(uri="good.png", alt="Errors of three networks")
+    page += nodes.image(uri="bad.png")
+    with caplog.at_level("WARNING"):
+        load("checks.py").check_images(None, page)
+    assert [record.args[0] for record in caplog.records if record.args] == ["bad.png"]
+
+
 def test_public_names_have_examples() -> None:
     assert load("checks.py").without_example() == []
 
