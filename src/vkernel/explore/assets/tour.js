@@ -2,7 +2,7 @@
 // and gives the user's own picture back when it ends.
 import { at, make, paragraphs } from "./dom.js"
 
-const PER_WORD = 250  // milliseconds to read one
+const PER_WORD = 200  // milliseconds to read one
 const words = (...texts) => texts.flat().join(" ").split(/\s+/).length
 
 // `page` offers store, clock, select(k), playWhenReady(wanted).
@@ -75,7 +75,7 @@ export class Tour {
     clearInterval(this.timer)
     const step = this.steps[this.k], last = this.k === this.steps.length - 1
     const first = Math.max(1000 * (step.seconds ?? 10), PER_WORD * words(step.text, step.action, step.question))
-    const whole = first + 2000 + PER_WORD * words(step.answer)
+    const whole = first + 1000 + PER_WORD * words(step.answer)
     let before = performance.now()
     this.timer = setInterval(() => {
       const now = performance.now()
