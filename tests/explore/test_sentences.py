@@ -213,6 +213,8 @@ def check_run(state: State, found: Result) -> None:
             assert not 0.1 <= gap.value / max(twin.value, 1e-12) < 100
     if found.member_gaps is not None:
         median, best, worst = numbers(rf"median model {NUMBER} % .* over models it is {NUMBER} to {NUMBER} %", text)
+        many, all_ = numbers(rf"{NUMBER} of {NUMBER} models have more than 10 %", text)
+        assert (many, all_) == (sum(g > 0.1 for g in found.member_gaps), len(found.member_gaps))
         ordered, M = np.sort(found.member_gaps), len(found.member_gaps)
         assert median == pytest.approx(50 * (ordered[(M - 1) // 2] + ordered[M // 2]), abs=0.051)
         assert best == pytest.approx(100 * min(found.member_gaps), abs=0.51)

@@ -117,6 +117,7 @@ function showMap(answer, message, newest) {
     at("app").dataset.ready = "1"
   }
   showTime(answer.panel)
+  showMarks()
   clock.show()
   stage.draw()
   window.dispatchEvent(new CustomEvent("map"))
@@ -393,8 +394,9 @@ function showMarks() {
   if (stale() && result.d === d()) old.push(...(layers.includes("particles") ? ["particles"] : []), ...(store.state.map.startsWith("variance") ? ["map of V"] : []), "laws")
   at("app").classList.toggle("earlier", stale())
   if (announcing) return
-  at("outdated").textContent = old.length ? `of an earlier state: ${old.join(", ")}` : ""
-  at("outdated").hidden = !old.length
+  const awaited = store.state.map.startsWith("variance") && map?.d === d() && !map.sheet && !old.length
+  at("outdated").textContent = old.length ? `of an earlier state: ${old.join(", ")}` : awaited ? "the map of V follows when its models are trained" : ""
+  at("outdated").hidden = !old.length && !awaited
 }
 
 function refresh() {

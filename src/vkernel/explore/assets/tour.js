@@ -83,9 +83,17 @@ export class Tour {
       before = now
       at("guide-clock").style.width = last ? "100%" : `${Math.min(100 * this.spent / whole, 100)}%`
       if (!this.paused) this.demonstrate(step, this.spent / first)
-      if (this.spent > first && step.question && !this.told) { this.told = true; at("guide-question").open = true }
+      if (this.spent > first && step.question && !this.told) this.tell(step)
       if (this.spent > whole && !last) this.go(this.k + 1)
     }, 200)
+  }
+
+  // Whoever only watches sees the action done, and the answer.
+  tell(step) {
+    this.told = true
+    at("guide-question").open = true
+    if (step.act) this.page.store.change(step.act, step.act.compare ? { stage: "outcome" } : {}, "tour", Infinity)
+    if (step.press) at(step.press).click()
   }
 
   // Moves the probe over the places of a step, one after the other.
