@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+MATHJAX := docs/node_modules/mathjax/package.json
 # VKERNEL_DATA and VKERNEL_MODELS, where set, say where real data and other people's networks lie.
 .PHONY: reproduce reproduce-all test test-all lint docs bench clean
 
@@ -17,9 +18,9 @@ reproduce-all: $(STAMP)
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
-test-all: lint $(VENV)/.loops
+# the documentation first: a browser looks at what was built
+test-all: lint $(VENV)/.loops docs
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m ""
-	$(MAKE) docs
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check
@@ -27,7 +28,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: $(VENV)/.docs
+docs: $(VENV)/.docs $(MATHJAX)
 	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs docs/_build/html
 	@echo "open docs/_build/html/index.html"
 
@@ -45,6 +46,11 @@ $(VENV)/.docs: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	touch $@
 
+# the renderer of mathematics, which the built site ships
+$(MATHJAX): docs/package-lock.json
+	npm ci --prefix docs --ignore-scripts --no-audit --no-fund --silent
+	touch $@
+
 # libraries whose training loops take a monitor
 $(VENV)/.loops: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[loops]'
@@ -55,4 +61,4 @@ $(VENV)/.bench: $(STAMP)
 	touch $@
 
 clean:
-	rm -rf $(VENV) out docs/_build docs/gallery build
+	rm -rf $(VENV) out docs/_build docs/gallery docs/tutorials docs/node_modules build

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "docs")]
 
 project = "vkernel"
 author = "The vkernel authors"
@@ -19,17 +19,26 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.mathjax",
     "sphinx_gallery.gen_gallery",
+    "checks",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "node_modules"]
 templates_path: list[str] = []
 
 # -- Pages ------------------------------------------------------------------------------------------------------------
-myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]
+myst_enable_extensions = ["dollarmath", "amsmath", "deflist", "colon_fence"]
 myst_heading_anchors = 3
 html_theme = "furo"
 html_title = f"vkernel {release}"
 html_static_path = ["_static"]
 html_css_files = ["vkernel.css"]
+
+# -- Mathematics: the site ships the script that renders it (package-lock.json), so that no page needs a network -----
+MATHJAX = Path("node_modules/mathjax/es5/tex-svg-full.js")  # glyphs are drawn as SVG, so that no font is loaded either
+if not (ROOT / "docs" / MATHJAX).exists():
+    raise SystemExit("The renderer of mathematics is not installed; run `make docs`, or `npm ci` in docs/.")
+html_static_path += [str(MATHJAX)]
+mathjax_path = MATHJAX.name
+mathjax3_config = {"svg": {"fontCache": "global"}, "options": {"enableMenu": False}}
 html_copy_source = False
 html_show_sourcelink = False
 
@@ -72,11 +81,11 @@ nitpick_ignore_regex = [
 MODULES = (path.relative_to(ROOT / "src").with_suffix("") for path in (ROOT / "src").rglob("*.py"))
 nitpick_ignore = [("py:mod", ".".join(path.parts).removesuffix(".__init__")) for path in MODULES]
 
-# -- Gallery: every picture is made by running its script -------------------------------------------------------------
+# -- Tutorials and gallery: every picture is made by running its script -----------------------------------------------
 sphinx_gallery_conf = {
-    "examples_dirs": "../examples",
-    "gallery_dirs": "gallery",
-    "filename_pattern": "/plot_",
+    "examples_dirs": ["../tutorials", "../examples"],
+    "gallery_dirs": ["tutorials", "gallery"],
+    "filename_pattern": r"/plot_|/tutorials/\d_",
     "within_subsection_order": "FileNameSortKey",
     "abort_on_example_error": True,
     "remove_config_comments": True,

@@ -1,4 +1,6 @@
-"""The Python of README and documentation runs, links between pages lead to files, and examples run as scripts."""
+"""The Python of README and documentation runs, links between pages lead to files, and examples run as scripts.
+
+Tutorials run here in a small form, with numbers replaced in their text; ``make docs`` runs them as they are."""
 
 from __future__ import annotations
 
@@ -10,9 +12,11 @@ import re
 import runpy
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+from scripts import script as load
 
 import vkernel
 
@@ -21,6 +25,24 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROO
 OPTIONAL = ("accelerate", "lightning", "transformers")
 SMALL = {"train_with_monitor": "--n 32 --steps 40 --width 8 --every 10 --device cpu"}  # options of long examples
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+TUTORIALS = {  # what is replaced in each tutorial to make it small
+    "1_your_data": {"[:600]": "[:60]", "queries=256": "queries=16"},
+    "2_your_network": {
+        "steps = 5000": "steps = 2",
+        "width = 256": "width = 8",
+        '"digits", 1000, 512': '"digits", 50, 64',
+        '"digits", 40, 512': '"digits", 20, 64',
+        '["exact", "gaussian", "smoothed", "pca"]': '["exact", "gaussian"]',
+        "quick=True, train=250": "levels=2, images=4, samples=2",
+    },
+    "3_your_training_run": {"steps = 12_000": "steps = 20", "width = 128": "width = 8", "every = 100": "every = 10"},
+    "4_theory_in_one_dimension": {
+        "members = 100": "members = 10",
+        "starts = 128": "starts = 8",
+        "draws = 256": "draws = 16",
+        '"gaussian", 16': '"gaussian", 4',
+    },
+}
 ELSEWHERE = ("diffusers_accelerate", "lightning")  # run by tests/adapters, with the libraries of the extra loops
 FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -63,11 +85,44 @@ def test_example_runs(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     plt.close("all")
 
 
+@pytest.mark.parametrize("script", sorted((ROOT / "tutorials").glob("*.py")), ids=lambda p: p.stem)
+def test_tutorial_runs(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    monkeypatch.chdir(tmp_path)
+    text = script.read_text()
+    for given, small in TUTORIALS[script.stem].items():
+        assert given in text, f"{script.name} no longer holds {given!r}"
+        text = text.replace(given, small)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of kernels and monitors: the sizes are too small
+        exec(compile(text, str(script), "exec"), {"__name__": "__main__"})
+    import matplotlib.pyplot as plt
+
+    plt.close("all")
+    assert "What to read next" in text
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_public_names_have_examples() -> None:
+    assert load("checks.py").without_example() == []
+
+
 @pytest.mark.parametrize("name", [m.name for m in pkgutil.walk_packages(vkernel.__path__, "vkernel.")])
 def test_docstring_examples(name: str) -> None:
     if name in ("vkernel.posterior.gpu.triton_steps", "vkernel.theories.streamed"):
         pytest.importorskip("triton", reason="Triton comes with PyTorch for GPUs")
-    failures, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    module = importlib.import_module(name)
+    failures, _ = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    for thing in vars(module).values():  # decorated functions, which testmod leaves out
+        if hasattr(thing, "__wrapped__") and getattr(thing, "__module__", "") == name:
+            for example in doctest.DocTestFinder(recurse=False).find(thing, globs=vars(module).copy()):
+                failures += runner.run(example).failed
     assert failures == 0
 
 
@@ -90,6 +145,8 @@ def test_every_equation_that_code_refers_to_is_in_the_theory() -> None:
 @pytest.mark.slow
 def test_documentation_builds(tmp_path: Path) -> None:
     pytest.importorskip("sphinx")
+    if not (ROOT / "docs" / "node_modules").exists():
+        pytest.skip("the renderer of mathematics is not installed: make docs")
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-b", "html"]
     built = subprocess.run([*command, str(ROOT / "docs"), str(tmp_path)], capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr

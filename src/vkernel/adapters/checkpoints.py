@@ -28,7 +28,19 @@ CLOSE = 1e-4  # of alpha and sigma: tables of betas are often stored in float32
 
 
 class Checkpoint(Wrapped):
-    """A network read from files, with its conventions; ``checkpoint(x, t)`` is its score."""
+    """A network read from files, with its conventions; ``checkpoint(x, t)`` is its score.
+
+    >>> import torch, vkernel as vk
+    >>> import tempfile, os
+    >>> path = os.path.join(tempfile.mkdtemp(), "net.pt")
+    >>> torch.save(torch.nn.Linear(2, 2).state_dict(), path)
+    >>> class Net(torch.nn.Linear):
+    ...     def forward(self, x, index):
+    ...         return super().forward(x)
+    >>> network = vk.Checkpoint.from_weights(path, lambda: Net(2, 2), betas="linear:1e-4:.02:1000", shape=(2,))
+    >>> network(torch.zeros(3, 2), 500).shape
+    torch.Size([3, 2])
+    """
 
     @classmethod
     def from_weights(

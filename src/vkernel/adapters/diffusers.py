@@ -259,7 +259,17 @@ class _FirstHalf(nn.Module):
 def as_unet(score: Score, scheduler: object, *, shape: tuple[int, ...] | None = None) -> ScoreUNet:
     """Return a score as the ``unet`` of a diffusers pipeline: ``DDIMPipeline(as_unet(score, scheduler), scheduler)``.
     Its output is in the scheduler's ``prediction_type``. ``shape`` is that of an image, ``(C, H, W)``; by default that
-    of the score. Pipelines show pixels in [-1, 1]: give a score of data in that range."""
+    of the score. Pipelines show pixels in [-1, 1]: give a score of data in that range.
+
+    >>> import torch, vkernel as vk
+    >>> from types import SimpleNamespace
+    >>> betas = torch.linspace(1e-4, 0.02, 1000)
+    >>> config = SimpleNamespace(prediction_type="epsilon")  # here of a stand-in for diffusers' DDPMScheduler
+    >>> scheduler = SimpleNamespace(alphas_cumprod=(1 - betas).cumprod(0), config=config)
+    >>> score = vk.EmpiricalScore(torch.randn(4, 1, 8, 8), vk.DDPM(betas))
+    >>> vk.as_unet(score, scheduler)(torch.zeros(2, 1, 8, 8), 500).sample.shape
+    torch.Size([2, 1, 8, 8])
+    """
     process = check_score(score, "A pipeline").process
     shape = tuple(shape or score.shape or ())
     require(len(shape) == 3, f"A pipeline makes images (C, H, W); give shape=, this score's is {shape or 'unknown'}.")

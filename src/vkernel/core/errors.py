@@ -8,7 +8,15 @@ import unicodedata
 
 class InputError(ValueError):
     """The input cannot be used as it is; the message says why and what would be accepted, in one line without the
-    control characters that names of files and arrays may hold."""
+    control characters that names of files and arrays may hold.
+
+    >>> import vkernel as vk
+    >>> try:
+    ...     vk.VP(eps=2.0)
+    ... except vk.InputError as error:
+    ...     print(error)
+    eps must be less than T; got eps=2 and T=1.
+    """
 
     def __init__(self, sentence: str) -> None:
         super().__init__(shown(" ".join(line.strip() for line in sentence.splitlines())))

@@ -37,7 +37,16 @@ N = TypeVar("N", bound="float | Tensor", default=float)
 
 @dataclass(frozen=True)
 class Estimate(Generic[N]):
-    """A value with standard error and 95 % interval: floats, or tensors where there are axes (``Estimate[Tensor]``)."""
+    """A value with standard error and 95 % interval: floats, or tensors where there are axes (``Estimate[Tensor]``).
+
+    >>> import torch, vkernel as vk
+    >>> found = vk.Estimate.of_mean(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    >>> round(float(found.value), 3), round(float(found.se), 3)
+    (2.5, 0.645)
+    >>> share = vk.Estimate.of_share(3, 100)
+    >>> round(share.low, 3), round(share.high, 3)
+    (0.01, 0.085)
+    """
 
     value: N
     se: N

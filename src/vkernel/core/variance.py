@@ -29,7 +29,13 @@ class Groups:
        \quad \mathrm{Cov}\,\bar s = V_{between} \sum_g n_g^2/M^2 + V_{within}/M ,
 
     all unbiased for groups of any sizes. The part between groups can be negative where it is near zero; V, the
-    covariance of one member of a fresh group, cannot."""
+    covariance of one member of a fresh group, cannot.
+
+    >>> import vkernel as vk
+    >>> groups = vk.sample.Groups.of(["a", "a", "b", "b"], 4)
+    >>> groups.labels, groups.units
+    ((0, 0, 1, 1), 2)
+    """
 
     labels: tuple[int, ...]
 
@@ -119,7 +125,15 @@ def variance_components(values: Tensor, levels: int) -> Tensor:
 class Cumulants:
     """Standardised third and fourth cumulants over members, with jackknife errors; zero for a Gaussian.
     ``skewness`` and ``kurtosis`` (excess) are like one member's values; the joint ones are of the leading principal
-    components, over members, of *all* values together, whose ``shares`` of the total variance are ``(components,)``."""
+    components, over members, of *all* values together, whose ``shares`` of the total variance are ``(components,)``.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> model = vk.models.Linear(vk.features.grid("gaussian", 4, process=process), target="x0")
+    >>> ens = vk.train_ensemble(model, data, process, members=6, draws=32)
+    >>> ens.cumulants(torch.zeros(4, 1), 0.5).kurtosis.value.shape
+    torch.Size([4, 1])
+    """
 
     shares: Tensor
     skewness: Estimate[Tensor]

@@ -48,7 +48,15 @@ class Empirical:
 
     Attributes: ``n``, ``shape``, ``d``, ``weights`` (float64), ``device``, ``dtype`` (of the values: float64 if stored
     so, the default float for integers, else float32), ``stored`` (the type in storage), ``in_memory``, ``scale``,
-    ``center`` ``(d,)`` float64, ``spread``, ``name``."""
+    ``center`` ``(d,)`` float64, ``spread``, ``name``.
+
+    >>> import torch, vkernel as vk
+    >>> data = vk.Empirical(torch.tensor([[0.0, 1.0], [2.0, 3.0]]), weights=[3, 1])
+    >>> data.n, data.shape, data.weights.tolist()
+    (2, (2,), [0.75, 0.25])
+    >>> data[0]
+    tensor([0., 1.])
+    """
 
     def __init__(
         self, points: Array, weights: Array | None = None, scale: Scale = None, *, name: str | None = None
@@ -359,7 +367,13 @@ def row_hashes(rows: Tensor, keys: Tensor) -> Tensor:
 
 
 def fingerprint(sets: Iterable[Empirical]) -> str:
-    """Return a hash of the points and weights of all ``sets``."""
+    """Return a hash of the points and weights of all ``sets``.
+
+    >>> import vkernel as vk
+    >>> first, second = vk.data.toy("pair"), vk.data.toy("triple")
+    >>> vk.data.fingerprint([first]) == vk.data.fingerprint([second])
+    False
+    """
     found = hashlib.sha256()
     for data in sets:
         found.update(repr((data.n, data.shape)).encode())

@@ -41,7 +41,13 @@ Pool = tuple[Tensor, Tensor | None]  # training images and, where they are apart
 def images(
     name: str, n: int, test: int = 512, *, size: int | None = None, grey: bool = False, seed: int = 0, set: int = 0
 ) -> tuple[Empirical, Empirical]:
-    """Return ``n`` training images and ``test`` held-out ones of a set in :data:`IMAGES`, ``(C, size, size)`` each."""
+    """Return ``n`` training images and ``test`` held-out ones of a set in :data:`IMAGES`, ``(C, size, size)`` each.
+
+    >>> import vkernel as vk
+    >>> train, held_out = vk.data.images("digits", 100, 50)
+    >>> train.n, held_out.n, train.shape
+    (100, 50, (1, 8, 8))
+    """
     check_choice(name, "name of an image set", IMAGES)
     check_whole(n, "n, the number of training images,")
     check_whole(test, "test, the number of held-out images,")

@@ -58,7 +58,15 @@ def load(path: PathLike, scale: str | Scale = "auto", layout: str | None = None,
             ``cifar10_batch_*.png`` are known to be (32×32); of a *folder* of these only training sheets, those numbered
             below 50, are taken.
         key: which array of .npz, .safetensors or .pt; which column of .parquet, or several as ``"a,b"``; of a Hugging
-            Face folder a column, a split, or ``"split/column"`` (default: the split ``train``)."""
+            Face folder a column, a split, or ``"split/column"`` (default: the split ``train``).
+
+    >>> import vkernel as vk
+    >>> import numpy, os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "points.npy")
+    >>> numpy.save(path, numpy.zeros((5, 3), numpy.float32))
+    >>> vk.load(path).shape
+    (3,)
+    """
     path = expand(path)
     points = read(path, layout, key)
     try:

@@ -26,7 +26,9 @@ def _fixed(name: str, points: np.ndarray, about: str) -> Callable[[], Empirical]
     def make() -> Empirical:
         return Empirical(points, name=name)
 
-    make.__doc__ = about
+    size = [len(points), 1 if points.ndim == 1 else points.shape[1]]
+    example = f">>> import vkernel as vk\n    >>> vk.data.toy({name!r})[:].shape\n    torch.Size({size})"
+    make.__doc__ = f"{about}\n\n    {example}"
     return make
 
 
@@ -42,12 +44,22 @@ pair = _fixed("pair", np.array([-1.0, 1.0]), "{-1, 1} in one dimension.")
 
 
 def square(rotation: float = 0.0) -> Empirical:
-    """Return four points on the unit circle, at multiples of 90°, turned by ``rotation`` degrees."""
+    """Return four points on the unit circle, at multiples of 90°, turned by ``rotation`` degrees.
+
+    >>> import vkernel as vk
+    >>> vk.data.square(45)[:].shape
+    torch.Size([4, 2])
+    """
     return Empirical(_circle(90.0 * np.arange(4) + rotation), name=f"square turned by {rotation:g}°")
 
 
 def digits() -> Empirical:
-    """Return scikit-learn's 1,797 images of digits, ``(1, 8, 8)``; grey levels 0 … 16 become [-1, 1]."""
+    """Return scikit-learn's 1,797 images of digits, ``(1, 8, 8)``; grey levels 0 … 16 become [-1, 1].
+
+    >>> import vkernel as vk
+    >>> vk.data.digits()[:].shape
+    torch.Size([1797, 1, 8, 8])
+    """
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -61,7 +73,12 @@ POPULATIONS = ("uniform", "normal", "square", "circle", "two_moons")
 def population(name: str, n: int, generator: Generator = None) -> Tensor:
     """Return ``n`` independent points of a known law, ``(n, d)`` in float64. On the line: "uniform" on [-1, 1], or
     "normal" with variance 1. In the plane: "square", uniform on [-1, 1]²; "circle", uniform on the unit circle;
-    "two_moons", the upper half of a unit circle around (-½, -¼) and the lower half of one around (½, ¼), times ⅔."""
+    "two_moons", the upper half of a unit circle around (-½, -¼) and the lower half of one around (½, ¼), times ⅔.
+
+    >>> import vkernel as vk
+    >>> vk.data.population("circle", 5, generator=0).shape
+    torch.Size([5, 2])
+    """
     check_choice(name, "population", POPULATIONS)
     check_whole(n, "n, the number of points,")
     source = rng.as_generator(generator)
@@ -82,7 +99,14 @@ TOYS |= {"triple": triple, "pair": pair, "square": square, "digits": digits}
 
 
 def toy(name: str, rotation: float | None = None) -> Empirical:
-    """Return a toy set by its name in :data:`TOYS`; ``rotation``, in degrees, is for ``"square"`` alone."""
+    """Return a toy set by its name in :data:`TOYS`; ``rotation``, in degrees, is for ``"square"`` alone.
+
+    >>> import vkernel as vk
+    >>> vk.data.toy("triple")[:]
+    tensor([[-1.],
+            [ 0.],
+            [ 1.]], dtype=torch.float64)
+    """
     require(name in TOYS, f"There is no toy set {name!r}; there are {', '.join(TOYS)}.")
     require(rotation is None or name == "square", f"rotation turns the toy set 'square' alone, not {name!r}.")
     return TOYS[name]() if rotation is None else square(rotation)

@@ -31,11 +31,24 @@ Pairwise = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of x, t, x2 and
 
 
 class ValidityWarning(UserWarning):
-    """A theory kernel is used outside the range in which it was derived."""
+    """A theory kernel is used outside the range in which it was derived.
+
+    >>> import vkernel as vk
+    >>> issubclass(vk.kernels.ValidityWarning, UserWarning)
+    True
+    """
 
 
 class Kernel(VKernel):
-    """The covariance of the learned score; ``valid`` and ``why`` state whether its assumptions hold."""
+    """The covariance of the learned score; ``valid`` and ``why`` state whether its assumptions hold.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> V = vk.kernels.Naive(score, kappa=0.1)
+    >>> isinstance(V, vk.kernels.Kernel), V.valid, V(torch.zeros(5, 1), 0.5).trace().shape
+    (True, True, torch.Size([5]))
+    """
 
     valid: bool = True
     why: str = "exact"
@@ -92,7 +105,17 @@ class Kernel(VKernel):
 
 class FiniteRank(Kernel):
     r"""A kernel linear in random weights: :math:`\delta\hat s = \sum_f w_f\, \phi_f(x,t)`, :math:`w \sim N(0, W)`.
-    ``basis(x, t)`` takes ``x (*batch, d)`` and returns ``(F, *batch, d)``; ``weights`` is the covariance ``(F, F)``."""
+    ``basis(x, t)`` takes ``x (*batch, d)`` and returns ``(F, *batch, d)``; ``weights`` is the covariance ``(F, F)``.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> def basis(x, t):  # two functions: 1 and x
+    ...     return torch.stack([torch.ones_like(x), x])
+    >>> V = vk.kernels.FiniteRank(basis, 0.01 * torch.eye(2), process, mean=score)
+    >>> V.cov(torch.ones(5, 1), 0.5).trace()
+    tensor([0.0200, 0.0200, 0.0200, 0.0200, 0.0200])
+    """
 
     def __init__(self, basis: Field, weights: Tensor, process: Process, mean: Score | None = None) -> None:
         w = as_tensor(weights, "weights").double()
@@ -126,7 +149,17 @@ class FiniteRank(Kernel):
 class Function(Kernel):
     r"""A quenched kernel that is known as a function, :math:`\mathrm{Cov}[\hat s_a(x,t), \hat s_b(x',t')]`.
     ``function(x, t, x2, t2)`` takes broadcast batches of vectors ``(*batch, d)`` and times ``(*batch,)`` and returns
-    either ``(*batch,)``, a scalar kernel times the identity, or ``(*batch, d, d)``."""
+    either ``(*batch,)``, a scalar kernel times the identity, or ``(*batch, d, d)``.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> def k(x, t, x2, t2):
+    ...     return 0.01 * torch.exp(-(x - x2).square().sum(-1))
+    >>> V = vk.kernels.Function(k, process, mean=score)
+    >>> V.cov(torch.zeros(5, 1), 0.5).trace()
+    tensor([0.0100, 0.0100, 0.0100, 0.0100, 0.0100])
+    """
 
     def __init__(self, function: Pairwise, process: Process, mean: Score | None = None) -> None:
         self.function, self.process, self._mean = function, process, mean

@@ -50,7 +50,15 @@ class _Points(NamedTuple):
 class Lazy(Function):
     """The covariance that training gives a lazy ``model`` fitted to ``draws`` noised points.
     The mean is over ``sets`` sets of inputs, those of the first members of an ensemble of this ``seed``; the other
-    arguments are those of ``vk.train_ensemble``. ``effective`` is F_eff, the mean number of learned directions."""
+    arguments are those of ``vk.train_ensemble``. ``effective`` is F_eff, the mean number of learned directions.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> model = vk.models.Lazy(vk.models.NTK(depth=2), tau=10.0)
+    >>> V = vk.kernels.Lazy(model, data, process, draws=16, sets=4)
+    >>> V.cov(torch.zeros(3, 1), 0.5).trace().shape
+    torch.Size([3])
+    """
 
     def __init__(
         self,

@@ -66,7 +66,16 @@ def target_noise(model: models.Model, training: Training, batch: Batch) -> Tenso
 
 class LinearField(FiniteRank):
     """A kernel whose basis is a linear model's: ``weights`` is Cov[W], (F o, F o), ``mean_weights`` is E[W], (F, o).
-    ``groups (G, F, F)`` are independent estimates of Cov[W], traced over outputs, from which ``error`` follows."""
+    ``groups (G, F, F)`` are independent estimates of Cov[W], traced over outputs, from which ``error`` follows.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> model = vk.models.Linear(vk.features.grid("gaussian", 4, process=process), target="x0")
+    >>> F = model.features.count
+    >>> V = vk.kernels.LinearField(model, process, torch.eye(F), torch.zeros(F, 1))
+    >>> V.cov(torch.zeros(3, 1), 0.5).trace().shape
+    torch.Size([3])
+    """
 
     relative_error: float = 0.0
 
@@ -110,7 +119,16 @@ class Linear(LinearField):
     to 1,024) or "leading" (expectations over ``quadrature`` draws); the other arguments are those of
     ``vk.train_ensemble``. With the seed of an ensemble the kernel uses that ensemble's inputs; give another one for an
     independent prediction. ``target_noise`` and ``misfit`` are its terms. ``relative_error`` is the error of the
-    variance averaged over noised points with t in each eighth of the training times, at its largest."""
+    variance averaged over noised points with t in each eighth of the training times, at its largest.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> model = vk.models.Linear(vk.features.grid("gaussian", 4, process=process), target="x0")
+    >>> V = vk.kernels.Linear(model, data, process, draws=64, seed=1)
+    >>> x = torch.linspace(-1, 1, 5)[:, None]
+    >>> V.cov(x, 0.2).trace().shape, V.error(x, 0.2).shape
+    (torch.Size([5]), torch.Size([5]))
+    """
 
     def __init__(
         self,
@@ -238,7 +256,15 @@ class Linear(LinearField):
 class SGD(LinearField):
     """The covariance that ``steps`` of SGD with rate ``lr`` and batches of ``batch`` give a linear ``model``.
     Expectations are over ``quadrature`` draws; M is evaluated at ``nodes`` times, or, if ``stationary``, at the end
-    alone, which is accurate once the residual no longer changes."""
+    alone, which is accurate once the residual no longer changes.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> model = vk.models.Linear(vk.features.grid("gaussian", 4, process=process), target="x0")
+    >>> V = vk.kernels.SGD(model, data, process, lr=0.01, batch=16, steps=100, quadrature=1024, nodes=4)
+    >>> V.cov(torch.zeros(5, 1), 0.5).trace().shape
+    torch.Size([5])
+    """
 
     def __init__(
         self,

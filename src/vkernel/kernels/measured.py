@@ -23,6 +23,15 @@ class Measured(Kernel):
     Its field :math:`\sum_m z_m\,(\hat s_m - s_{avg})/\sqrt{M-1}`, z standard normal, is Gaussian: samples differ from
     those of the members by the cumulants beyond the second. With groups, factors of the covariance replace deviations.
     The error is that of the jackknife, or, with too few units for it, that of Gaussian scores, sqrt(2 / (units - 1)).
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> model = vk.models.Linear(vk.features.grid("gaussian", 4, process=process), target="x0")
+    >>> V = vk.kernels.Measured(vk.train_ensemble(model, data, process, members=20, draws=32))
+    >>> V.valid, V.why
+    (True, 'measured over 20 members: variances are known to 32 %')
+    >>> V.draw(2, generator=0)(torch.zeros(2, 5, 1), 0.5).shape
+    torch.Size([2, 5, 1])
     """
 
     def __init__(self, scores: Scores) -> None:

@@ -15,7 +15,16 @@ from vkernel.score import EmpiricalScore, Time
 
 
 class Naive(Kernel):
-    """The naive score estimator: V = κ D C D δ(t - t'), with κ in the unit of t (5.9)."""
+    """The naive score estimator: V = κ D C D δ(t - t'), with κ in the unit of t (5.9).
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> V = vk.kernels.Naive(score, kappa=0.1)
+    >>> x = torch.full((1, 1), 0.3)
+    >>> bool(torch.isclose(V.cov(x, 0.1).trace(), 0.1 * score.covariance(x, 0.1).trace()))
+    True
+    """
 
     white = True
 

@@ -43,7 +43,12 @@ _KINDS: dict[str, list[Map]] = {
 
 @dataclass(frozen=True)
 class Augment:
-    """Kinds of reflections and turns, and the largest shift; made by :meth:`parse`."""
+    """Kinds of reflections and turns, and the largest shift; made by :meth:`parse`.
+
+    >>> import vkernel as vk
+    >>> vk.metrics.Augment.parse("flip,shift:1", (1, 8, 8))
+    Augment(kinds=('flip',), shift=1)
+    """
 
     kinds: tuple[str, ...] = ()
     shift: int = 0
@@ -143,7 +148,15 @@ def _shifted(images: Tensor, by: tuple[int, int], fill: float) -> Tensor:
 @dataclass(frozen=True)
 class Augmented:
     """The features of distinct training images in all versions; a training set for :func:`vkernel.metrics.nearest`.
-    ``center (d,)`` is about the mean of the features."""
+    ``center (d,)`` is about the mean of the features.
+
+    >>> import torch, vkernel as vk
+    >>> train, held_out = vk.data.images("digits", 200, 100)
+    >>> mirrored = train[:20].flip(-1)
+    >>> found = vk.metrics.copies(mirrored, train, held_out, augment="flip")
+    >>> round(found.fraction.value, 2)
+    1.0
+    """
 
     images: Empirical
     augment: Augment

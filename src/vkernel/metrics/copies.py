@@ -46,7 +46,15 @@ class Copies:
     distances. A diverged sample has infinite distances, index -1 and ratio NaN; it is no copy, and one of n.
     ``fraction``, ``curve``: the share of copies, at ``threshold`` and along ``thresholds``; ``closer``: the share of
     samples within ``radius`` of the training set. ``distinct``: the number of different training images;
-    ``augment``: the versions in which they were compared."""
+    ``augment``: the versions in which they were compared.
+
+    >>> import torch, vkernel as vk
+    >>> train, held_out = vk.data.images("digits", 200, 100)
+    >>> samples = train[:32]  # of a network that copies
+    >>> found = vk.metrics.copies(samples, train, held_out)
+    >>> found.ratio.shape, found.distance.shape, found.fraction.value
+    (torch.Size([32]), torch.Size([32, 2]), 1.0)
+    """
 
     index: Tensor = field(repr=False)
     thresholds: Tensor = field(repr=False)
@@ -114,7 +122,14 @@ def copies(
     """Compare ``samples (n, *shape)`` with the training set ``data``, in its units. ``test`` are images of the same law
     that were not trained on. Distances are taken between ``features`` (:func:`~vkernel.metrics.features.extractor`). At
     most ``reference`` reference images are used. ``augment`` names the versions in which training images were shown,
-    ``"flip,shift:2"``."""
+    ``"flip,shift:2"``.
+
+    >>> import torch, vkernel as vk
+    >>> train, held_out = vk.data.images("digits", 200, 100)
+    >>> samples = train[:32]  # of a network that copies
+    >>> vk.metrics.copies(samples, train, held_out).fraction.value
+    1.0
+    """
     return Reference(data, test, features, reference, seed, augment).copies(samples, threshold)
 
 

@@ -44,7 +44,14 @@ Images = Empirical | Tensor
 
 @dataclass(frozen=True, eq=False)
 class Extractor:
-    """``extract(images)`` returns features ``(n, k)``; principal components must be fitted first."""
+    """``extract(images)`` returns features ``(n, k)``; principal components must be fitted first.
+
+    >>> import torch, vkernel as vk
+    >>> train, held_out = vk.data.images("digits", 200, 100)
+    >>> extract = vk.metrics.extractor("pixels")
+    >>> extract(train[:5]).shape
+    torch.Size([5, 64])
+    """
 
     name: str
     function: Callable[[Tensor], Tensor] = field(repr=False)
@@ -152,7 +159,14 @@ Features = Extractor | Callable[[Tensor], Tensor] | str
 
 
 def extractor(spec: Features) -> Extractor:
-    """Return the extractor of ``spec``: a text of the table above, a function, a network or an extractor."""
+    """Return the extractor of ``spec``: a text of the table above, a function, a network or an extractor.
+
+    >>> import torch, vkernel as vk
+    >>> train, held_out = vk.data.images("digits", 200, 100)
+    >>> extract = vk.metrics.extractor(lambda x: x.flatten(1)[:, :10])
+    >>> extract(train[:5]).shape
+    torch.Size([5, 10])
+    """
     if isinstance(spec, Extractor):
         return spec
     if isinstance(spec, str):

@@ -57,7 +57,15 @@ class Likeness:
     ``None`` where there are too few samples for the ``k`` features, for the reason ``why``. ``remainder`` is the mean
     norm of the rest beyond principal components, as a multiple of that of real images; ``None`` where there is no rest.
     ``reduced`` is true if the ``features`` are fewer than requested. ``chance`` is that of distances as large as these
-    by accident; ``diverged`` counts the samples left out."""
+    by accident; ``diverged`` counts the samples left out.
+
+    >>> import torch, vkernel as vk
+    >>> train, held_out = vk.data.images("digits", 200, 100)
+    >>> samples = train[:32]  # of a network that copies
+    >>> found = vk.metrics.likeness(samples, train, held_out)
+    >>> found.kernel.value < 3 * found.kernel_floor.high
+    True
+    """
 
     frechet: Estimate | None
     frechet_floor: Estimate | None
@@ -93,7 +101,14 @@ def likeness(
     augment: str | Augment | None = None,
 ) -> Likeness:
     """Measure how far the law of ``samples (n, *shape)`` is from that of training images; ``test`` were not seen. With
-    ``augment`` (:mod:`~vkernel.metrics.augment`) both are shown in versions drawn at random, as in training."""
+    ``augment`` (:mod:`~vkernel.metrics.augment`) both are shown in versions drawn at random, as in training.
+
+    >>> import torch, vkernel as vk
+    >>> train, held_out = vk.data.images("digits", 200, 100)
+    >>> samples = train[:32]  # of a network that copies
+    >>> vk.metrics.likeness(samples, train, held_out).alarm
+    False
+    """
     data = data if isinstance(data, Empirical) else Empirical(data)
     held = test if test is None or isinstance(test, Empirical) else Empirical(test)
     for name, images, least in (("training", data, LEAST if held else 2 * LEAST), ("test", held, LEAST)):
@@ -194,7 +209,14 @@ class Drift:
     data's range, ``outside_mean`` and ``outside_variance`` of them this one; ``spread_mean`` and ``spread_variance``
     are ratios of the spread over samples to that over the data, ``mean`` and ``variance`` the shifts z. ``data_mean``
     and ``sample_mean`` hold the average and the spread over images of the per-image means; ``chances`` those of z and
-    of the share outside, for ``mean`` and ``variance``."""
+    of the share outside, for ``mean`` and ``variance``.
+
+    >>> import torch, vkernel as vk
+    >>> train, held_out = vk.data.images("digits", 200, 100)
+    >>> found = vk.metrics.drift(train[:50] + 1, train)  # brighter by half of the range
+    >>> found.share.value > 0.5
+    True
+    """
 
     share: Estimate
     spread_mean: Estimate
@@ -231,7 +253,13 @@ class Drift:
 
 
 def drift(samples: Tensor, data: Empirical) -> Drift:
-    """Compare per-image means and variances of ``samples (n, *shape)`` with the data's; NaN are outside its range."""
+    """Compare per-image means and variances of ``samples (n, *shape)`` with the data's; NaN are outside its range.
+
+    >>> import torch, vkernel as vk
+    >>> train, held_out = vk.data.images("digits", 200, 100)
+    >>> vk.metrics.drift(held_out[:50], train).share.value < 0.2
+    True
+    """
     x = check_samples(samples, check_type(data, "data", Empirical), least=0)
     require(len(x) >= 4 and data.n >= 4, f"Drift needs 4 samples and 4 data; got {len(x)} and {data.n}.")
     kept = data.weights.cpu().nonzero()[:, 0]

@@ -31,7 +31,13 @@ def histogram(
 ) -> tuple[Estimate[Tensor], Tensor]:
     """Estimate the average density on a grid, ``(bins,)`` or ``(bins, bins)``, and return the edges too. ``range`` is
     ``(low, high)``, or a pair of these in the plane; the default covers all. Edges are ``(bins + 1,)`` or ``(2, bins +
-    1)``. ``normalise="inside"`` divides each member's counts by those inside the range, ``"all"`` by all."""
+    1)``. ``normalise="inside"`` divides each member's counts by those inside the range, ``"all"`` by all.
+
+    >>> import torch, vkernel as vk
+    >>> law, edges = vk.metrics.histogram(torch.randn(100, 1), bins=20, range=(-3.0, 3.0))
+    >>> law.value.shape, edges.shape
+    (torch.Size([20]), torch.Size([21]))
+    """
     require(normalise in ("inside", "all"), f"normalise must be 'inside' or 'all', not {normalise!r}.")
     sample = read(x, **reading)
     edges = _edges([sample], bins, range)
@@ -49,7 +55,13 @@ def total_variation(
     a: Array, b: Array, bins: int = 120, range: Range = None, *, generator: Generator = 0, **reading: Unpack[Reading]
 ) -> Estimate:
     """Estimate half the sum of absolute differences on a grid as in :func:`histogram`, with one more cell for the rest.
-    The error is the jackknife's over members, or of 200 resamples of a sample's counts by ``generator``."""
+    The error is the jackknife's over members, or of 200 resamples of a sample's counts by ``generator``.
+
+    >>> import torch, vkernel as vk
+    >>> a = torch.zeros(50, 1)
+    >>> round(float(vk.metrics.total_variation(a, a + 0.5, bins=10, range=(-1.0, 1.0)).value), 3)
+    1.0
+    """
     pair = read_pair(a, b, **reading)
     edges, source = _edges(pair, bins, range), rng.as_generator(generator)
     counts = [_cell_counts(sample, edges) for sample in pair]
@@ -109,7 +121,13 @@ def _variation(sample: Samples, counts: Tensor, q: Tensor, source: torch.Generat
 
 
 def kl(p: Array, q: Array) -> Estimate:
-    """Compute Σ p log(p/q) in nats of two laws on one grid, normalised here; infinite where q alone vanishes."""
+    """Compute Σ p log(p/q) in nats of two laws on one grid, normalised here; infinite where q alone vanishes.
+
+    >>> import torch, vkernel as vk
+    >>> p = torch.tensor([0.5, 0.5])
+    >>> round(float(vk.metrics.kl(p, torch.tensor([0.25, 0.75]))), 4)
+    0.1438
+    """
     p, q = as_tensor(p, "p").double(), as_tensor(q, "q").double()
     require(p.shape == q.shape, f"p has shape {tuple(p.shape)}, q {tuple(q.shape)}; both must be on one grid.")
     for name, law in (("p", p), ("q", q)):
@@ -122,7 +140,13 @@ def kl(p: Array, q: Array) -> Estimate:
 
 @takes(read_pair)
 def gap_mass(x: Array, gap: tuple[float, float] = (0.25, 0.75), **reading: Unpack[Reading]) -> Estimate:
-    """Estimate P(low < ``|x|`` < high), the mass between training points on the line; see :func:`boundary_mass`."""
+    """Estimate P(low < ``|x|`` < high), the mass between training points on the line; see :func:`boundary_mass`.
+
+    >>> import torch, vkernel as vk
+    >>> x = torch.tensor([[-1.0], [0.5], [0.0], [1.0]])
+    >>> vk.metrics.gap_mass(x).value
+    0.25
+    """
     sample = read(x, **reading)
     try:
         low, high = (float(g) for g in gap)
@@ -142,7 +166,15 @@ def boundary_mass(
     r"""Estimate the mass where the training target is mostly noise at ``t`` (default: eps) and the score pushes apart.
     A point counts if tr C > tr S⁻¹/d, so that the score pushes apart, and tr C > threshold (tr C + \|s\|²), which alone
     also holds at training points (theory, §10.3). Between points at distance Δ the layer is about σ²/Δ wide: thin at
-    eps, wider at a larger ``t``."""
+    eps, wider at a larger ``t``.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> x = torch.tensor([[0.5], [1.0]])
+    >>> float(vk.metrics.boundary_mass(process.alpha(0.05) * x, score, t=0.05).value)
+    0.5
+    """
     check_type(score, "score", EmpiricalScore)
     check_share(threshold, "threshold")
     data, process, sample = score.data, score.process, read(x, score.data.shape, **reading)
@@ -160,7 +192,13 @@ def boundary_mass(
 
 @takes(read_pair)
 def memorised_fraction(x: Array, data: Data, threshold: float = 1 / 3, **reading: Unpack[Reading]) -> Estimate:
-    """Estimate the share of samples nearer to a distinct training point than ``threshold`` times the second nearest."""
+    """Estimate the share of samples nearer to a distinct training point than ``threshold`` times the second nearest.
+
+    >>> import torch, vkernel as vk
+    >>> x = torch.tensor([[0.01], [0.5]])  # near a point, and between two
+    >>> vk.metrics.memorised_fraction(x, vk.data.toy("triple")).value
+    0.5
+    """
     points = distinct(data)
     require(points.n >= 2, "A ratio of distances needs two distinct training points; these are all equal.")
     require(0 < threshold <= 1, f"threshold must be a ratio in (0, 1], not {threshold!r}.")
@@ -181,7 +219,15 @@ def collapse_ratio(
     r"""Return the largest sigma/alpha at which the exact score has collapsed onto training points, NaN where at none.
     It has where the posterior at :math:`x = \alpha y_i + \sigma z` holds :math:`y_i` with mean weight ½ or more: the
     mean over draws z, ``noise (draws, k or 1, *shape)``, for each of the points ``index (k,)``, or over all if
-    ``pooled``. The ratio is found by bisection of its logarithm; ``step()`` is called after each evaluation."""
+    ``pooled``. The ratio is found by bisection of its logarithm; ``step()`` is called after each evaluation.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> noise = torch.randn(64, 1, 1, generator=torch.Generator().manual_seed(0))
+    >>> vk.metrics.collapse_ratio(score, torch.tensor([0, 1, 2]), noise).shape
+    torch.Size([3])
+    """
     data, process = score.data, score.process
     y, (low, high) = data[index], process.ratios
 
@@ -205,7 +251,13 @@ def collapse_ratio(
 
 @dataclass(frozen=True)
 class ModeWeights:
-    """How a law divides among the distinct training points, in their order."""
+    """How a law divides among the distinct training points, in their order.
+
+    >>> import torch, vkernel as vk
+    >>> x = torch.tensor([[-1.0], [-0.9], [0.1], [1.0]])
+    >>> vk.metrics.mode_weights(x, vk.data.toy("triple")).share.value
+    tensor([0.5000, 0.2500, 0.2500], dtype=torch.float64)
+    """
 
     share: Estimate[Tensor]  # (points,)
     weights: Tensor  # (points,)
@@ -217,7 +269,13 @@ class ModeWeights:
 def mode_weights(
     x: Array, data: Data, radius: float | None = None, *, generator: Generator = 0, **reading: Unpack[Reading]
 ) -> ModeWeights:
-    """Estimate the share of samples nearest to each distinct training point, and within ``radius`` if given."""
+    """Estimate the share of samples nearest to each distinct training point, and within ``radius`` if given.
+
+    >>> import torch, vkernel as vk
+    >>> x = torch.tensor([[-1.0], [-0.9], [0.1], [1.0]])
+    >>> vk.metrics.mode_weights(x, vk.data.toy("triple"), radius=0.05).outside.value
+    0.5
+    """
     require(radius is None or radius > 0, f"radius must be a positive distance or None, not {radius!r}.")
     points = distinct(data)
     sample = read(x, points.shape, **reading)

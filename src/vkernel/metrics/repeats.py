@@ -32,7 +32,14 @@ MANY = 0.1  # of the samples: fewer that repeat another raise no alarm
 class Repeats:
     """The shares of n samples and of n ``real`` images that repeat another. ``distance (n,)`` of each sample to its
     nearest other, whose index is ``other``; ``which`` are the samples compared. ``equal`` counts samples that equal
-    another exactly."""
+    another exactly.
+
+    >>> import torch, vkernel as vk
+    >>> train, held_out = vk.data.images("digits", 200, 100)
+    >>> found = vk.metrics.repeats(torch.cat([train[:20], train[:1]]), train, held_out)
+    >>> found.equal
+    2
+    """
 
     fraction: Estimate
     reference: Estimate
@@ -55,7 +62,13 @@ def repeats(
     samples: Tensor, data: Empirical, test: Empirical | None = None, *, features: Features = "pixels", seed: int = 0
 ) -> Repeats | None:
     """Compare ``samples (n, *shape)`` with one another, and as many real images: test images if there are enough, else
-    training images. ``None`` if fewer than 16 samples are finite, or fewer than 16 images real."""
+    training images. ``None`` if fewer than 16 samples are finite, or fewer than 16 images real.
+
+    >>> import torch, vkernel as vk
+    >>> train, held_out = vk.data.images("digits", 200, 100)
+    >>> vk.metrics.repeats(held_out[:32], train, held_out).equal
+    0
+    """
     x = check_samples(samples, check_type(data, "data", Empirical), least=0)
     require(test is None or test.shape == data.shape, f"Test images do not have the data's shape {data.shape}.")
     good, extract = x.flatten(1).isfinite().all(1).nonzero()[:, 0], extractor(features).fit(data, seed)

@@ -26,7 +26,13 @@ CANDIDATES = 8  # for each query, of which up to k are wanted
 
 class Reading(TypedDict, total=False):
     """Options of all distances and masses: ``members`` is whether the first axis counts members (a pair: for each of
-    two samples), ``skip_diverged=True`` leaves out, with a warning, what is not finite and is refused otherwise."""
+    two samples), ``skip_diverged=True`` leaves out, with a warning, what is not finite and is refused otherwise.
+
+    >>> import torch, vkernel as vk
+    >>> x = torch.full((3, 4, 1), 0.5)  # four samples of each of three members
+    >>> vk.metrics.gap_mass(x, members=True).value
+    1.0
+    """
 
     members: Members
     skip_diverged: bool
@@ -103,7 +109,12 @@ def read_pair(a: Array, b: Array, *, members: Members = None, skip_diverged: boo
 
 
 def distinct(data: Empirical | Array) -> Empirical:
-    """Return the data with equal points merged."""
+    """Return the data with equal points merged.
+
+    >>> import torch, vkernel as vk
+    >>> vk.metrics.distinct(torch.tensor([[0.0], [1.0], [0.0]])).n
+    2
+    """
     return (data if isinstance(data, Empirical) else Empirical(data)).merged()[0]
 
 
@@ -111,7 +122,15 @@ def nearest(x: Tensor, data: Empirical | Augmented, k: int, exclude: Tensor | No
     """Return distances of ``x (q, d)`` to the k nearest points and their indices, ``(q, k)``, or fewer if n < k. The
     distance to an augmented point is that to its nearest version.
     ``exclude (q,)`` holds for each query the index of a point to leave out, or -1: for queries that are training points
-    it is the point itself. Where no other point is left the distance is infinite."""
+    it is the point itself. Where no other point is left the distance is infinite.
+
+    >>> import torch, vkernel as vk
+    >>> distance, index = vk.metrics.nearest(torch.tensor([[0.1]]), vk.data.toy("triple"), 2)
+    >>> index  # the points 0 and 1
+    tensor([[1, 2]])
+    >>> distance.shape
+    torch.Size([1, 2])
+    """
     queries = check_real(x, "x").to(data.device, torch.float64)
     good = x.ndim == 2 and x.shape[1] == data.d
     require(good, f"x has shape {tuple(x.shape)}; it must be (q, d) with d = {data.d}.")

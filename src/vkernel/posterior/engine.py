@@ -52,7 +52,12 @@ class Engine:
     """Compute posterior weights over ``data`` within ``memory`` bytes (default: 1/4 of what is free, of a GPU 3/4).
     ``data`` is all that there is, or the part of ``whole`` from its point ``first`` on, of which ``ranks`` hold the
     rest. ``weights`` are over this part; ``moments`` and ``nearest`` are of the whole set. ``method`` names the one to
-    use beside the reference path: ``"dense"`` (none), ``"pruned"`` (prepared at once), ``"gpu"`` (not tested first)."""
+    use beside the reference path: ``"dense"`` (none), ``"pruned"`` (prepared at once), ``"gpu"`` (not tested first).
+
+    >>> import torch, vkernel as vk
+    >>> from vkernel.posterior import Engine
+    >>> engine = Engine(vk.data.toy("triple"), method="dense")
+    """
 
     def __init__(
         self,

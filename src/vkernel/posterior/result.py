@@ -24,7 +24,18 @@ Shape = tuple[int, ...]
 
 class Posterior:
     r"""The posterior is the law of the training point :math:`x_0`, given that it was noised to x at time t. ``batch``
-    and ``shape`` are the batch and event shapes of the queries; results take ``dtype`` and ``device``."""
+    and ``shape`` are the batch and event shapes of the queries; results take ``dtype`` and ``device``.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> post = score.posterior(torch.zeros(5, 1), 0.1)
+    >>> post.mean.shape, post.logp.shape, post.ess.shape
+    (torch.Size([5, 1]), torch.Size([5]), torch.Size([5]))
+    >>> weights, indices = post.top(2)
+    >>> weights.shape
+    torch.Size([5, 2])
+    """
 
     def __init__(
         self, engine: Engine, queries: Queries, batch: Shape, shape: Shape, dtype: torch.dtype, device: torch.device
@@ -163,7 +174,15 @@ class Posterior:
 
 
 class PosteriorCovariance(Covariance):
-    r"""Apply :math:`\sum_i r_i (y_i - m)(y_i - m)^T` by two products with the data, without a matrix."""
+    r"""Apply :math:`\sum_i r_i (y_i - m)(y_i - m)^T` by two products with the data, without a matrix.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> post = score.posterior(torch.zeros(5, 1), 0.1)
+    >>> post.cov.trace().shape, post.cov.dense().shape
+    (torch.Size([5]), torch.Size([5, 1, 1]))
+    """
 
     def __init__(self, posterior: Posterior) -> None:
         self.posterior, self.batch, self.shape = posterior, posterior.batch, posterior.shape

@@ -47,7 +47,16 @@ def shard(
     ``whole=True`` every process describes the whole set and keeps its own rows; of a memory map it reads those alone
     (and three more, as a check). With ``whole=False`` every process brings its own part, at least one point, in the
     order of the ranks, with ``weights`` on one common scale. ``mesh`` is a one-dimensional ``DeviceMesh``, whose device
-    the data move to, a ``ProcessGroup``, or ``None`` for the default group. Messages travel by NCCL or by the CPU."""
+    the data move to, a ``ProcessGroup``, or ``None`` for the default group. Messages travel by NCCL or by the CPU.
+
+    >>> import torch, vkernel as vk
+    >>> from torch import distributed
+    >>> distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    >>> data = vk.posterior.shard(vk.data.toy("triple"))  # under torchrun each process keeps its part
+    >>> vk.EmpiricalScore(data, vk.VP())(torch.zeros(2, 1), 0.5).shape
+    torch.Size([2, 1])
+    >>> distributed.destroy_process_group()
+    """
     ranks, device = _ranks(mesh)
     part, facts, problem = None, Facts(), ""
     try:
@@ -69,7 +78,16 @@ def shard(
 
 class Sharded(Empirical):
     """This process holds the part ``own`` of a training set, from the point ``first`` on. ``n``, ``shape``,
-    ``weights``, ``center`` and ``spread`` are of the whole set. All processes read points together."""
+    ``weights``, ``center`` and ``spread`` are of the whole set. All processes read points together.
+
+    >>> import vkernel as vk
+    >>> from torch import distributed
+    >>> distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    >>> data = vk.posterior.shard(vk.data.toy("triple"))  # one process holds all
+    >>> data.n, data.own.n, data.first
+    (3, 3, 0)
+    >>> distributed.destroy_process_group()
+    """
 
     def __init__(self, part: Empirical, ranks: Ranks) -> None:
         self.own, self.ranks = copy.copy(part), ranks

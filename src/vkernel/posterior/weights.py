@@ -53,7 +53,13 @@ def blocks(count: int, step: int) -> Iterator[slice]:
 
 
 class Points(Protocol):
-    """A training set has what the engine needs (see :class:`vkernel.data.empirical.Empirical`)."""
+    """A training set has what the engine needs (see :class:`vkernel.data.empirical.Empirical`).
+
+    >>> import vkernel as vk
+    >>> data = vk.data.toy("triple")
+    >>> data.n, data.d, data.weights.shape
+    (3, 1, torch.Size([3]))
+    """
 
     n: int
     d: int
@@ -130,7 +136,14 @@ class Span:
 
 @dataclass
 class Queries:
-    """Queries are points ``x (B, d)`` with ``alpha (B,)`` and ``var = σ² (B,)``, float64 on the data's device."""
+    """Queries are points ``x (B, d)`` with ``alpha (B,)`` and ``var = σ² (B,)``, float64 on the data's device.
+
+    >>> import torch, vkernel as vk
+    >>> from vkernel.posterior import Queries
+    >>> one = torch.ones(4, dtype=torch.float64)
+    >>> len(Queries(torch.zeros(4, 2, dtype=torch.float64), one, one).x)
+    4
+    """
 
     x: Tensor
     alpha: Tensor
@@ -158,7 +171,16 @@ def _pairs(data: Points) -> int:
 
 @dataclass
 class Moments:
-    """Moments of ``B`` queries over one part of the data are float64; ``None`` marks what was not requested."""
+    """Moments of ``B`` queries over one part of the data are float64; ``None`` marks what was not requested.
+
+    >>> import torch, vkernel as vk
+    >>> from vkernel.posterior import Engine, Queries
+    >>> engine = Engine(vk.data.toy("triple"))
+    >>> one = torch.ones(1, dtype=torch.float64)
+    >>> moments = engine.moments(Queries(0.9 * one[:, None], one, 0.1 * one))
+    >>> moments.mean.shape, moments.log_z.shape
+    (torch.Size([1, 1]), torch.Size([1]))
+    """
 
     log_z: Tensor  # (B,)
     mean: Tensor  # (B, d)

@@ -51,7 +51,12 @@ PROCESSES |= {"edm": EDM, "flow": FlowMatching, "toy": Toy}
 
 
 def parse(text: str) -> Process:
-    """Return the process that a command line names: ``"vp"``, ``"vp:beta_max=10,eps=1e-4"``, ``"ddpm:steps=100"``."""
+    """Return the process that a command line names: ``"vp"``, ``"vp:beta_max=10,eps=1e-4"``, ``"ddpm:steps=100"``.
+
+    >>> import vkernel as vk
+    >>> vk.process.parse("vp:beta_max=10,eps=1e-4")
+    VP: alpha = exp(-(0.1 t + 4.95 t²)), S = 1 - alpha², eps=0.0001, T=1
+    """
     name, _, options = (part.strip() for part in text.partition(":"))
     cls = _named(name.lower())
     known = ["beta_start", "beta_end", "steps", "eps", "T"] if cls is DDPM else _fields(cls)
@@ -69,14 +74,24 @@ def parse(text: str) -> Process:
 
 
 def spec(process: Process) -> dict[str, object]:
-    """Return the process as a dictionary for JSON, which :func:`from_spec` reads."""
+    """Return the process as a dictionary for JSON, which :func:`from_spec` reads.
+
+    >>> import vkernel as vk
+    >>> vk.process.spec(vk.EDM())
+    {'kind': 'edm', 'eps': 0.002, 'T': 80.0}
+    """
     names = [name for name, cls in PROCESSES.items() if type(process) is cls]
     require(names, f"This process cannot be written down: {process!r}.")
     return {"kind": names[0], **{name: vars(process)[name] for name in _fields(type(process))}}
 
 
 def from_spec(spec: Mapping[str, object]) -> Process:
-    """Return the process of a :func:`spec`."""
+    """Return the process of a :func:`spec`.
+
+    >>> import vkernel as vk
+    >>> vk.process.from_spec(vk.process.spec(vk.VP(eps=0.01))).eps
+    0.01
+    """
     given: dict[str, Any] = dict(spec)
     cls = _named(str(given.pop("kind", None)))
     try:

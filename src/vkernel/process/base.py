@@ -38,7 +38,16 @@ def formula(f: Callable[..., Tensor]) -> Callable[[Process, Time], Tensor]:
 class Process(ABC):
     """A forward process on ``[eps, T]``; the final kinds are in the table at the head of :mod:`vkernel.process`.
     ``spacing`` is the default of :meth:`times`; ``regular`` says whether beta and D are finite at t = 1 (if not, T < 1
-    is required); ``gamma`` is Γ, ``None`` for isotropic noise, and ``half_log_det`` is ½ log det Γ."""
+    is required); ``gamma`` is Γ, ``None`` for isotropic noise, and ``half_log_det`` is ½ log det Γ.
+
+    >>> import torch, vkernel as vk
+    >>> process = vk.VP()
+    >>> x0 = torch.zeros(4, 2)
+    >>> process.perturb(x0, 0.5, generator=0).shape  # alpha x0 + sigma noise
+    torch.Size([4, 2])
+    >>> process.times(4).shape
+    torch.Size([5])
+    """
 
     eps: float
     T: float

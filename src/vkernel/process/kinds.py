@@ -31,7 +31,14 @@ class _Preserving(Process):
 
 @dataclass(frozen=True, repr=False)
 class VP(_Preserving):
-    """The paper's: beta = D = b(t) is linear in t, from beta_min to beta_max."""
+    """The paper's: beta = D = b(t) is linear in t, from beta_min to beta_max.
+
+    >>> import vkernel as vk
+    >>> vk.VP()
+    VP: alpha = exp(-(0.1 t + 9.95 t²)), S = 1 - alpha², eps=0.001, T=1
+    >>> round(float(vk.VP().alpha(0.5)), 4)
+    0.0791
+    """
 
     beta_min: float = 0.1
     beta_max: float = 20.0
@@ -56,7 +63,14 @@ class VP(_Preserving):
 
 @dataclass(frozen=True, repr=False)
 class VPSong(VP):
-    """Song et al.'s: beta = D = ½ b(t)."""
+    """Song et al.'s: beta = D = ½ b(t), with b(t) linear from beta_min to beta_max.
+
+    >>> import vkernel as vk
+    >>> vk.VPSong()
+    VPSong: alpha = exp(-½(0.1 t + 9.95 t²)), S = 1 - alpha², eps=0.001, T=1
+    >>> round(float(vk.VPSong().alpha(0.5)), 4)
+    0.2812
+    """
 
     c: ClassVar[float] = 0.5
 
@@ -65,7 +79,15 @@ class VPSong(VP):
 class DDPM(_Preserving):
     """Ho et al.'s and diffusers': alpha² = prod_{j<=t} (1 - betas[j]) at whole t, log alpha linear in between.
     t is the network's index as a real number in [0, N-1]; at t = 0, S = betas[0]. beta = D is constant between whole t
-    and jumps there, to the value on the right (at N-1, on the left)."""
+    and jumps there, to the value on the right (at N-1, on the left).
+
+    >>> import torch, vkernel as vk
+    >>> process = vk.DDPM(torch.linspace(1e-4, 0.02, 1000))  # also vk.DDPM.linear()
+    >>> process.eps, process.T
+    (0.0, 999.0)
+    >>> round(float(process.sigma(999)), 4)
+    1.0
+    """
 
     betas: Sequence[float] | Tensor
     eps: float = 0.0
@@ -141,7 +163,13 @@ class DDPM(_Preserving):
 
 @dataclass(frozen=True, repr=False)
 class Cosine(Process):
-    """Nichol and Dhariwal's, with cos θ = sin(θ'(1-t)) and S = sin(θ-θ0) sin(θ+θ0) / cos²θ0: nothing cancels."""
+    """Nichol and Dhariwal's, alpha = cos θ / cos θ0 with θ linear in t, computed by cos θ = sin(θ'(1-t))
+    and S = sin(θ-θ0) sin(θ+θ0) / cos²θ0: nothing cancels.
+
+    >>> import vkernel as vk
+    >>> round(float(vk.Cosine().alpha(0.5)), 4)
+    0.7027
+    """
 
     s: float = 0.008
     eps: float = 1e-3
@@ -166,7 +194,13 @@ class Cosine(Process):
 
 @dataclass(frozen=True, repr=False)
 class VE(Process):
-    """Song et al.'s variance-exploding process; as in score_sde the noise at t = 0 is sigma_min, not zero."""
+    """Song et al.'s variance-exploding process, alpha = 1 and sigma = sigma_min (sigma_max/sigma_min)^t; as in
+    score_sde the noise at t = 0 is sigma_min, not zero.
+
+    >>> import vkernel as vk
+    >>> round(float(vk.VE().sigma(0.5)), 4)
+    0.7071
+    """
 
     sigma_min: float = 0.01
     sigma_max: float = 50.0
@@ -185,7 +219,15 @@ class VE(Process):
 
 @dataclass(frozen=True, repr=False)
 class EDM(Process):
-    """Karras et al.'s: t is sigma itself."""
+    """Karras et al.'s: alpha = 1, and t is sigma itself.
+
+    >>> import vkernel as vk
+    >>> process = vk.EDM()
+    >>> process
+    EDM: alpha = 1, S = t², eps=0.002, T=80
+    >>> float(process.sigma(3.0))
+    3.0
+    """
 
     eps: float = 0.002
     T: float = 80.0
@@ -202,7 +244,16 @@ class EDM(Process):
 
 @dataclass(frozen=True, repr=False)
 class FlowMatching(Process):
-    """Flow matching, rectified flow; the flow is regular also at t = 1, dx/dt = (x - E[x0|x])/t."""
+    """Flow matching, rectified flow, x = (1 - t) x0 + t noise; the flow is regular also at t = 1,
+    dx/dt = (x - E[x0|x])/t.
+
+    >>> import vkernel as vk
+    >>> process = vk.FlowMatching()
+    >>> process
+    FlowMatching: alpha = 1 - t, S = t², eps=0.001, T=0.999
+    >>> float(process.alpha(0.25)), float(process.sigma(0.25))
+    (0.75, 0.25)
+    """
 
     eps: float = 1e-3
     T: float = 0.999
@@ -219,7 +270,12 @@ class FlowMatching(Process):
 
 @dataclass(frozen=True, repr=False)
 class Toy(Process):
-    """The process of the paper's Figure 1: t is the variance of the noise."""
+    """The process of the paper's Figure 1: t is the variance of the noise.
+
+    >>> import vkernel as vk
+    >>> vk.Toy()
+    Toy: alpha = sqrt(1 - t), S = t, eps=0.001, T=0.999
+    """
 
     eps: float = 1e-3
     T: float = 0.999
@@ -243,7 +299,15 @@ class Anisotropic(Process):
     :class:`~vkernel.core.covariance.Matrix` or :class:`~vkernel.core.covariance.Diagonal` with their shape.
 
     ``root`` and ``inverse_root`` are Γ^(1/2) and Γ^(-1/2), of gamma's kind; ``half_log_det`` and ``inverse_trace``,
-    ½ log det Γ and tr Γ^-1, are for densities and norms in whitened coordinates."""
+    ½ log det Γ and tr Γ^-1, are for densities and norms in whitened coordinates.
+
+    >>> import torch, vkernel as vk
+    >>> process = vk.Anisotropic(vk.VP(), torch.tensor([1.0, 4.0]))  # two coordinates, variances 1 and 4
+    >>> process.S(1.0).diag()
+    tensor([1., 4.])
+    >>> process.whiten(torch.tensor([1.0, 2.0]))
+    tensor([1., 1.])
+    """
 
     process: Process
     gamma: Diagonal | Matrix

@@ -107,7 +107,17 @@ def compare(
         bins, range: the grid of the laws (default: 120, or 40 a side, over nearly all samples of the members).
         laws: whether to compare laws (default: in one or two dimensions, for kernels with factors; others need a field
             for every start, which is slow, and have no semiclassical law).
-        labels, by: the values of the conditions and the name of their quantity (default: F/P, for Linear kernels)."""
+        labels, by: the values of the conditions and the name of their quantity (default: F/P, for Linear kernels).
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> model = vk.models.Linear(vk.features.grid("gaussian", 4, process=process), target="x0")
+    >>> ens = vk.train_ensemble(model, data, process, members=6, draws=32)
+    >>> x = torch.linspace(-1, 1, 5)[:, None]
+    >>> found = vk.compare(ens, vk.EmpiricalScore(data, process), x, 0.2)  # a score predicts the mean
+    >>> dict(found.sizes)
+    {'t': 1, 'x': 5, 'axis': 1, 'law': 2, 'bin': 120}
+    """
     import xarray
 
     pairs = _pairs(scores, theory)

@@ -52,7 +52,12 @@ SECONDS = 47.0  # of one study on one core, in the mean
 
 
 def exhibits() -> list[Part]:
-    """Return the exhibits, in the order of the page; ``texts/page.toml`` has titles and seconds on one core."""
+    """Return the exhibits, in the order of the page; ``texts/page.toml`` has titles and seconds on one core.
+
+    >>> import vkernel as vk
+    >>> [part.name for part in vk.reproduce.exhibits()][:2]
+    ['figure1', 'digits_line']
+    """
     makes = [exact.figure1, images.digits_line, images.cifar_line, exact.memorise, exact.paths2d, exact.laws]
     makes += [learned.figure2, effective.effective, effective.weights, learned.figure3]
     makes += [variances.v_linear, variances.shares, variances.v_lazy]
@@ -76,6 +81,10 @@ def run(
     ``everything`` adds the shipped studies, whose results are kept in ``out/studies``: a run that was stopped goes on.
     With more than one of ``workers`` exhibits are made side by side, in processes; a script that asks for them must be
     importable (``if __name__ == "__main__":``).
+
+    >>> import vkernel as vk
+    >>> from pathlib import Path
+    >>> vk.reproduce.run(Path("out"), quick=True)  # doctest: +SKIP
     """
     workers = check_whole(workers, "workers", 1)
     start, out = time.perf_counter(), exhibit.open_folder(Path(out))

@@ -35,7 +35,15 @@ class Options(TypedDict, total=False):
     ``steps`` is a number of steps with the given ``spacing`` ("log": even in log σ/α; "uniform" or "edm"), or a tensor
     of descending times. ``callback(step, t, x)`` is called at the start and after each step. With ``allow_nan``,
     samples that diverged are returned as they are, instead of an error. With ``save``, any of "path" and, for ODEs,
-    "error" (by halving the step) and "logp", a sampler returns a :class:`Solution`, otherwise the sample."""
+    "error" (by halving the step) and "logp", a sampler returns a :class:`Solution`, otherwise the sample.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> x_T = process.prior((5, 1), generator=0)
+    >>> vk.sample.pf_ode(score, x_T, steps=10, spacing="log", generator=0).shape
+    torch.Size([5, 1])
+    """
 
     steps: int | Tensor
     spacing: str | None
@@ -49,7 +57,16 @@ class Options(TypedDict, total=False):
 class Solution:
     """A sample with what ``save`` requested; ``None`` marks what was not requested.
     ``x (*batch, *shape)``; ``times (steps + 1,)``; ``path (steps + 1, *batch, *shape)``; ``error (*batch,)``, the
-    distance to the solution with twice as many steps; ``logp (*batch,)``, the log-likelihood."""
+    distance to the solution with twice as many steps; ``logp (*batch,)``, the log-likelihood.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> x_T = process.prior((5, 1), generator=0)
+    >>> found = vk.sample.pf_ode(score, x_T, steps=10, save=("path", "error", "logp"))
+    >>> found.path.shape, found.error.shape, found.logp.shape
+    (torch.Size([11, 5, 1]), torch.Size([5]), torch.Size([5]))
+    """
 
     x: Tensor
     times: Tensor

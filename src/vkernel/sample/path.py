@@ -58,7 +58,16 @@ class _Chain(NamedTuple):
 
 
 def residual(path: Tensor, mean: Score, times: Times = None) -> Tensor:
-    """Return R at the pre-step points, ``(steps, *batch, d)``: zero on the PF-ODE."""
+    """Return R at the pre-step points, ``(steps, *batch, d)``: zero on the PF-ODE.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> x_T = process.prior((5, 1), generator=0)
+    >>> walk = vk.path.zero_action(score, x_T, 10)
+    >>> bool(vk.path.residual(walk, score).abs().max() < 1e-2)
+    True
+    """
     return _chain(path, mean, None, times).R.to(path.dtype)
 
 
@@ -69,6 +78,18 @@ def cumulants(
 
     :math:`M_1 = \sum_k \Delta_k p_k \cdot R_k`, the *real number that multiplies i*; :math:`M_2 = \sum_k \Delta_k p_k^T
     D\,\mathrm{Cov}\,D\, p_k` for a white V, :math:`\sum_{kl} \Delta_k \Delta_l p_k^T V_{kl}\, p_l` for a quenched one.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> x_T = process.prior((5, 1), generator=0)
+    >>> def basis(x, t):
+    ...     return torch.ones_like(x)[None]
+    >>> V = vk.kernels.FiniteRank(basis, torch.eye(1), process, mean=score)
+    >>> walk = vk.path.zero_action(score, x_T, 10)
+    >>> first, second = vk.path.cumulants(walk, torch.ones(10, 5, 1), V)
+    >>> first.shape, second.shape
+    (torch.Size([5]), torch.Size([5]))
     """
     c = _chain(path, mean, V, times)
     good = isinstance(response, Tensor) and response.shape == c.R.shape and bool(response.isfinite().all())
@@ -81,20 +102,50 @@ def cumulants(
 def action(path: Tensor, V: VKernel, mean: Mean = None, times: Times = None) -> Tensor:
     r"""Return the quadratic (Freidlin–Wentzell) action :math:`\tfrac12 R^T V^+ R` of each path, ``(*batch,)``.
     White: :math:`\sum_k \tfrac12 \Delta_k R_k^T (D\,\mathrm{Cov}\,D)^+ R_k`. Quenched, with factors: the least
-    :math:`\tfrac12 |w|^2` of unit normal weights w that make the path. +inf, and a warning, where no noise makes it."""
+    :math:`\tfrac12 |w|^2` of unit normal weights w that make the path. +inf, and a warning, where no noise makes it.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> x_T = process.prior((5, 1), generator=0)
+    >>> def basis(x, t):
+    ...     return torch.ones_like(x)[None]
+    >>> V = vk.kernels.FiniteRank(basis, torch.eye(1), process, mean=score)
+    >>> walk = vk.path.zero_action(score, x_T, 10)
+    >>> vk.path.action(walk, V)
+    tensor([0., 0., 0., 0., 0.])
+    """
     return _weigh(_chain(path, mean, V, times), V)[0].to(path.dtype)
 
 
 def log_prob(path: Tensor, V: VKernel, mean: Mean = None, times: Times = None) -> Tensor:
     r"""Return the log-density of each path given its first point, in :math:`x_1 \dots x_N`; ``(*batch,)``.
     :math:`-\tfrac12 R^T V^+ R - \tfrac12 \log\det(2\pi V) - d \sum_k \log \Delta_k`, V on the path; -inf, and a
-    warning, off the support. A path that is certain (V = 0, R = 0) has 0."""
+    warning, off the support. A path that is certain (V = 0, R = 0) has 0.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> x_T = process.prior((5, 1), generator=0)
+    >>> V = vk.kernels.Naive(score, kappa=0.1)
+    >>> path = vk.sample.effective_sde(V, x_T, steps=10, generator=0, save="path").path
+    >>> vk.path.log_prob(path, V).shape
+    torch.Size([5])
+    """
     square, norm = _weigh(_chain(path, mean, V, times), V)
     return (norm - square).to(path.dtype)
 
 
 def zero_action(score: Score, x_T: Tensor, steps: Grid, spacing: str | None = "log") -> Tensor:
-    """Return the PF-ODE path of ``score`` by Euler's method, ``(steps + 1, *batch, d)``: its quadratic action is 0."""
+    """Return the PF-ODE path of ``score`` by Euler's method, ``(steps + 1, *batch, d)``: its quadratic action is 0.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> x_T = process.prior((5, 1), generator=0)
+    >>> vk.path.zero_action(score, x_T, 10).shape
+    torch.Size([11, 5, 1])
+    """
     problem = _problem(check_score(score, "A path"), x_T, steps, spacing)
     return _walk(problem, problem.x_T.detach().double(), lambda k, x, here, dt: 0 * x).to(problem.dtype)
 
@@ -102,7 +153,17 @@ def zero_action(score: Score, x_T: Tensor, steps: Grid, spacing: str | None = "l
 def probability(event: Callable[[Tensor], Tensor], paths: Tensor) -> Estimate:
     """Estimate the probability of an event from sampled paths, with Wilson's interval.
     ``event`` takes ``paths (steps + 1, samples, *batch, d)``, those of ``effective_sde(V, x_T, members=samples,
-    method="euler", save="path")``, and returns booleans ``(samples, *batch)``."""
+    method="euler", save="path")``, and returns booleans ``(samples, *batch)``.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> x_T = process.prior((5, 1), generator=0)
+    >>> V = vk.kernels.Naive(score, kappa=0.1)
+    >>> paths = vk.sample.effective_sde(V, x_T, members=20, steps=10, generator=0, save="path").path
+    >>> vk.path.probability(lambda p: p[-1, ..., 0] > 0.5, paths).value.shape
+    torch.Size([5])
+    """
     hit = event(paths)
     good = isinstance(hit, Tensor) and hit.dtype == torch.bool and hit.shape == paths.shape[1:-1]
     require(good, f"The event must return booleans of shape {tuple(paths.shape[1:-1])}.")
@@ -117,7 +178,18 @@ def most_probable(
     White: a local search (L-BFGS on -log_prob, central differences) from the path of least action, in the normals that
     make a path; the answer belongs to its step, as a warning says. Quenched: the mode *in the coordinates of the
     field*, where the density is normal: with a free end the mean field, so :func:`zero_action`; to ``x_end`` the least
-    :math:`\tfrac12|w|^2` that ends there, by Newton's iteration from weights to the end (for a V with factors)."""
+    :math:`\tfrac12|w|^2` that ends there, by Newton's iteration from weights to the end (for a V with factors).
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> x_T = process.prior((5, 1), generator=0)
+    >>> def basis(x, t):
+    ...     return torch.ones_like(x)[None]
+    >>> V = vk.kernels.FiniteRank(basis, torch.eye(1), process, mean=score)
+    >>> vk.path.most_probable(V, x_T, steps=10).shape  # a free end: the path of zero action
+    torch.Size([11, 5, 1])
+    """
     problem = _problem(check_kernel(V, mean), x_T, steps, spacing)
     start, dt = problem.x_T.detach().double(), -problem.times.diff()
     d = start.shape[-1]

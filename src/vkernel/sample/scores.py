@@ -50,7 +50,16 @@ class Sampling(TypedDict, total=False):
 class Scores(ABC):
     """M scores of one process and one event shape that differ in the randomness of training alone.
     ``scores[m]`` is the :class:`~vkernel.score.base.Score` of one member, ``scores[a:b]`` several. A member that
-    diverged in training stays in its place, is listed in ``diverged``, and takes part in no moment."""
+    diverged in training stays in its place, is listed in ``diverged``, and takes part in no moment.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> model = vk.models.Linear(vk.features.grid("gaussian", 4, process=process), target="x0")
+    >>> ens = vk.train_ensemble(model, data, process, members=3, draws=32)  # an Ensemble is Scores
+    >>> x = torch.zeros(5, 1)
+    >>> len(ens), ens(x, 0.5).shape, ens.mean(x, 0.5).shape, ens.cov(x, 0.5).trace().shape
+    (3, torch.Size([3, 5, 1]), torch.Size([5, 1]), torch.Size([5]))
+    """
 
     process: Process
     shape: tuple[int, ...] | None

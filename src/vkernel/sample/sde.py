@@ -39,7 +39,14 @@ Field = Callable[[Tensor, Time], Tensor]
 
 
 class VKernel(ABC):
-    """What the effective dynamics needs of a V-kernel; the kernels are in :mod:`vkernel.kernels`."""
+    """What the effective dynamics needs of a V-kernel; the kernels are in :mod:`vkernel.kernels`.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> isinstance(vk.kernels.Naive(score, kappa=0.1), vk.sample.VKernel)
+    True
+    """
 
     process: Process
     white: bool = False
@@ -68,7 +75,15 @@ class VKernel(ABC):
 
 @sampler
 def reverse_sde(score: Score, x_T: Tensor, **options: Unpack[Options]) -> Tensor | Solution:
-    """Sample the reverse SDE of ``score`` from ``x_T``."""
+    """Sample the reverse SDE of ``score`` from ``x_T``.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> x_T = process.prior((5, 1), generator=0)
+    >>> vk.sample.reverse_sde(score, x_T, steps=20, generator=0).shape
+    torch.Size([5, 1])
+    """
     problem = Problem(score, x_T, **options)
 
     def step(x: Tensor, here: Level, there: Level) -> Tensor:
@@ -84,7 +99,15 @@ def ancestral(
 ) -> Tensor | Solution:
     """Sample ``score`` by ancestral steps from ``x_T``.
 
-    ``noise(k)`` returns the standard normals of step k = 0, 1, …, like ``x_T``; by default ``generator`` draws them."""
+    ``noise(k)`` returns the standard normals of step k = 0, 1, …, like ``x_T``; by default ``generator`` draws them.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> x_T = process.prior((5, 1), generator=0)
+    >>> vk.sample.ancestral(score, x_T, steps=20, generator=0).shape
+    torch.Size([5, 1])
+    """
     problem, count = Problem(score, x_T, **options), itertools.count()
 
     def step(x: Tensor, here: Level, there: Level) -> Tensor:
@@ -100,7 +123,15 @@ def ancestral(
 @sampler
 def naive(score: EmpiricalScore, x_T: Tensor, *, kappa: float, **options: Unpack[Options]) -> Tensor | Solution:
     """Sample with the naive score estimator of strength ``kappa`` (unit of t): x0 is drawn afresh at every step.
-    ``kappa = 0`` is the PF-ODE by Euler's method; at a step of length ``kappa`` the estimate is the raw proxy score."""
+    ``kappa = 0`` is the PF-ODE by Euler's method; at a step of length ``kappa`` the estimate is the raw proxy score.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> x_T = process.prior((5, 1), generator=0)
+    >>> vk.sample.naive(score, x_T, kappa=0.1, steps=20, generator=0).shape
+    torch.Size([5, 1])
+    """
     require(isinstance(score, EmpiricalScore), "The naive estimator draws training points: it needs an EmpiricalScore.")
     check_number(kappa, "kappa, in the unit of t,", least=0)
     problem = Problem(score, x_T, **options)
@@ -133,7 +164,18 @@ def effective_sde(
     ``members=None`` draws one model for each sample, and the result is like ``x_T``; ``members=M`` draws M models that
     all start from ``x_T``, and the result is ``(M, *x_T.shape)``. For a white V every sample has independent noise, so
     M members are M repetitions. ``method`` is the ODE method for a quenched V, for which ``save`` is that of
-    :func:`~vkernel.sample.pf_ode`; a white V is integrated by Euler–Maruyama, in Itô's sense."""
+    :func:`~vkernel.sample.pf_ode`; a white V is integrated by Euler–Maruyama, in Itô's sense.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> x_T = process.prior((5, 1), generator=0)
+    >>> def basis(x, t):
+    ...     return torch.stack([torch.ones_like(x), x])
+    >>> V = vk.kernels.FiniteRank(basis, 0.01 * torch.eye(2), process, mean=score)
+    >>> vk.sample.effective_sde(V, x_T, members=3, steps=20, generator=0).shape
+    torch.Size([3, 5, 1])
+    """
     own, mean = mean is None, check_kernel(V, mean)
     check_choice(method, "method", METHODS)
     if members is not None:

@@ -48,7 +48,19 @@ def semiclassical(
     """Return mean and covariance of x at eps given ``x_T (*batch, *shape)``, to leading order in V.
     ``mean`` is the mean score (default ``V.mean``); ``rank`` and ``generator`` are those of the Nyström approximation
     in more than 64 dimensions. The callback receives, and ``save="path"`` keeps, the deterministic path; the mean is
-    then a :class:`~vkernel.sample.loop.Solution`."""
+    then a :class:`~vkernel.sample.loop.Solution`.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> x_T = process.prior((5, 1), generator=0)
+    >>> def basis(x, t):
+    ...     return torch.stack([torch.ones_like(x), x])
+    >>> V = vk.kernels.FiniteRank(basis, 0.01 * torch.eye(2), process, mean=score)
+    >>> mean, cov = vk.sample.semiclassical(V, x_T, steps=20)
+    >>> mean.shape, cov.diag().shape
+    (torch.Size([5, 1]), torch.Size([5, 1]))
+    """
     mean = check_kernel(V, mean)
     isotropic = mean.process.base is mean.process
     require(isotropic, "The semiclassical law is for isotropic processes; whiten the data first.")

@@ -41,7 +41,17 @@ def wide_time(t: Time, device: torch.device) -> Tensor:
 class Score(ABC):
     """A score :math:`s(x, t)` under the forward process ``process`` on events of shape ``shape``.
     ``x`` is ``(*batch, *shape)`` and ``t`` broadcasts to ``batch``; results have the device and dtype of ``x``
-    (integers become the default float). ``shape`` may be ``None`` until the first call decides it."""
+    (integers become the default float). ``shape`` may be ``None`` until the first call decides it.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> isinstance(score, vk.Score), score.shape
+    (True, (1,))
+    >>> x = torch.zeros(5, 1)
+    >>> score(x, 0.5).shape, score.denoise(x, 0.5).shape, score.divergence(x, 0.5).shape
+    (torch.Size([5, 1]), torch.Size([5, 1]), torch.Size([5]))
+    """
 
     process: Process
     shape: tuple[int, ...] | None
@@ -113,7 +123,14 @@ class Score(ABC):
 
 
 class DataScore(Score):
-    """A score that is built on a training set: the exact score, and theories."""
+    """A score that is built on a training set: the exact score, and theories.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> isinstance(score, vk.score.DataScore), score.data.n
+    (True, 3)
+    """
 
     @abstractmethod
     def on(self, data: Empirical | Tensor) -> Self:

@@ -53,7 +53,13 @@ def convert(
     checked: bool = False,
 ) -> Tensor:
     """Convert the prediction ``out`` at ``(x, t)`` into another of :data:`PREDICTIONS`; the result is like ``x``.
-    With ``checked``, t is known to be in [eps, T], and no value of a tensor on a GPU is looked at."""
+    With ``checked``, t is known to be in [eps, T], and no value of a tensor on a GPU is looked at.
+
+    >>> import torch, vkernel as vk
+    >>> x, noise = torch.zeros(3, 2), torch.ones(3, 2)
+    >>> vk.score.convert(noise, "noise", "x0", x, 0.5, vk.FlowMatching())[0]  # (x - t noise) / (1 - t)
+    tensor([-1., -1.])
+    """
     check_real(x, "x")
     if predicts == wants:
         return out
@@ -96,27 +102,62 @@ def convert(
 
 
 def proxy_score(x: Tensor, t: Time, x0: Tensor, process: Process) -> Tensor:
-    r"""Return the proxy score :math:`\tilde s = S^{-1} (\alpha x_0 - x)`, the target of score matching (2.5)."""
+    r"""Return the proxy score :math:`\tilde s = S^{-1} (\alpha x_0 - x)`, the target of score matching (2.5).
+
+    >>> import torch, vkernel as vk
+    >>> x, x0 = torch.zeros(4, 2), torch.ones(4, 2)
+    >>> vk.proxy_score(x, 0.5, x0, vk.FlowMatching())[0]  # (0.5 · 1 - 0) / 0.25
+    tensor([2., 2.])
+    """
     return convert(x0, "x0", "score", x, t, process)
 
 
 def to_noise(score: Score) -> Callable[[Tensor, Time], Tensor]:
-    r"""Return the noise prediction :math:`-\sigma s` of a score."""
+    r"""Return the noise prediction :math:`-\sigma s` of a score.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> vk.to_noise(score)(torch.zeros(5, 1), 0.5).shape
+    torch.Size([5, 1])
+    """
     return _converted(score, "noise")
 
 
 def to_x0(score: Score) -> Callable[[Tensor, Time], Tensor]:
-    r"""Return the x0 prediction :math:`(x + \sigma^2 s)/\alpha` of a score."""
+    r"""Return the x0 prediction :math:`(x + \sigma^2 s)/\alpha` of a score.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> x = torch.full((1, 1), 0.9)
+    >>> round(float(vk.to_x0(score)(x, 0.02)), 3)  # the nearest of -1, 0 and 1
+    1.0
+    """
     return _converted(score, "x0")
 
 
 def to_v(score: Score) -> Callable[[Tensor, Time], Tensor]:
-    """Return the v prediction of a score."""
+    r"""Return the v prediction :math:`\alpha\,\epsilon - \sigma x_0` of a score.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> vk.to_v(score)(torch.zeros(5, 1), 0.5).shape
+    torch.Size([5, 1])
+    """
     return _converted(score, "v")
 
 
 def to_flow(score: Score) -> Callable[[Tensor, Time], Tensor]:
-    r"""Return the velocity :math:`-\beta x - D s` of the probability flow of a score."""
+    r"""Return the velocity :math:`-\beta x - D s` of the probability flow of a score.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> score = vk.EmpiricalScore(data, process)
+    >>> vk.to_flow(score)(torch.zeros(5, 1), 0.5).shape
+    torch.Size([5, 1])
+    """
     return _converted(score, "flow")
 
 

@@ -321,7 +321,14 @@ def noise_fraction(
 ) -> Estimate[float] | Estimate[Tensor]:
     r"""Estimate the noise fraction :math:`\rho(t)`, the share of the training target that is noise (2.8).
     In one dimension by quadrature, exact to rounding; else over ``queries`` draws of x, with their standard error.
-    ``t`` may be a vector: then the estimate's fields are vectors."""
+    ``t`` may be a vector: then the estimate's fields are vectors.
+
+    >>> import vkernel as vk
+    >>> round(vk.noise_fraction(vk.data.toy("triple"), vk.VP(), 0.1).value, 3)
+    0.634
+    >>> vk.noise_fraction(vk.data.toy("L"), vk.VP(), [0.1, 0.5], generator=0).value.shape
+    torch.Size([2])
+    """
     score = data if isinstance(data, EmpiricalScore) else EmpiricalScore(data, process)
     require(score.process == process, "The score that was given belongs to another process.")
     check_whole(queries, "queries", least=2)

@@ -29,7 +29,15 @@ from vkernel.score.base import Score, Time
 class GaussianMixture:
     """A population of isotropic Gaussian components, with exact score and density at every time.
     ``means`` is ``(k, *shape)`` (a vector of k numbers: shape ``(1,)``), ``weights`` ``(k,)`` or ``None`` for equal
-    ones, ``variance`` one number or ``(k,)``."""
+    ones, ``variance`` one number or ``(k,)``.
+
+    >>> import torch, vkernel as vk
+    >>> population = vk.GaussianMixture([[-1.0, 0.0], [1.0, 0.0]], variance=0.05)
+    >>> population.sample(5, generator=0).shape
+    torch.Size([5, 2])
+    >>> population.score(vk.VP())(torch.zeros(3, 2), 0.1).shape
+    torch.Size([3, 2])
+    """
 
     def __init__(self, means: Array, weights: Array | None = None, variance: float | Array = 1.0) -> None:
         centers = Empirical(means, weights)
@@ -62,7 +70,13 @@ class GaussianMixture:
 
 
 class MixtureScore(Score):
-    """The exact score of a :class:`GaussianMixture` under a forward process."""
+    """The exact score of a :class:`GaussianMixture` under a forward process.
+
+    >>> import torch, vkernel as vk
+    >>> score = vk.GaussianMixture([-1.0, 1.0], variance=0.1).score(vk.VP())
+    >>> score(torch.zeros(3, 1), 0.5).shape
+    torch.Size([3, 1])
+    """
 
     def __init__(self, mixture: GaussianMixture, process: Process) -> None:
         self.mixture, self.process, self.shape = mixture, process, mixture.shape

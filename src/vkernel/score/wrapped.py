@@ -104,7 +104,13 @@ class Wrapped(Score):
     """A network with its conventions as a score; made by :func:`as_score`.
     ``x`` is in the network's pixel units (:meth:`scaled` maps data there). The network runs in its own precision and on
     its own device. ``notes`` are sentences about what was assumed when the network was read, ``schedules`` those
-    that were found beside its weights, by name."""
+    that were found beside its weights, by name.
+
+    >>> import torch, vkernel as vk
+    >>> score = vk.as_score(lambda x, t: x, vk.VP(), shape=(2,), predicts="noise", time="t")
+    >>> isinstance(score, vk.score.Wrapped), score(torch.ones(3, 2), 0.5).shape
+    (True, torch.Size([3, 2]))
+    """
 
     net: Network
     process: Process

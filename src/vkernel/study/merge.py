@@ -27,7 +27,17 @@ def merge(*parts: xarray.Dataset) -> xarray.Dataset:
 
     Factors and their values are united: a factor that only some of them have gets, in the others, the value with which
     those were computed. Refused are results that differ in the seed, the number of members, what is measured, or in a
-    table of a condition that both hold. Attributes are those of the first."""
+    table of a condition that both hold. Attributes are those of the first.
+
+    >>> import vkernel as vk
+    >>> import tempfile
+    >>> spec = {"title": "t", "members": 1, "block": 1, "data": {"name": "triple"}, "model": {"kind": "smoothed"}}
+    >>> spec |= {"sampler": {"samples": 8, "steps": 5}, "grid": {"model.h": [0.0, 0.3]}}
+    >>> folder = tempfile.mkdtemp()
+    >>> parts = [vk.study.run(spec, f"{folder}/{h}", only={"h": h}, progress=False) for h in (0.0, 0.3)]
+    >>> vk.study.merge(*parts).sizes["h"]
+    2
+    """
     require(len(parts) > 0, "There is nothing to merge.")
     again = "Merge the stores or files themselves: results that were merged have no specification of their own."
     require(not any(MERGED in part.attrs for part in parts), again)

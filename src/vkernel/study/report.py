@@ -149,7 +149,17 @@ def text(value: str | float) -> str:
 
 def export(store: str | Path | xarray.Dataset, out: str | Path) -> Path:
     """Write the results in a store, or results that were loaded, to one file, whole or not at all: NetCDF (.nc) with
-    everything, CSV with the scalars, or a small .npz (:mod:`vkernel.study.packed`), which ``vk.study.load`` reads."""
+    everything, CSV with the scalars, or a small .npz (:mod:`vkernel.study.packed`), which ``vk.study.load`` reads.
+
+    >>> import vkernel as vk
+    >>> import tempfile
+    >>> spec = {"title": "t", "members": 1, "block": 1, "data": {"name": "triple"}, "model": {"kind": "smoothed"}}
+    >>> spec |= {"sampler": {"samples": 8, "steps": 5}, "grid": {"model.h": [0.0, 0.3]}}
+    >>> folder = tempfile.mkdtemp()
+    >>> found = vk.study.run(spec, folder + "/store", progress=False)
+    >>> vk.study.export(found, folder + "/scalars.csv").name
+    'scalars.csv'
+    """
     out = Path(out)
     good = out.suffix in (".nc", ".csv", ".npz")
     require(good, f"A study is exported to a .nc, .csv or .npz file, not {out.name!r}.")

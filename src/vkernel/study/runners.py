@@ -162,7 +162,16 @@ def run(
     table, and ``seed`` another seed. ``only`` computes a part of the grid, ``{factor: label or [labels], …}``.
     ``runner`` is "inline", "threads" or "ray", with the ``address`` of a cluster, "auto" or HOST:PORT, unless it is on
     this machine; by default networks on images are trained in threads where there is no GPU, and all else is inline.
-    ``progress`` is a bool, or a function of a condition and the share of blocks that are done."""
+    ``progress`` is a bool, or a function of a condition and the share of blocks that are done.
+
+    >>> import vkernel as vk
+    >>> import tempfile
+    >>> spec = {"title": "t", "members": 1, "block": 1, "data": {"name": "triple"}, "model": {"kind": "smoothed"}}
+    >>> spec |= {"sampler": {"samples": 8, "steps": 5}, "grid": {"model.h": [0.0, 0.3]}}
+    >>> found = vk.study.run(spec, tempfile.mkdtemp() + "/store", progress=False)
+    >>> found.nearest.sizes["h"]
+    2
+    """
     study = read(spec, large=large)
     study = study if seed is None else study.model_copy(update={"seed": seed})
     runner = runner or ("threads" if study.is_images and device(study) == "cpu" else "inline")

@@ -336,7 +336,14 @@ class Condition(Tables):
 
 
 class Spec(Tables):
-    """A whole study."""
+    """A whole study.
+
+    >>> import vkernel as vk
+    >>> tables = {"data": {"name": "triple"}, "training": {"draws": 8}}
+    >>> spec = vk.study.read({"title": "t", "members": 2, "block": 2, **tables})
+    >>> isinstance(spec, vk.study.Spec), spec.members
+    (True, 2)
+    """
 
     title: str
     question: str = ""
@@ -404,7 +411,12 @@ class Spec(Tables):
 
 
 def read(source: str | Path | Mapping[str, object] | Spec, *, large: bool = False) -> Spec:
-    """Read a study from a TOML file, the name of a shipped one, or a dictionary; ``[large]`` is checked in any case."""
+    """Read a study from a TOML file, the name of a shipped one, or a dictionary; ``[large]`` is checked in any case.
+
+    >>> import vkernel as vk
+    >>> vk.study.read("capacity").members
+    200
+    """
     if isinstance(source, Spec):
         return source
     name = "the study" if isinstance(source, Mapping) else str(source)
@@ -418,7 +430,12 @@ def read(source: str | Path | Mapping[str, object] | Spec, *, large: bool = Fals
 
 
 def shipped() -> dict[str, Path]:
-    """Return the files of the studies that ship with the package, by name."""
+    """Return the files of the studies that ship with the package, by name.
+
+    >>> import vkernel as vk
+    >>> "capacity" in vk.study.shipped()
+    True
+    """
     names = [*SHIPPED, *SHIPPED_IMAGES]
     return {name: Path(__file__).resolve().parent / "shipped" / f"{name}.toml" for name in names}
 
@@ -539,7 +556,12 @@ def check_part(spec: Spec, part: Mapping[str, object], name: str) -> None:
 
 
 def parse_part(text: str) -> dict[str, list[str | float]]:
-    """Read a part of a grid as a command line writes it: ``"network=unet,n=128|1024"``."""
+    """Read a part of a grid as a command line writes it: ``"network=unet,n=128|1024"``.
+
+    >>> import vkernel as vk
+    >>> vk.study.parse_part("network=unet,n=128|1024")
+    {'network': ['unet'], 'n': [128.0, 1024.0]}
+    """
     found: dict[str, list[str | float]] = {}
     for item in filter(None, (item.strip() for item in text.split(","))):
         dim, equals, labels = item.partition("=")

@@ -142,7 +142,17 @@ def load(path: Path | str) -> xarray.Dataset:
     """Return the results in a store as labelled arrays; members that are not computed yet are NaN. ``path`` may also
     be a ``.npz`` file that ``vk.study.export`` wrote.
 
-    All checksums are verified first; a damaged store is refused with the names of its damaged blocks."""
+    All checksums are verified first; a damaged store is refused with the names of its damaged blocks.
+
+    >>> import vkernel as vk
+    >>> import tempfile
+    >>> spec = {"title": "t", "members": 1, "block": 1, "data": {"name": "triple"}, "model": {"kind": "smoothed"}}
+    >>> spec |= {"sampler": {"samples": 8, "steps": 5}, "grid": {"model.h": [0.0, 0.3]}}
+    >>> store = tempfile.mkdtemp() + "/store"
+    >>> _ = vk.study.run(spec, store, progress=False)
+    >>> vk.study.load(store).nearest.sizes["h"]
+    2
+    """
     path, hidden = expand(path), set[str]()
     if path.suffix == ".npz" and not path.is_dir():
         require(path.is_file(), f"There is no file {path}.")

@@ -51,7 +51,16 @@ TOLERANCE = 8e-5  # the error of an image in float32 that may remain, of the dat
 
 class Theory(DataScore):
     """A score given by its denoiser of a training set; ``memory`` bounds the working memory in bytes (default: a
-    quarter of what is free). Training points of weight zero are left out."""
+    quarter of what is free). Training points of weight zero are left out.
+
+    >>> import torch, vkernel as vk
+    >>> data = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
+    >>> theory = vk.theories.Gaussian(data, vk.VP())
+    >>> isinstance(theory, vk.theories.Theory), theory(torch.zeros(3, 2), 0.5).shape
+    (True, torch.Size([3, 2]))
+    >>> theory.on(data[:10]).data.n  # the same theory, built on other data
+    10
+    """
 
     shape: tuple[int, ...]
     narrow = False  # whether :meth:`mean` evaluates queries in float32 faster, to 1e-4 of the data's spread

@@ -80,7 +80,17 @@ def train_ensemble(
     ``["gradient_norm"]``, ``(members, steps)``, the mean norms of a step's update and gradient since the one before.
     ``checkpoint`` is a folder in which the training of networks is kept, at snapshots and every minute: a training that
     was killed and is started again with the same arguments continues there, with the same result. It is refused if it
-    is of another training, and never removed. ``dtype`` is that of linear and lazy models; a network has its own."""
+    is of another training, and never removed. ``dtype`` is that of linear and lazy models; a network has its own.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> model = vk.models.Linear(vk.features.grid("gaussian", 4, process=process), target="x0")
+    >>> noisy = vk.train_ensemble(model, data, process, members=8, draws=32, objective="J1")
+    >>> exact = vk.train_ensemble(model, data, process, members=8, draws=32, objective="J0")
+    >>> x = torch.tensor([[0.5]])
+    >>> float(noisy.cov(x, 0.1).trace()) > float(exact.cov(x, 0.1).trace())
+    True
+    """
     return train_ensembles(
         model,
         data,
@@ -122,7 +132,15 @@ def train_ensembles(
 
     Members of equal index are twins: they share initial parameters, inputs and the order of batches. Inputs and exact
     moments are computed once. On a GPU the networks of all objectives are trained side by side. The result is that of
-    separate runs, bit for bit on a CPU and to rounding on a GPU."""
+    separate runs, bit for bit on a CPU and to rounding on a GPU.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> model = vk.models.Linear(vk.features.grid("gaussian", 4, process=process), target="x0")
+    >>> exact, noisy = vk.train_ensembles(model, data, process, ["J0", vk.JC(3)], members=2, draws=32)
+    >>> exact.info["objective"], noisy.info["objective"]
+    ({'kind': 'J0'}, {'kind': 'JC', 'c': 3.0})
+    """
     require(isinstance(model, Model), f"train_ensemble needs a model such as vk.models.Linear(…), not {model!r}.")
     good = isinstance(objectives, Sequence) and not isinstance(objectives, str) and len(objectives) > 0
     require(good, f"objectives must be a list of one objective or more; got {objectives!r:.80}.")
@@ -160,7 +178,18 @@ def train_ensembles(
 
 class Ensemble(Scores):
     """M trained members of one model; ``state`` holds their weights, ``info`` records how they were trained.
-    ``snapshots`` are the same members after fewer steps, by the number of steps done."""
+    ``snapshots`` are the same members after fewer steps, by the number of steps done.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> model = vk.models.Linear(vk.features.grid("gaussian", 4, process=process), target="x0")
+    >>> ens = vk.train_ensemble(model, data, process, members=4, draws=32)
+    >>> x = torch.zeros(5, 1)
+    >>> ens(x, 0.5).shape  # (M, *batch, *shape)
+    torch.Size([4, 5, 1])
+    >>> ens.sample(3, steps=10).shape
+    torch.Size([4, 3, 1])
+    """
 
     shape: tuple[int, ...]
 
@@ -327,7 +356,18 @@ class Member(Score):
 
 
 def load_ensemble(path: Path | str, device: torch.device | str = "cpu") -> Ensemble:
-    """Load an ensemble that :meth:`Ensemble.save` wrote; nothing in the files is executed."""
+    """Load an ensemble that :meth:`Ensemble.save` wrote; nothing in the files is executed.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> model = vk.models.Linear(vk.features.grid("gaussian", 4, process=process), target="x0")
+    >>> import os, tempfile
+    >>> folder = os.path.join(tempfile.mkdtemp(), "ens")
+    >>> ens = vk.train_ensemble(model, data, process, members=2, draws=16)
+    >>> _ = ens.save(folder)
+    >>> len(vk.load_ensemble(folder))
+    2
+    """
     folder = expand(path)
     found, about = _load(folder, device)
     kept = about.get("snapshots", {})
@@ -421,7 +461,16 @@ def variance_split(
     progress: Progress = False,
 ) -> VarianceSplit:
     """Split the variance of the score at ``x (*batch, *shape)``, ``t`` into its sources.
-    ``members`` are the sizes of the nested design, outermost factor of ``model.randomness`` first; the others get 2."""
+    ``members`` are the sizes of the nested design, outermost factor of ``model.randomness`` first; the others get 2.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> model = vk.models.Linear(vk.features.grid("gaussian", 4, process=process), target="x0")
+    >>> x = torch.zeros(3, 1)
+    >>> split = vk.variance_split(model, data, process, x, 0.1, members=(3, 2), draws=32)
+    >>> split.names
+    ('inputs', 'targets')
+    """
     require(isinstance(model, Model), f"variance_split needs a model such as vk.models.Linear(…), not {model!r}.")
     require(isinstance(members, Sequence), f"members gives one size for each source; got {members!r}.")
     names = tuple(n for n in model.randomness if n != "order" or draws is not None or model.dropout)

@@ -32,7 +32,13 @@ LARGEST = 1 << 20  # features of a grid
 
 
 class Features(ABC):
-    """F functions of x and t, for events that are vectors of ``dim`` numbers."""
+    """F functions of x and t, for events that are vectors of ``dim`` numbers.
+
+    >>> import vkernel as vk
+    >>> features = vk.features.grid("gaussian", 4, process=vk.VP())
+    >>> isinstance(features, vk.features.Features), features.dim, features.count
+    (True, 1, 16)
+    """
 
     dim: int
     count: int
@@ -66,7 +72,12 @@ class Features(ABC):
 
 @dataclass(frozen=True)
 class Axis:
-    """One-dimensional functions of a kind, ``count`` of them, on ``low`` to ``high``."""
+    """One-dimensional functions of a kind, ``count`` of them, on ``low`` to ``high``.
+
+    >>> import torch, vkernel as vk
+    >>> vk.features.Axis("fourier", 5, -1.0, 1.0)(torch.zeros(3)).shape
+    torch.Size([3, 5])
+    """
 
     kind: str
     count: int
@@ -99,7 +110,15 @@ class Axis:
 
 
 class Grid(Features):
-    """All products of functions, one from each axis; the last axis is that of t, and its index runs fastest."""
+    """All products of functions, one from each axis; the last axis is that of t, and its index runs fastest.
+
+    >>> import torch, vkernel as vk
+    >>> grid = vk.features.grid("gaussian", 4, dim=2, process=vk.VP())
+    >>> grid
+    Grid(4 × 4 × 4 = 64 gaussian features)
+    >>> grid(torch.zeros(3, 2), 0.5).shape
+    torch.Size([3, 64])
+    """
 
     def __init__(self, axes: tuple[Axis, ...], time: Axis) -> None:
         require(len(axes) >= 1, "A grid needs an axis for each coordinate of x; got none.")
@@ -154,7 +173,12 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def grid_of(axes: list[tuple[str, int, float, float]]) -> Grid:
-    """Return the grid with the axes of a ``spec``."""
+    """Return the grid with the axes of a ``spec``.
+
+    >>> import vkernel as vk
+    >>> vk.features.grid_of([("gaussian", 4, -1.5, 1.5), ("gaussian", 4, 0.001, 1.0)])
+    Grid(4 × 4 = 16 gaussian features)
+    """
     require(len(axes) >= 2, f"A grid has an axis for each coordinate of x and one for t; got {len(axes)}.")
     return Grid(tuple(Axis(*row) for row in axes[:-1]), Axis(*axes[-1]))
 
@@ -169,7 +193,12 @@ def grid(
     *,
     per_time: int | None = None,
 ) -> Grid:
-    """Return the paper's products of ``per_axis`` functions of each coordinate and ``per_time`` (as many) of t."""
+    """Return the paper's products of ``per_axis`` functions of each coordinate and ``per_time`` (as many) of t.
+
+    >>> import vkernel as vk
+    >>> vk.features.grid("gaussian", 16, process=vk.VP())
+    Grid(16 × 16 = 256 gaussian features)
+    """
     if not isinstance(process, Process):
         raise InputError("A grid of features needs process=…: t runs from its eps to its T.")
     axis = Axis(kind, per_axis, check_number(low, "low"), check_number(high, "high"))
@@ -178,7 +207,15 @@ def grid(
 
 
 class RandomFourier(Features):
-    """Cosines in random directions; ``frequencies (F, dim + 1)``, the last for t, and ``phases (F,)``."""
+    """Cosines in random directions; ``frequencies (F, dim + 1)``, the last for t, and ``phases (F,)``.
+
+    >>> import torch, vkernel as vk
+    >>> features = vk.features.random_fourier(8, 2, vk.VP())
+    >>> features
+    RandomFourier(8 features of 2 coordinates and t)
+    >>> features(torch.zeros(3, 2), 0.5).shape
+    torch.Size([3, 8])
+    """
 
     def __init__(self, frequencies: Tensor, phases: Tensor, eps: float, T: float) -> None:
         frequencies, phases = (torch.as_tensor(a, dtype=torch.float64) for a in (frequencies, phases))
@@ -205,7 +242,12 @@ class RandomFourier(Features):
 def random_fourier(
     count: int, dim: int, process: Process, *, length: float = 0.5, generator: torch.Generator | int | None = 0
 ) -> RandomFourier:
-    """Return ``count`` random cosines whose kernel is Gaussian of the given ``length``, in units of x."""
+    """Return ``count`` random cosines whose kernel is Gaussian of the given ``length``, in units of x.
+
+    >>> import torch, vkernel as vk
+    >>> vk.features.random_fourier(8, 2, vk.VP(), generator=0)(torch.zeros(3, 2), 0.5).shape
+    torch.Size([3, 8])
+    """
     require(isinstance(process, Process), f"Random features need a process such as vk.VP(), not {process!r}.")
     size, source = check_whole(count, "count, the number of features,"), rng.as_generator(generator)
     shape, length = (size, check_whole(dim, "dim") + 1), check_positive(length, "length")

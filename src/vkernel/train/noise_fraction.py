@@ -39,7 +39,14 @@ def network_noise_fraction(
 ) -> Estimate[float] | Estimate[Tensor]:
     """Estimate the share of the variance of a network's training target that is noise, in the network's own units.
     ``model`` is a model or its target, such as "edm"; ``c`` is that of ``vk.JC``, 1 for "J1". The other arguments are
-    those of :func:`vkernel.noise_fraction`, from which the estimate and its error follow."""
+    those of :func:`vkernel.noise_fraction`, from which the estimate and its error follow.
+
+    >>> import vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.EDM()
+    >>> share = vk.network_noise_fraction("edm", data, process, 2.0)
+    >>> round(share.value, 2), round(vk.noise_fraction(data, process, 2.0).value, 2)
+    (0.94, 0.14)
+    """
     target = model.target if isinstance(model, Model) else check_choice(model, "The target of a network", PREDICTIONS)
     c = check_number(c, "c, the factor of the noise,")
     score = data if isinstance(data, EmpiricalScore) else EmpiricalScore(data, process)

@@ -90,7 +90,12 @@ class Objective(ABC):
 
 
 class J0(Objective):
-    """Noiseless targets: the true score itself."""
+    r"""Noiseless targets: :math:`\tilde m = m(x, t)`, the exact denoiser, and so the exact score.
+
+    >>> import vkernel as vk
+    >>> vk.J0(), vk.J0().ratio
+    (J0, 0.0)
+    """
 
     ratio = 0.0
 
@@ -99,7 +104,12 @@ class J0(Objective):
 
 
 class J1(Objective):
-    """Denoising score matching: the target is the proxy score of the origin of x."""
+    r"""Denoising score matching, :math:`\tilde m = x_0`: the target is the proxy score of the origin of x.
+
+    >>> import vkernel as vk
+    >>> vk.J1(), vk.J1().ratio
+    (J1, 1.0)
+    """
 
     ratio = 1.0
 
@@ -108,9 +118,16 @@ class J1(Objective):
 
 
 class JC(Objective):
-    """Targets whose noise is scaled by ``c``: J0 at c = 0, J1 at c = 1, and noisier than J1 beyond.
+    r"""Targets whose noise is scaled, :math:`\tilde m = m + c\,(x_0 - m)`: J0 at c = 0, J1 at c = 1, noisier beyond.
     ``noise`` is that of the origin, "posterior", or one of two placebos that have nothing to do with the origin of x
-    but the trace of its covariance: "gaussian" has the whole covariance, "white" only the trace."""
+    but the trace of its covariance: "gaussian" has the whole covariance, "white" only the trace.
+
+    >>> import vkernel as vk
+    >>> vk.JC(3), vk.JC(3).ratio
+    (JC(3), 9.0)
+    >>> vk.JC(3, "white")
+    JC(3, 'white')
+    """
 
     def __init__(self, c: float, noise: str = "posterior") -> None:
         self.c, self.noise = check_number(c, "c, the factor of the noise,"), check_choice(noise, "noise of JC", NOISES)
@@ -136,7 +153,14 @@ class JC(Objective):
 
 
 class JK(Objective):
-    """Targets between J1 (K = 1) and J0 (large K); ``kind`` is "draws", "subset" or "efm"."""
+    r"""Targets between J1 (K = 1) and J0 (large K): for ``kind`` "draws", :math:`\tilde m = \frac1K \sum_k x_0^{(k)}`
+    over draws from the posterior, one of which is the origin; "subset" and "efm" average over K training points
+    (theory, §6.1).
+
+    >>> import vkernel as vk
+    >>> vk.JK(4), vk.JK(4).ratio
+    (JK(4, 'draws'), 0.25)
+    """
 
     def __init__(self, K: int, kind: str = "draws") -> None:
         require(is_whole(K) and K >= 1, f"K must be a whole number ≥ 1; got {K!r}. The limit of many draws is J0.")

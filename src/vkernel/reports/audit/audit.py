@@ -82,7 +82,15 @@ def audit(
         profile: the result of ``vk.profile`` for the data, for better advice.
         batch: the largest number of images in one call of a network; by default it follows from the free memory.
         dtype: the precision of the networks, ``torch.bfloat16`` or ``torch.float16``, by autocast; results are float32.
-        resume: a folder that keeps the results of finished stages; the same audit continues from there."""
+        resume: a folder that keeps the results of finished stages; the same audit continues from there.
+
+    >>> import vkernel as vk
+    >>> train, held_out = vk.data.images("digits", 100, 100)
+    >>> small = vk.reports.audit.Sizes(16, 16, 1, 4, 48, 4, 4, 16, 20, 64, 8, 8)  # to be quick; quick=True is larger
+    >>> found = vk.audit(vk.EmpiricalScore(train, vk.EDM()), train, test=held_out, sizes=small)
+    >>> found  # the exact score copies
+    Audit(EmpiricalScore; alarms: copies, membership)
+    """
     began = time.monotonic()
     data, held = as_data(data, "training"), None if test is None else as_data(test, "test")
     others = {name: as_data(points, name) for name, points in (also or {}).items()}

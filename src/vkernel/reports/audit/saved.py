@@ -68,7 +68,14 @@ def audit_samples(
         count: how many of the samples to compare, chosen at random; by default all, up to 2^28 numbers.
 
     Returns:
-        an :class:`Audit` without networks; ``audit.saved`` holds the results."""
+        an :class:`Audit` without networks; ``audit.saved`` holds the results.
+
+    >>> import torch, vkernel as vk
+    >>> points = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
+    >>> found = vk.audit_samples(points[:50] + 1e-4, points[:200], points[200:])  # copies of training points
+    >>> found
+    Audit(samples; alarms: copies)
+    """
     began, name = time.monotonic(), Path(samples).name if isinstance(samples, str | Path) else "samples"
     if isinstance(samples, str | Path) and isinstance(data, str | Path):
         check_apart(samples, data)

@@ -45,7 +45,13 @@ SHOWN = 12  # groups of duplicates, and rows of a table, that a report shows
 
 @dataclass(frozen=True)
 class Profile:
-    """Hold the result of :func:`profile`; indices count the points as they were given, with duplicates."""
+    """Hold the result of :func:`profile`; indices count the points as they were given, with duplicates.
+
+    >>> import vkernel as vk
+    >>> found = vk.profile(vk.data.toy("triple"), queries=16)
+    >>> found.n, found.d, len(found.levels) == len(found.curves["t"])
+    (3, 1, True)
+    """
 
     data: Empirical = field(repr=False)
     process: Process
@@ -142,7 +148,14 @@ def profile(
     """Profile a training set, or points ``(n, *shape)``, under an isotropic process (default: the paper's VP).
 
     ``queries`` noisy points are drawn at each noise level (default: 256 to 2048, fewer where the data are large), and
-    ``top`` isolated points and boundary pairs are listed. ``memory`` is that of the exact engine, in bytes."""
+    ``top`` isolated points and boundary pairs are listed. ``memory`` is that of the exact engine, in bytes.
+
+    >>> import vkernel as vk
+    >>> found = vk.profile(vk.data.toy("L"), vk.VP(), queries=16, seed=0)
+    >>> low, high = found.window
+    >>> low < found.collapse_time < high
+    True
+    """
     process = VP() if process is None else process
     require(not isinstance(process, Anisotropic), "Profiles are for isotropic processes; whiten the data first.")
     check_whole(top, "top")

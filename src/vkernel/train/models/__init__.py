@@ -19,7 +19,13 @@ KINDS |= {"grid": grid_of, "random_fourier": RandomFourier}
 
 
 def from_spec(spec: Mapping[str, object]) -> Made:
-    """Return the model, kernel or features of a ``spec``; a weighting function is not kept, and σ² replaces it."""
+    """Return the model, kernel or features of a ``spec``; a weighting function is not kept, and σ² replaces it.
+
+    >>> import vkernel as vk
+    >>> spec = vk.models.MLP(width=8, depth=2).spec
+    >>> vk.models.from_spec(spec).width
+    8
+    """
     given = {k: from_spec(v) if isinstance(v, dict) else v for k, v in check_type(spec, "A spec", dict).items()}
     kind = str(given.pop("kind", None))
     require(kind in KINDS, f"There are no models, kernels or features of kind {kind!r}; known: {', '.join(KINDS)}.")

@@ -58,7 +58,12 @@ class Trained:
 class Model(ABC):
     """An architecture and the method that fits it; final kinds are dataclasses, whose fields are the settings.
     ``target`` is what f predicts ("edm" with sigma_data = .5); ``weight`` is the weighting λ, a function of t, or
-    ``None`` for that of :meth:`defaults`."""
+    ``None`` for that of :meth:`defaults`.
+
+    >>> import vkernel as vk
+    >>> isinstance(vk.models.MLP(), vk.models.Model), vk.models.MLP().target
+    (True, 'noise')
+    """
 
     linear: ClassVar[bool] = False  # whether the output is linear in the state
     state_dtype = torch.float64  # in which the model is trained by default

@@ -118,7 +118,12 @@ ACTIVATIONS = {"relu": (torch.relu, _relu, 2.0), "erf": (torch.erf, _erf, 1.0)}
 
 @dataclass(eq=False)
 class NTK(NetworkKernel):
-    """A wide network of which all layers are trained; every layer has a bias, the readout too."""
+    """A wide network of which all layers are trained; every layer has a bias, the readout too.
+
+    >>> import vkernel as vk
+    >>> vk.models.NTK(depth=2)
+    NTK(depth=2, activation='relu', weight_var=2.0, bias_var=0.1, init_width=512)
+    """
 
     depth: int = 2
     activation: str = "relu"
@@ -165,7 +170,12 @@ class NTK(NetworkKernel):
 
 
 class NNGP(NTK):
-    """A wide network of which the readout alone, weights and bias, is trained: K = K0."""
+    """A wide network of which the readout alone, weights and bias, is trained: K = K0.
+
+    >>> import vkernel as vk
+    >>> vk.models.NNGP(depth=2)
+    NNGP(depth=2, activation='relu', weight_var=2.0, bias_var=0.1, init_width=512)
+    """
 
     def ntk(self, u: Tensor, v: Tensor) -> Tensor:
         return self.prior(u, v)
@@ -174,7 +184,12 @@ class NNGP(NTK):
 class RBF(NetworkKernel):
     r""":math:`K = \mathrm{variance}\, e^{-|u - v|^2/2\ell^2}`; K0 = K, or 0 without ``prior`` (training starts from 0).
     A draw :math:`\sqrt{\mathrm{variance}/n} \sum_j a_j \cos(\omega_j \cdot u/\ell) + b_j \sin(\omega_j \cdot u/\ell)`
-    has n = ``init_width`` random features, all a, b, ω standard normal. Its covariance is K exactly."""
+    has n = ``init_width`` random features, all a, b, ω standard normal. Its covariance is K exactly.
+
+    >>> import vkernel as vk
+    >>> vk.models.RBF()
+    RBF(length=0.5, variance=1.0, prior=True)
+    """
 
     def __init__(self, length: float = 0.5, variance: float = 1.0, prior: bool = True, init_width: int = 512) -> None:
         require(isinstance(prior, bool), f"prior must be True (K0 = K) or False (K0 = 0); got {prior!r}.")
@@ -239,7 +254,14 @@ def _check_state(state: State, names: list[str], u: Tensor) -> None:
 
 @dataclass(eq=False)
 class Lazy(Model):
-    """The wide network of ``kernel``, trained by gradient flow for time ``tau``; from f0 = 0 where not ``init``."""
+    """The wide network of ``kernel``, trained by gradient flow for time ``tau``; from f0 = 0 where not ``init``.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> model = vk.models.Lazy(vk.models.NTK(depth=2), tau=10.0)
+    >>> vk.train_ensemble(model, data, process, members=2, draws=16)(torch.zeros(5, 1), 0.5).shape
+    torch.Size([2, 5, 1])
+    """
 
     kernel: NetworkKernel
     tau: float = math.inf

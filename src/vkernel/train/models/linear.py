@@ -28,7 +28,14 @@ CHUNK = {"cpu": 1 << 19, "cuda": 1 << 24}  # numbers of A and Y held at once: 4 
 
 @dataclass(eq=False)
 class Linear(Model):
-    """Ridge regression of ``target`` ("score", "x0" or "noise") on ``features``."""
+    """Ridge regression of ``target`` ("score", "x0" or "noise") on ``features``.
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> model = vk.models.Linear(vk.features.grid("gaussian", 4, process=process), target="x0")
+    >>> vk.train_ensemble(model, data, process, members=2, draws=32)(torch.zeros(5, 1), 0.5).shape
+    torch.Size([2, 5, 1])
+    """
 
     features: Features
     target: str = "score"

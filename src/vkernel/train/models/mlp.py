@@ -23,7 +23,14 @@ ACTIVATIONS |= {"tanh": torch.tanh, "erf": torch.erf}
 @dataclass(eq=False)
 class MLP(Network):
     """A multilayer perceptron with ``depth`` hidden layers of ``width`` units. Where the target is "edm", or noise
-    levels span orders of magnitude (EDM, VE), weight and times are by default EDM's; else "sigma2" and "uniform"."""
+    levels span orders of magnitude (EDM, VE), weight and times are by default EDM's; else "sigma2" and "uniform".
+
+    >>> import torch, vkernel as vk
+    >>> data, process = vk.data.toy("triple"), vk.VP()
+    >>> model = vk.models.MLP(width=8, depth=2, steps=5, batch=16)
+    >>> vk.train_ensemble(model, data, process, members=2)(torch.zeros(5, 1), 0.5).shape
+    torch.Size([2, 5, 1])
+    """
 
     width: int = 64
     depth: int = 3
