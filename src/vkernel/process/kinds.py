@@ -135,9 +135,7 @@ class DDPM(_Preserving):
         knots, slopes = self._knots(at.dtype, at.device)
         left = torch.bucketize(at, knots, right=True) - 1 if of_B else at.detach().nan_to_num().floor().long()
         left = left.clamp(0, len(self.betas) - 2)
-        B, slope = (
-            k.index_select(0, left.reshape(-1)).reshape(left.shape) for k in (knots, slopes)
-        )
+        B, slope = (k.index_select(0, left.reshape(-1)).reshape(left.shape) for k in (knots, slopes))
         return left, B, slope
 
 
