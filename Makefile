@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MATHJAX := docs/node_modules/mathjax/package.json
 # VKERNEL_DATA and VKERNEL_MODELS, where set, say where real data and other people's networks lie.
-.PHONY: reproduce reproduce-all test test-all lint docs bench clean
+.PHONY: reproduce reproduce-all test test-all test-oldest lint docs bench release-check clean
 
 reproduce: $(STAMP)
 	$(BIN)/vkernel reproduce --out out
@@ -21,6 +21,15 @@ test: lint
 # the documentation first: a browser looks at what was built
 test-all: lint $(VENV)/.loops docs
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m ""
+
+# the lowest versions that pyproject.toml promises, in an environment of their own
+test-oldest: $(STAMP)
+	$(BIN)/python release/oldest.py .venv-oldest
+
+# builds twice, installs the wheel alone into an empty environment, runs every command
+release-check: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[release]'
+	$(BIN)/python release/check.py
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check
@@ -40,7 +49,7 @@ bench: $(VENV)/.bench
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,data,audit,study,ray,explore,monitor]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,data,audit,study,netcdf,adaptive,ray,explore,monitor]'
 	touch $@
 
 $(VENV)/.docs: $(STAMP)
@@ -62,4 +71,4 @@ $(VENV)/.bench: $(STAMP)
 	touch $@
 
 clean:
-	rm -rf $(VENV) out docs/_build docs/gallery docs/tutorials docs/node_modules build
+	rm -rf $(VENV) .venv-oldest out docs/_build docs/gallery docs/tutorials docs/node_modules build dist

@@ -38,7 +38,8 @@ def test_variances_of_gradients(quieter: ModuleType, monkeypatch) -> None:
     torch.testing.assert_close(low, low[:1].expand(3), rtol=1e-4, atol=0)
 
 
-def test_a_small_run(quieter: ModuleType) -> None:
+def test_a_small_run(quieter: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quieter, "BATCHES", 2)
     images = torch.rand(16, 1, 8, 8, generator=torch.Generator().manual_seed(1)) * 2 - 1
     found = quieter.run(images[:12], images[12:], vk.models.UNet((8, 8), steps=2, batch=4), 2, 3)
     text = quieter.page({"sets": [found]})

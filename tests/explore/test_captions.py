@@ -63,6 +63,18 @@ def test_snippet_gives_the_numbers_of_the_page(sampler: str, points: Any, small:
     assert (result.twin is None) == (result.twin_law is None) == (sampler in none)
 
 
+@pytest.mark.parametrize(("name", "process", "t"), [("square", "vp", 0.05), ("square", "edm", 0.1), ("L", "edm", 0.1)])
+def test_snippet_draws_the_map_where_three_points_tie(name: str, process: str, t: float, small: None) -> None:
+    """Of equally likely training points both take the same two; and a probe has a time of its own."""
+    state = State(points=POINTS[name], sampler="exact", process=process, t=t, steps=5)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(compile(captions.snippet(state, [0.3, -0.2], 0.2), "snippet", "exec"), namespace)
+    values = maps.evaluate(state).values.flatten()
+    assert np.maximum(namespace["values"].numpy(), maps.TINY) == pytest.approx(values, rel=1e-5, abs=1e-6)
+    assert float(namespace["target_noise"]) == pytest.approx(maps.noise_at(state.replace(t=0.2), 0.3, -0.2), rel=1e-9)
+
+
 def test_shares_carry_errors() -> None:
     assert captions.percent(Estimate(0.18, 0.01, 0.16, 0.2)) == "18 ± 1 %"
     assert captions.percent(Estimate(0.034, 0.007, 0.02, 0.048)) == "3.4 ± 0.7 %"
@@ -109,9 +121,11 @@ def test_probe_is_described_by_its_numbers() -> None:
     assert found.noise == pytest.approx(alpha**2 / (4 * var))
     assert sorted(set(np.round(found.targets[:, 0], 6))) == pytest.approx([-alpha / 2, alpha / 2], abs=1e-6)
     text = captions.probed(found, state)
-    assert "50 % point 2" in text[0] or "50 % point 3" in text[0]
-    assert "different training points" in text[2]
-    assert "same training point" in captions.probed(probe.evaluate(state, [0.0]), state)[2]
+    assert "50 % from point 2, 50 % from point 3" in text[0]
+    assert "different training points" in text[1]
+    assert "nearly all point to one place" in captions.probed(probe.evaluate(state, [0.0]), state)[1]
+    twice = State(points=((0.0,), (0.0,), (1.0,)), t=0.02)  # equal points: equal targets
+    assert "nearly all point to one place" in captions.probed(probe.evaluate(twice, [0.0]), twice)[1]
     plane = State(points=CLUSTERS, t=0.1)
     found = probe.evaluate(plane, [0.3, -0.2])
     score = vk.EmpiricalScore(compute.empirical(plane), plane.make_process())
@@ -148,7 +162,7 @@ def test_tour_and_factors_are_complete() -> None:
     assert 6 <= len(steps) <= 10
     for step in steps:
         words = " ".join(step["text"]) if isinstance(step["text"], list) else step["text"]
-        assert len(words.split()) <= 110
+        assert len(words.split()) <= (160 if step is steps[-1] else 90)
         assert "{" not in words.replace("{−1, 0, 1}", "") + step["answer"]
         assert 5 <= step["seconds"] <= 20
         assert step["view"] in ("field", "outcome")
@@ -170,7 +184,10 @@ def test_tour_and_factors_are_complete() -> None:
 
 
 def test_tour_begins_where_the_claim_holds_and_ends_where_it_does_not() -> None:
-    for name, holds in (("Is it the noise of the target?", True), ("Where it does not hold", False)):
+    for name, holds in (
+        ("Is it the noise of the target?", True),
+        ("Where target noise makes no clear difference", False),
+    ):
         step = next(step for step in CONTENT["tour"] if step["title"] == name)
         run = shipped.find(State(**step["state"]))
         assert run is not None
@@ -178,3 +195,12 @@ def test_tour_begins_where_the_claim_holds_and_ends_where_it_does_not() -> None:
         assert run.twin is not None
         assert captions.clear(run.gap, run.twin) == holds
         assert not holds or run.gap.value > run.twin.value
+    # what the texts say beside their numbers
+    (quarter, _), (_, moved) = (
+        [shipped.named("factors", k, side) for side in "ab"]
+        for k in ([f["name"] for f in CONTENT["factors"]].index(name) for name in ("capacity", "set"))
+    )
+    assert not captions.clear(quarter.gap, quarter.twin)
+    assert not captions.clear(moved.gap, moved.twin)
+    run, average = shipped.named("tour", 4), shipped.named("tour", 6)
+    assert np.median(run.member_gaps) < average.gap.value < run.gap.value

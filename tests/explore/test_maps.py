@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import vkernel as vk
-from vkernel.explore import compute, maps
+from vkernel.explore import answers, compute, maps, probe
 from vkernel.explore.captions import POINTS
 from vkernel.explore.state import HEXAGON, LAYERS, State
 
@@ -146,3 +146,7 @@ def test_models_are_mapped_over_their_members(small: None) -> None:
         assert found.exact_arrows is not None
         assert not np.allclose(found.exact_arrows, found.arrows)
         assert maps.evaluate(state, None).values.size == 0
+        later = state.replace(eps=0.01, t=0.01)  # models of another cutoff are not evaluated beyond it
+        assert maps.evaluate(later, result).values.size == 0
+        assert probe.evaluate(later, [0.1] * state.d, result).learned.size == 0
+        assert "exact_arrows" not in answers.map(later, result, {"member": 1})[1]

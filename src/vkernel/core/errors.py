@@ -3,6 +3,7 @@
 Every check of an argument or a file raises :class:`InputError`; the command line turns it into one line on standard
 error and exit code 2. Any other exception is a bug of the package."""
 
+import importlib.util
 import unicodedata
 
 
@@ -26,6 +27,13 @@ def require(condition: object, sentence: str) -> None:
     """Raise :class:`InputError` with ``sentence`` unless ``condition`` holds."""
     if not condition:
         raise InputError(sentence)
+
+
+def needs(what: str, extra: str, *modules: str) -> None:
+    """Refuse ``what`` where one of ``modules`` is not installed, and name the extra of the package that installs it."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    verb = "needs" if not what.endswith(",") else "need"
+    require(not missing, f"{what} {verb} {', '.join(missing)}: pip install 'vkernel[{extra}]'.")
 
 
 def shown(text: object) -> str:

@@ -35,15 +35,15 @@ def fresh(state: State, result: Result | None) -> Result | None:
 
 def map(state: State, result: Result | None, given: Mapping[str, Any]) -> Answer:
     """Evaluate the map of the state at its time; ``member`` in the request has the arrows of that model drawn."""
-    models = result is not None and isinstance(result.learned, vk.Ensemble) and result.state.d == state.d
-    member = _member(result, given["member"]) if models and given.get("member") is not None else None
+    ensemble = isinstance(compute.models(state, result), vk.Ensemble)
+    member = _member(result, given["member"]) if ensemble and given.get("member") is not None else None
     found, process, noise = maps.evaluate(state, result, member), state.make_process(), compute.noise_share(state)
-    rest: dict[str, Any] = {"learned": result is not None and result.learned is not None}
-    if state.map == "noise":
+    rest: dict[str, Any] = {"learned": compute.models(state, result) is not None}
+    if state.map == "noise" and len(set(state.points)) > 1:
         k = int(found.values.argmax())
         if state.d == 1:
             assert found.x is not None
-            place = [float(found.x[k])]
+            place = [round(float(found.x[k]), 2) + 0.0]
         else:
             place = maps.centres(2, len(found.values))[k].tolist()
         rest |= {"most": float(found.values.flat[k]), "place": place, "at_points": maps.at_points(state)}
@@ -77,6 +77,8 @@ def scale(state: State, found: maps.Map) -> dict[str, Any]:
     if state.map not in ("noise", "variance") or not found.values.size:
         return {"low": 0.0, "high": 1.0, "log": False, **caption}
     shown = found.values if found.field is None else found.field  # one scale for all times
+    if shown.max() <= 1e-12:  # nothing differs anywhere
+        return {"low": 0.01, "high": 1.0, "log": True, **caption}
     top = math.ceil(math.log10(max(float(shown.max()), 1e-6)))
     low = min(-2, top - 3) if state.map == "noise" else top - 3
     return {"low": 10.0**low, "high": 10.0 ** max(top, low + 1), "log": True, **caption}
@@ -102,6 +104,7 @@ def member(state: State, result: Result | None, given: Mapping[str, Any]) -> Ans
     assert result is not None
     assert isinstance(result.learned, vk.Ensemble)
     k = max(k, 0) % len(result.learned)
+    require(compute.models(state, result) is not None, "These models belong to another noising process; run again.")
     found = maps.evaluate(state.replace(map="none"), result, k)
     law, gap = compute.member(result, k)
     header = {"k": k, "members": len(result.learned), "gap": gap, "inputs": compute.key(result.state)}
@@ -119,8 +122,10 @@ def _member(result: Result | None, k: object) -> int:
 
 
 def python(state: State, result: Result | None, given: Mapping[str, Any]) -> Answer:
-    """Return a script that computes the page's numbers; ``x`` in the request is a place that is probed."""
-    return {"text": captions.snippet(state, None if given.get("x") is None else _place(state, given))}, {}
+    """Return a script that computes the page's numbers; ``x`` in the request is a place that is probed, at
+    the time ``at``."""
+    place, t = None if given.get("x") is None else _place(state, given), given.get("at")
+    return {"text": captions.snippet(state, place, None if t is None else float(t))}, {}
 
 
 def json(state: State, result: Result | None, given: object) -> Answer:

@@ -37,7 +37,7 @@ def percent(e: vk.Estimate) -> str:
         return f"more than {math.floor(1000 * min(e.low, 0.9999)) / 10:g} %"
     if not math.isfinite(e.se) or e.se <= 0:
         return f"{100 * e.value:.{1 if e.value < 0.1 else 0}f} %"
-    places = 1 if 100 * e.se < 0.95 else 0
+    places = 0 if 100 * e.se >= 0.95 else 1 if 100 * e.se >= 0.05 else 2
     return f"{100 * e.value:.{places}f} ± {100 * e.se:.{places}f} %"
 
 
@@ -60,7 +60,9 @@ def compared(a: vk.Estimate, b: vk.Estimate) -> str:
 
 _TEMPLATES = Environment(loader=FileSystemLoader(ASSETS), trim_blocks=True, keep_trailing_newline=True)
 _TEMPLATES.filters["percent"] = percent
-_TEMPLATES.globals.update(compute=compute, maps=maps, compared=compared, claims=CLAIMS, median=np.median)
+_TEMPLATES.globals.update(
+    compute=compute, maps=maps, compared=compared, claims=CLAIMS, median=np.median, square=POINTS["square"]
+)
 
 
 def headline(result: Result) -> str:
@@ -79,17 +81,20 @@ def sentences(state: State, noise: vk.Estimate | None = None, result: Result | N
 
 def probed(found: Any, state: State) -> list[str]:
     """Describe the targets at a place."""
-    parts = [f"{100 * w:.3g} % point {i + 1}" for w, i in zip(found.weights, found.which, strict=True)][:3]
-    share = vk.Estimate.exact(found.share)
-    text = [f"A noised point that arrives here started from: {', '.join(parts)}."]
     if len(set(state.points)) == 1:
-        return [*text, "All targets here are the same: C = 0."]
-    text.append(
-        f"σ² tr C = {found.noise:.3g}, σ² |s|² = {found.signal:.3g}: {percent(share)} of a single target is noise."
+        return ["All targets here are the same: C = 0."]
+    parts = [f"{100 * w:.3g} % from point {i + 1}" for w, i in zip(found.weights, found.which, strict=True)]
+    rest = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
+    places: dict[tuple[float, ...], float] = {}  # of points that coincide, targets do too
+    for weight, i in zip(found.weights, found.which, strict=True):
+        places[state.points[i]] = places.get(state.points[i], 0.0) + float(weight)
+    alike = (
+        "nearly all point to one place" if max(places.values()) > 0.95 else "they point to different training points"
     )
-    same = found.weights[0] > 0.95
-    alike = "Nearly all single targets here point to the same training point."
-    return [*text, alike if same else "Single targets here point to different training points: C is their spread."]
+    return [
+        f"Noised points that arrive here came {', '.join(parts[:3])}{rest}.",
+        f"Single targets: {alike}. The noise of the target, their spread, is σ² tr C = {found.noise:.3g}.",
+    ]
 
 
 def names(state: State, result: Result) -> dict[str, str]:
@@ -108,7 +113,7 @@ def names(state: State, result: Result) -> dict[str, str]:
         "nearest": f"{compute.neighbours(state)} nearest",
         "switch": "Gaussian, then exact",
     }[state.sampler]
-    twin = "κ = 0" if state.sampler == "naive" else own.replace(goal, "J0: noiseless targets")
+    twin = "κ = 0" if state.sampler == "naive" else own.replace(goal, "J0: exact targets")
     return {"law": own, "exact": "exact score"} | ({"twin": twin} if result.twin_law is not None else {})
 
 
@@ -151,9 +156,10 @@ def factors() -> list[dict[str, Any]]:
     for factor in CONTENT["factors"]:
         sides = [State(**factor[side]["state"]) for side in "ab"]
         runs = [shipped.find(state) for state in sides]
-        answer = "" if None in runs else _fill(CONTENT["texts"]["factor"], a=runs[0], b=runs[1], factor=factor)
+        texts = CONTENT["texts"]["factor"], factor["text"]
+        answers = [] if None in runs else [_fill(text, a=runs[0], b=runs[1], factor=factor) for text in texts]
         pair = {s: factor[s] | {"state": state.to_dict()} for s, state in zip("ab", sides, strict=True)}
-        found.append(factor | pair | {"text": f"{answer} {factor['text']}".strip()})
+        found.append(factor | pair | {"text": " ".join(answers)})
     return found
 
 
@@ -162,11 +168,12 @@ def claims() -> list[dict[str, str]]:
     return [{"key": key, **claim} for key, claim in CLAIMS.items()]
 
 
-def snippet(state: State, place: list[float] | None = None) -> str:
+def snippet(state: State, place: list[float] | None = None, t: float | None = None) -> str:
     """Return a script that computes the page's numbers: ``values`` of the map, ``noise``, ``x`` and ``gap``, those of
-    the twin, ``twin_x`` and ``twin_gap``, and the targets at a ``place`` that is probed."""
+    the twin, ``twin_x`` and ``twin_gap``, and the targets at a ``place`` that is probed at ``t``."""
     process, options = vk.process.PROCESSES[state.process].__name__, PROCESS_OPTIONS.get(state.process, {})
     given = {"state": state, "limit": LIMIT, "process": process, "options": options, "place": place}
+    given["place_t"] = state.t if t is None else state.replace(t=t).t
     return _TEMPLATES.get_template("script.py.jinja").render(given)
 
 

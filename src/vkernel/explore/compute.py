@@ -35,6 +35,7 @@ BINS = {1: 120, 2: 48}
 MEMBERS, EACH, SHOWN_EACH = (CONTENT["sizes"][k] for k in ("members", "each", "shown_each"))
 LINEAR = ("linear", "average", "effective")  # samplers that rest on linear models
 NETWORK: dict[str, Any] = CONTENT["sizes"]["network"]
+VIEW: dict[str, Any] = {"map": "none", "layers": (), "compare": False, "outcome": False, "dark": False}
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +60,14 @@ class Result:
     precomputed: bool = False
 
 
+def models(state: State, result: Result | None) -> vk.Ensemble | vk.kernels.Linear | None:
+    """Return the models of a run, if they can be evaluated at the places and times of a state."""
+    if result is None or result.learned is None:
+        return None
+    own = result.state
+    return result.learned if (own.d, own.process, own.eps) == (state.d, state.process, state.eps) else None
+
+
 def empirical(state: State) -> vk.Empirical:
     """Build the training set."""
     return vk.Empirical(np.array(state.points, dtype=np.float64), state.weights)
@@ -80,14 +89,14 @@ def run_inputs(state: State) -> State:
     """Reset the fields that a run does not depend on: states with equal inputs have the same result."""
     default = vars(State())
     unused = {name: default[name] for name, c in CONTROLS.items() if state.sampler not in c.get("samplers", SAMPLERS)}
-    view: dict[str, Any] = {"t": state.make_process().T, "map": "none", "layers": (), "compare": False, "dark": False}
-    return replace(state, **unused, **view)
+    return replace(state, **unused, **VIEW, t=state.make_process().T)
 
 
 def key(state: State) -> str:
     """Return a hash of the inputs of a run and of the sizes of the page: equal keys have equal results."""
     sizes = (PER_AXIS, SETS, LAZY_DRAWS, ALONE, PARTICLES, SHOWN, BINS, MEMBERS, EACH, SHOWN_EACH, NETWORK)
-    text = json.dumps([run_inputs(state).to_dict() | {"version": ""}, sizes], sort_keys=True)
+    inputs = {name: v for name, v in run_inputs(state).to_dict().items() if name not in (*VIEW, "t", "version")}
+    text = json.dumps([inputs, sizes], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import vkernel as vk
-from vkernel.explore.compute import Result, empirical, grid
+from vkernel.explore.compute import Result, empirical, grid, models
 from vkernel.explore.state import CONTENT, LIMIT, State
 
 NODES, ARROWS = 401, 17  # of a curve on the line before it is refined, of the arrows per axis
@@ -114,8 +114,9 @@ def evaluate(state: State, result: Result | None = None, member: int | None = No
     values = _learned(state, result) if learned else _exact(state.map, score)
     arrows = _arrows(score, state, score) if "arrows" in state.layers or member is not None else np.zeros((4, 0))
     given: dict[str, np.ndarray | None] = {}
-    if member is not None and result is not None and isinstance(result.learned, vk.Ensemble):
-        own = result.learned[member] if member >= 0 else result.learned.mean_score
+    ensemble = models(state, result)
+    if member is not None and isinstance(ensemble, vk.Ensemble):
+        own = ensemble[member] if member >= 0 else ensemble.mean_score
         given["exact_arrows"], arrows = arrows, _arrows(own, state, score)
     if state.d == 2:
         count = cells(state)
@@ -132,8 +133,10 @@ def evaluate(state: State, result: Result | None = None, member: int | None = No
     if values is None:
         return Map(np.zeros(0), arrows, lines, **given)
     curve = values(x, t).clamp_min(TINY).float().numpy()
-    if not learned or state.sampler != "ntk":  # a wide network takes a second for the whole field
-        view = state.replace(t=state.make_process().T, layers=(), compare=False, dark=False)
+    if not learned or (
+        result is not None and result.state.sampler != "ntk"
+    ):  # a wide network takes a second for the whole field
+        view = state.replace(t=state.make_process().T, layers=(), compare=False, outcome=False, dark=False)
         given["field"], given["field_t"] = _field(view, result if learned else None)
     return Map(curve, arrows, lines, **given)
 
@@ -154,7 +157,7 @@ def _exact(name: str, score: vk.EmpiricalScore) -> Values | None:
 
 def _learned(state: State, result: Result | None) -> Values | None:
     """Return the function of (x, t) that a map of the disagreement of models shows; ``None`` without models."""
-    learned = None if result is None or result.state.d != state.d else result.learned
+    learned = models(state, result)
     if learned is None:
         return None
 

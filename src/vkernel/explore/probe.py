@@ -18,7 +18,7 @@ import torch
 
 import vkernel as vk
 from vkernel.core.errors import require
-from vkernel.explore.compute import Result, empirical
+from vkernel.explore.compute import Result, empirical, models
 from vkernel.explore.state import LIMIT, State
 
 TARGETS, LEAST, LEARNED = 24, 1e-3, 12  # targets shown, the least weight of a point, models shown
@@ -61,8 +61,9 @@ def evaluate(state: State, place: list[float], result: Result | None = None) -> 
     values, axes = torch.linalg.eigh(C.dense().reshape(state.d, state.d))
     ellipse = var * values.clamp_min(0).sqrt()[:, None] * axes.mT
     learned = torch.zeros(0, state.d)
-    if result is not None and isinstance(result.learned, vk.Ensemble) and result.state.d == state.d:
-        few = result.learned.select(range(min(len(result.learned), LEARNED)))
+    ensemble = models(state, result)
+    if isinstance(ensemble, vk.Ensemble):
+        few = ensemble.select(range(min(len(ensemble), LEARNED)))
         learned = var * few(x[None], t)[:, 0].detach()
     heavy = weight > LEAST
     return Probe(

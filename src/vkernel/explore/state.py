@@ -30,7 +30,7 @@ CHOICES = {name: tuple(value for value, _ in c["options"]) for name, c in CONTRO
 CHOICES["map"] = tuple(made["name"] for made in CONTENT["maps"])
 SAMPLERS: tuple[str, ...] = CHOICES["sampler"]
 WHOLE = ("steps", "K", "seed", "k")
-FLAGS = ("compare", "dark")
+FLAGS = ("compare", "outcome", "dark")
 VERSION = "2"  # of the address
 LIMIT = 2.0  # the window, and with it every coordinate, is [-LIMIT, LIMIT]
 FIT = 1.5  # imported points that exceed the window are scaled to [-FIT, FIT]
@@ -65,7 +65,8 @@ class State:
     t: float = 0.05
     map: str = "noise"
     layers: tuple[str, ...] = ("particles", "law", "exact")
-    compare: bool = False  # show the twin with noiseless targets beside the run
+    compare: bool = False  # show the twin with exact targets beside the run
+    outcome: bool = False  # in the plane, show where samples end instead of the field at t
     seed: int = 0
     dark: bool = False
     d: int = field(init=False, default=2, compare=False)  # coordinates of a point

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from vkernel.core.checks import check_choice, check_positive
 from vkernel.core.covariance import flat
-from vkernel.core.errors import require
+from vkernel.core.errors import needs, require
 from vkernel.sample.loop import Level, Options, Problem, Solution, States, Step, sampler, walk
 from vkernel.score.base import Score, signs
 from vkernel.score.empirical import EmpiricalScore
@@ -160,6 +160,7 @@ def _flow(problem: Problem, method: str, tolerance: float, trace: Trace | None =
 
 def _adaptive(problem: Problem, tolerance: float, trace: Trace | None) -> Flow:
     """Integrate by Dormand and Prince's method through torchdiffeq, in log(sigma/alpha)."""
+    needs('method="dopri5"', "adaptive", "torchdiffeq")
     from torchdiffeq import odeint
 
     base, levels, x_T = problem.base, problem.levels, problem.x_T

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import xarray
 
-from vkernel.core.errors import InputError, require
+from vkernel.core.errors import needs, require
 from vkernel.core.estimate import LEAST, Estimate, Twins, twins
 from vkernel.core.files import write
 from vkernel.study.packed import pack
@@ -168,10 +168,7 @@ def export(store: str | Path | xarray.Dataset, out: str | Path) -> Path:
         return write(out, pack(found.load()))
     if out.suffix == ".csv":
         return write(out, found[scalars(found)].to_dataframe().reset_index().to_csv(index=False))
-    try:
-        import h5netcdf  # noqa: F401
-    except ImportError:
-        raise InputError("NetCDF needs h5netcdf: pip install 'vkernel[study]'. Or export to .csv.") from None
+    needs("NetCDF", "netcdf", "h5netcdf")
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "study.nc"
         found.load().to_netcdf(made, engine="h5netcdf", invalid_netcdf=False)

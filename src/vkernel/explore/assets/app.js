@@ -22,10 +22,12 @@ import { Tour } from "./tour.js"
 const boot = JSON.parse(at("boot").textContent)
 const SOON = 60  // milliseconds after the last change until a run starts
 const LONGER = 250  // the same for keys and sliders, of which several follow each other
+const RENAME = 120  // milliseconds between two changes of the address
 const HINT = "Point at a place to see what training shows a model there. Click adds a training point, drag moves one."
-const QUIET = ["t", "map", "layers", "compare", "dark", "d", "version"]  // fields that a run does not depend on
+const HINT_OUTCOME = "Where samples end, at the cutoff time ε. Click adds a training point, drag moves one; the field at time t has a probe."
+const QUIET = ["t", "map", "layers", "compare", "outcome", "dark", "d", "version"]  // fields that a run does not depend on
 
-const store = new Store({ state: boot.state, view: { stage: "field", shown: "law", factor: null } })
+const store = new Store({ state: boot.state, view: { stage: boot.state.outcome ? "outcome" : "field", shown: "law", factor: null } })
 let map = null, result = null, laws = [], range = [boot.state.eps, 1], selected = 0, probe = null, pinned = false, named = null
 let run = 0, lasting = 0, wantsAnother = false, asked = "", soon = 0, connected = false, playSoon = false
 
@@ -46,14 +48,18 @@ function sceneOf() {
   parts[0].titled = d() === 2 && view.stage === "outcome"
   if (parts.length === 1 && !parts[0].titled) parts[0].title = parts[0].who.startsWith("member") ? parts[0].title : null
   if (parts[0].title) parts[0].titled = true
-  if (state.compare && parts[1] && !parts[1].title) Object.assign(parts[1], { title: "noiseless targets (J0)" })
+  if (state.compare && parts[1] && !parts[1].title) Object.assign(parts[1], { title: "exact targets (J0)" })
   return { state, view, parts, map: map?.d === d() ? map : null, result: fits ? result : null, layers: new Set(state.layers), stale: stale(), t: state.t, range, selected, probe }
 }
 
 const stage = new Stage(at("canvas"), at("legend"), sceneOf)
 
 // Server
-const wanted = () => { const member = memberShown(); return { kind: "map", state: store.state, ...(member === null ? {} : { member }) } }
+const wanted = () => {
+  const member = memberShown(), state = { ...store.state, outcome: store.view.stage === "outcome" }
+  const message = { kind: "map", state, ...(member === null ? {} : { member }) }
+  return Object.defineProperty(message, "of", { value: store.doc })  // stays here: it is not enumerable
+}
 
 const maps = { ask: () => {} }, probes = { ask: () => {} }
 const address = `${location.protocol === "https:" ? "wss" : "ws"}://${location.host}${location.pathname.replace(/[^/]*$/, "")}socket`
@@ -78,28 +84,44 @@ function gone() {
   banner("The server has stopped or cannot be reached. Your points are kept; the page connects again by itself.")
 }
 
+// The address follows the state, but not at every frame of a drag, which some browsers refuse.
+let renaming = 0, renamed = -RENAME, latest = null
+function rename(state, query) {
+  latest = { state, query }
+  const wait = renamed + RENAME - performance.now()
+  if (wait <= 0) setAddress()
+  else renaming ||= setTimeout(setAddress, wait)
+}
+
+function setAddress() {
+  clearTimeout(renaming)
+  renaming = 0
+  renamed = performance.now()
+  history.replaceState(null, "", `?${latest.query}`)
+  named = latest.state
+  if (named === store.state) window.dispatchEvent(new CustomEvent("named"))
+}
+
 function showMap(answer, message, newest) {
   if (answer.kind === "error") { notice(answer.text); return }
   if (answer.kind !== "map") return
   const { arrays } = answer, scale = shownScale(answer.scale, message.state.d)
   range = answer.range
   map = {
-    ...answer, scale, d: message.state.d, arrows: arrays.arrows, exactArrows: arrays.exact_arrows,
+    ...answer, scale, of: message.of, d: message.state.d, arrows: arrays.arrows, exactArrows: arrays.exact_arrows,
     lines: polygons(arrays.lines, answer.line_sizes ?? []), sheet: mapPicture(arrays, scale, answer),
   }
-  if (newest && message.state === store.state) {
-    named = message.state
-    history.replaceState(null, "", `?${answer.query}`)
+  if (newest && message.of === store.doc) {
+    rename(store.state, answer.query)
     if (answer.t !== undefined && Math.abs(answer.t - store.state.t) > 1e-9 * answer.t) store.correct({ t: answer.t })
     at("app").dataset.ready = "1"
   }
   showTime(answer.panel)
+  showMarks()
   clock.show()
   stage.draw()
   window.dispatchEvent(new CustomEvent("map"))
-  if (named === store.state) window.dispatchEvent(new CustomEvent("named"))
 }
-
 
 // Runs
 function scheduleRun(wait) {
@@ -188,7 +210,7 @@ function showPoint() {
   const { points, weights } = store.state, n = points.length
   selected = clamp(selected, 0, n - 1)
   at("point-name").textContent = `point ${selected + 1} of ${n}`
-  const fill = (id, v) => { if (document.activeElement !== at(id)) at(id).value = v }
+  const fill = (id, v) => { if (!at(id).dataset.typing) at(id).value = v }  // what is being typed stays
   fill("point-x", points[selected][0])
   fill("point-y", points[selected][1] ?? 0)
   fill("point-w", weights[selected] ?? 1)
@@ -196,16 +218,18 @@ function showPoint() {
   at("point-remove").disabled = n < 2
 }
 
-for (const id of ["point-x", "point-y", "point-w"]) {
+for (const [id, c] of [["point-x", 0], ["point-y", 1], ["point-w", null]]) {
+  at(id).oninput = () => { at(id).dataset.typing = "1" }
+  at(id).onblur = () => { delete at(id).dataset.typing; showPoint() }
   at(id).onchange = () => {
-    const [x, y, weight] = ["point-x", "point-y", "point-w"].map((name) => at(name).valueAsNumber), two = d() === 2
-    if (Number.isNaN(x) || (two && Number.isNaN(y))) notice(`A coordinate must be a number between -${WINDOW} and ${WINDOW}.`)
-    else if (!(weight >= 1 && weight <= boot.limits.weight)) notice(`A point is repeated 1 to ${boot.limits.weight} times.`)
-    else {
-      const { points, weights } = store.state, put = (list, item) => list.map((old, k) => (k === selected ? item : old))
-      store.change({ points: put(points, [x, y].slice(0, d()).map(toWindow)), weights: put(weights, Math.round(weight)) }, {}, `field ${selected}`)
-    }
-    at(id).value = id === "point-w" ? store.state.weights[selected] : store.state.points[selected][id === "point-x" ? 0 : 1]
+    const value = at(id).valueAsNumber, { points, weights } = store.state
+    delete at(id).dataset.typing
+    const put = (list, item) => list.map((old, k) => (k === selected ? item : old))
+    const moved = () => points[selected].map((v, k) => (k === c ? toWindow(value) : v))
+    if (c === null && !(value >= 1 && value <= boot.limits.weight)) notice(`A point is repeated 1 to ${boot.limits.weight} times.`)
+    else if (Number.isNaN(value)) notice(`A coordinate must be a number between -${WINDOW} and ${WINDOW}.`)
+    else store.change(c === null ? { weights: put(weights, Math.round(value)) } : { points: put(points, moved()) }, {}, `field ${id} ${selected}`)
+    showPoint()
   }
 }
 at("point-x").min = at("point-y").min = -WINDOW
@@ -260,9 +284,11 @@ function showProbe(answer, message, newest) {
 function endProbe() {
   if (!probe) return
   probe = null
-  at("probe").textContent = HINT
+  showHint()
   stage.draw()
 }
+
+function showHint() { if (!probe) at("probe").textContent = at("app").dataset.view === "outcome" ? HINT_OUTCOME : HINT }
 
 function pin() {
   pinned = !pinned
@@ -278,7 +304,7 @@ function moveProbe([x, y], far) {
 
 // Time
 const visible = () => (result && result.d === d() && result.paths ? result.paths.visible() : range[1])
-const clock = new Clock(at("time"), at("play"), at("time-value"), { store, range: () => range, visible, started: (t) => announce(`from noise at t = ${number(t)}`) })
+const clock = new Clock(at("time"), at("play"), at("time-value"), { store, range: () => range, visible, started: (t) => announce(`from random places at t = ${number(t)}`) })
 let announcing = 0
 function announce(text) {
   clearTimeout(announcing)
@@ -289,8 +315,11 @@ function announce(text) {
 
 // Header
 at("theme").onclick = () => store.change({ dark: !store.state.dark })
-at("undo").onclick = () => store.undo()
-at("redo").onclick = () => store.redo()
+// The tour is one step: whoever undoes it leaves it.
+const undo = () => (tour.running ? tour.end() : store.undo())
+const redo = () => (tour.running ? tour.end() : store.redo())
+at("undo").onclick = () => undo()
+at("redo").onclick = () => redo()
 at("link").onclick = async () => {
   closeMenu()
   if (named !== store.state) await Promise.race([new Promise((done) => addEventListener("named", done, { once: true })), new Promise((done) => setTimeout(done, 3000))])
@@ -309,14 +338,23 @@ function ask(kind, rest, done) {
 }
 
 const closeMenu = () => { at("save").open = false }
-at("python").onclick = () => { closeMenu(); ask("python", pinned && probe ? { x: probe.x } : {}, ({ text }) => { at("code-text").textContent = text; at("code").showModal() }) }
+at("python").onclick = () => { closeMenu(); ask("python", pinned && probe ? { x: probe.x, at: probe.t } : {}, ({ text }) => { at("code-text").textContent = text; at("code").showModal() }) }
 at("json").onclick = () => { closeMenu(); ask("json", {}, ({ text }) => download(new Blob([text], { type: "application/json" }), "vkernel-explore.json")) }
 at("csv-save").onclick = () => { closeMenu(); ask("csv", {}, ({ text }) => download(new Blob([text], { type: "text/csv" }), "vkernel-explore.csv")) }
 at("png").onclick = () => {
   closeMenu()
   const old = stale() ? ["Samples are of an earlier state."] : []
-  const texts = [at("headline").textContent, `${at("control-sampler").selectedOptions[0].textContent} · ${at("time-value").textContent}`, at("sentences").innerText.replaceAll("\n", " "), ...old]
+  const texts = [at("headline").textContent, pictured(), at("sentences").innerText.replaceAll("\n", " "), ...old]
   savePicture(sceneOf(), texts.filter(Boolean), d() === 2 ? [...at("tiles").children] : [], "vkernel-explore.png")
+}
+// The settings of a picture, for its caption.
+function pictured() {
+  const { process, K, ratio, features, sampler } = store.state, linear = ["linear", "average", "effective"].includes(sampler)
+  const parts = [at("control-sampler").selectedOptions[0].textContent, `${process}, ε = ${number(store.state.eps)}`]
+  if (linear) parts.push(`F/P = ${number(ratio)}, ${features} features`)
+  if (linear || ["ntk", "mlp"].includes(sampler)) parts.push({ 0: "J0", 1: "J1" }[K] ?? `K = ${K}`)
+  if (at("app").dataset.view !== "outcome") parts.push(at("time-value").textContent)
+  return parts.join(" · ")
 }
 at("code-copy").onclick = async () => { await copy(at("code-text").textContent); at("code").close(); notice("The script is on the clipboard.") }
 at("code-close").onclick = () => at("code").close()
@@ -325,7 +363,10 @@ at("code-close").onclick = () => at("code").close()
 for (const b of all("#views [data-view]")) b.onclick = () => store.change({}, { stage: b.dataset.view })
 const show = (who) => store.change({}, { shown: who, stage: d() === 2 ? "outcome" : store.view.stage }, "shown")
 const tiles = new Tiles((who) => show(who))
-at("compare").onclick = () => store.change({ compare: !store.state.compare }, { shown: "law" })
+at("compare").onclick = () => {  // what is compared are outcomes
+  const on = !store.state.compare
+  store.change({ compare: on }, { shown: "law", ...(on ? { stage: "outcome" } : {}) })
+}
 at("another").onclick = () => { wantsAnother = true; another() }
 
 // One more model of the ensemble: its law becomes a tile, its arrows are drawn.
@@ -350,11 +391,12 @@ function showMember(k) {
 // After a change
 function showMarks() {
   const old = [], { layers } = store.state
-  if (stale() && result.d === d()) old.push(...(layers.includes("particles") ? ["particles"] : []), "laws")
+  if (stale() && result.d === d()) old.push(...(layers.includes("particles") ? ["particles"] : []), ...(store.state.map.startsWith("variance") ? ["map of V"] : []), "laws")
   at("app").classList.toggle("earlier", stale())
   if (announcing) return
-  at("outdated").textContent = old.length ? `of an earlier state: ${old.join(", ")}` : ""
-  at("outdated").hidden = !old.length
+  const awaited = store.state.map.startsWith("variance") && map?.d === d() && !map.sheet && !old.length
+  at("outdated").textContent = old.length ? `of an earlier state: ${old.join(", ")}` : awaited ? "the map of V follows when its models are trained" : ""
+  at("outdated").hidden = !old.length && !awaited
 }
 
 function refresh() {
@@ -379,6 +421,7 @@ function refresh() {
   at("outcome-buttons").hidden = at("compare").hidden && at("another").hidden
   tiles.draw(result?.d === d() ? result : null, result?.d === d() ? laws : [], state.compare ? "" : view.shown, state.dark)
   showMarks()
+  showHint()
   stage.draw()
 }
 
@@ -386,12 +429,17 @@ let before = null
 store.listen(() => {
   const { state } = store, old = before
   before = store.doc
-  if (old?.state !== state || old?.view.shown !== store.view.shown) maps.ask()
+  if (old?.state !== state || old?.view.shown !== store.view.shown || old?.view.stage !== store.view.stage) maps.ask()
   if (probe && old?.state !== state) { if (pinned && probe.x.length === d()) probeAt(probe.x); else endProbe() }
   refresh()
   const key = inputsOf(state)
   if (key === asked) { clearTimeout(soon); return }
-  if (!run) showJob({ stale: true })
+  if (run) {  // what it computes is of an earlier state, and would slow the map of this one
+    socket.forget(lasting)
+    socket.request({ kind: "cancel" }, () => {})
+    run = 0
+  }
+  showJob({ stale: true })
   scheduleRun(old && inputsOf(old.state) === key ? SOON : LONGER)
 })
 
@@ -408,7 +456,6 @@ at("layers").append(pinButton)
 const factors = new Factors(boot.factors ?? [], store)
 const tour = new Tour(boot.tour ?? [], page)
 editPoints(at("canvas"), page)
-at("probe").textContent = HINT
 showGlossary(boot.content.glossary)
 showClaims(boot.claims)
 startNotices()
@@ -418,8 +465,8 @@ window.addEventListener("keydown", (event) => {
   const command = event.ctrlKey || event.metaKey, key = event.key.toLowerCase()
   if (command && !event.altKey && (key === "z" || key === "y")) {
     event.preventDefault()
-    if (key === "y" || event.shiftKey) store.redo()
-    else store.undo()
+    if (key === "y" || event.shiftKey) redo()
+    else undo()
   } else if (event.key === "Escape") escape()
   else if (event.key === " " && !event.target.closest?.("input, select, textarea, button, summary, dialog")) { event.preventDefault(); clock.button.click() }
 })
@@ -438,4 +485,4 @@ document.addEventListener("click", (event) => { if (!event.target.closest("#save
 if (!location.search && window.matchMedia("(prefers-color-scheme: dark)").matches) store.correct({ dark: true })
 else refresh()
 if (boot.problem) notice(boot.problem)
-window.explore = { store, stage, get map() { return map }, get settled() { return named === store.state }, get result() { return result } }  // for tests, and for the curious
+window.explore = { store, stage, get map() { return map }, get current() { return map?.of === store.doc }, get settled() { return named === store.state }, get result() { return result } }  // for tests, and for the curious

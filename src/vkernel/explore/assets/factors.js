@@ -32,6 +32,7 @@ export class Factors {
       if (sides.some(Boolean)) current = factor
     }
     at("factors-text").hidden = !current
+    this.rows.find((row) => row.factor === current)?.box.after(at("factors-text"))
     if (current) at("factors-text").replaceChildren(...paragraphs([current.question, current.text]))
   }
 }

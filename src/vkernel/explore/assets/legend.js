@@ -26,6 +26,7 @@ export function items(scene) {
     else keys.push({ arrow: "ink", text: "exact score s" })
   }
   if (!outcome && layers.has("boundaries")) keys.push({ line: "ink", text: "boundaries" })
+  if (!outcome && scene.probe?.answer) keys.push({ line: "point", text: "origins, by probability" }, { arrow: "ink", text: "single targets" }, { arrow: "spread", text: "their mean, and spread" })
   if (keys.length) found.push({ keys })
   return found
 }

@@ -59,7 +59,7 @@ function drawTimes(pen, cell, scene, part) {
   pen.lineTo(times.x + times.w, y)
   pen.stroke()
   pen.globalAlpha = 1
-  label(pen, "noise", times.x + times.w - 6, times.y + 9, "right", "middle", 11, bright)
+  label(pen, "random starts", times.x + times.w - 6, times.y + 9, "right", "middle", 11, bright)
   label(pen, "data", times.x + times.w - 6, times.y + times.h - 8, "right", "middle", 11, bright)
   if (layers.has("boundaries") && map) places(pen, cell, map, y, bright)
   if (layers.has("arrows") && map) {

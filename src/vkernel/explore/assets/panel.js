@@ -12,11 +12,12 @@ function bar({ name, copied, new: fresh, se }) {
 }
 
 export function showResult(result) {
-  at("panel-caption").textContent = result.caption ?? "Where samples end"
+  at("panel-caption").textContent = result.caption ?? "Where samples end, ± standard error"
   at("headline").replaceChildren(...headline(result.headline))
   at("bars").replaceChildren(...(result.bars ?? []).map(bar))
-  const [first, ...rest] = [result.sentences ?? []].flat()
-  at("sentences").replaceChildren(...paragraphs([first]))
+  const [first, second, ...rest] = [result.sentences ?? []].flat()  // the second tells what single models do
+  at("sentences").replaceChildren(...paragraphs([first, ...(result.arrays.member_gaps ? [second] : [])]))
+  if (!result.arrays.member_gaps) rest.unshift(second)
   at("details").replaceChildren(...paragraphs([...rest, ...(result.details ?? []), result.note]))
 }
 

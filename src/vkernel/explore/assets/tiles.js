@@ -9,7 +9,7 @@ export function lawsOf(result) {
   const { arrays, names = {} } = result, exact = result.state.sampler === "exact"
   const gaps = arrays.member_gaps?.data, named = (k) => `model ${k + 1}${gaps ? `: ${Math.round(100 * gaps[k])} % new` : ""}`
   const found = [{ who: "law", name: names.law ?? (exact ? "exact score" : "average"), law: arrays.law }]
-  if (arrays.twin_law) found.push({ who: "twin", name: names.twin ?? "noiseless targets", law: arrays.twin_law })
+  if (arrays.twin_law) found.push({ who: "twin", name: names.twin ?? "exact targets", law: arrays.twin_law })
   if (arrays.exact && !exact) found.push({ who: "exact", name: names.exact ?? "exact score", law: arrays.exact })
   const members = arrays.members, bins = members ? members.shape.slice(1) : [], size = bins.reduce((a, b) => a * b, 1)
   for (let k = 0; k < (members?.shape[0] ?? 0); k++) {
