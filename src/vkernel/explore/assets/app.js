@@ -438,6 +438,7 @@ store.listen(() => {
     socket.forget(lasting)
     socket.request({ kind: "cancel" }, () => {})
     run = 0
+    asked = ""  // a state that comes back is computed again
   }
   showJob({ stale: true })
   scheduleRun(old && inputsOf(old.state) === key ? SOON : LONGER)
