@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +32,19 @@ def models() -> Path:
     if not (folder / "cnn28_mnist_a.pth").is_file():
         pytest.skip("VKERNEL_MODELS names no folder with cnn28_mnist_a.pth")
     return folder
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """Return a headless browser, or skip."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        pytest.skip("the browser tests need Debian's chromium")
+    with playwright.sync_playwright() as p:
+        made = p.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        yield made
+        made.close()
 
 
 @pytest.fixture(scope="module")

@@ -4,33 +4,19 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")
-
 SITE = Path(__file__).resolve().parent.parent / "docs" / "_build" / "html"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PAGES = sorted(page for page in SITE.rglob("*.html") if "_static" not in page.parts)
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="the browser tests need Debian's chromium"),
     pytest.mark.skipif(not PAGES, reason="the documentation is not built: make docs"),
 ]
 PHONE = {"viewport": {"width": 390, "height": 844}}
 IMAGES = "[...document.images].map(i => [i.src, i.hasAttribute('alt'), i.offsetParent === null || i.naturalWidth > 0])"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with playwright.sync_playwright() as p:
-        made = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield made
-        made.close()
 
 
 def opened(chromium: Any, path: Path, query: str = "", **how: Any) -> tuple[Any, list[str]]:

@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import vkernel as vk
+from vkernel.core.errors import require
 from vkernel.core.files import write, write_json
 from vkernel.plots.base import save
 from vkernel.plots.curves import panel, panel_grid
@@ -243,6 +244,7 @@ def figure(runs: list[dict[str, Any]]) -> Figure:
 def write_page(folder: Path) -> None:
     """Write the page and its figure."""
     runs = results(folder)
+    require(runs, f"There are no results in {folder}; train first.")
     write(PAGE, page(runs))
     save(figure(runs), FIGURE)
 

@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import io
 import json
-import shutil
 import signal
 import socket
 import statistics
@@ -24,11 +23,8 @@ import vkernel as vk
 from vkernel.explore.captions import POINTS
 from vkernel.explore.state import State
 
-playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")
 pytest.importorskip("tornado", reason="the page needs Tornado: pip install 'vkernel[explore]'")
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="the browser tests need Debian's chromium")
 TRIPLE = State(sampler="exact", steps=10)  # {-1, 0, 1}; its samples take a moment
 LINEAR = State(ratio=4.0, steps=10)  # with these the ensembles take a second
 HEXAGON = State(points=POINTS["hexagon"], sampler="exact", steps=10)
@@ -47,14 +43,6 @@ def server() -> Iterator[Server]:
     made = Server()
     yield made
     assert "stopped." in made.stop()
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with playwright.sync_playwright() as p:
-        made = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield made
-        made.close()
 
 
 @pytest.fixture(scope="module")

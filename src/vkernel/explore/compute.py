@@ -1,7 +1,7 @@
 r"""The runs of the page, by the public API: what a score samples, and how much of that is copied (theory, §4–9).
 
 All samplers step through the same times, even in :math:`\log(\sigma/\alpha)`. Beside each run with noisy targets a
-*twin* has the same inputs and noiseless targets: the ratio of their gap masses is the effect of the target noise. The
+*twin* has the same inputs and exact targets: the ratio of their gap masses is the effect of the target noise. The
 twin of the effective SDE is V without its target-noise term, that of the naive estimator is :math:`\kappa = 0`.
 The *average* is one deterministic flow along :math:`\bar s`, the mean of the scores of all linear models: what it
 puts between training points is bias, and what the models add to that is variance.
@@ -241,7 +241,7 @@ class _Run:
         found = self.train(self.objective, "models", 0.1, half - 0.1)
         own = self.flow(found, half - 0.1, half)
         if self.state.K != 0:
-            twin = self.flow(self.train("J0", "twins with noiseless targets", half, 0.85), 0.85, 0.95)
+            twin = self.flow(self.train("J0", "twins with exact targets", half, 0.85), 0.85, 0.95)
         return self.result(own, twin, learned=found)
 
     def flow(self, of: vk.Ensemble, start: float, stop: float) -> Solution:
@@ -257,7 +257,7 @@ class _Run:
         single = few.sample(SHOWN_EACH[self.state.sampler], steps=self.state.steps, seed=self.seed + 1, progress=part)
         single, twin = single[single.isfinite().flatten(1).all(1)], None
         if self.state.K != 0:
-            name = "twins with noiseless targets"
+            name = "twins with exact targets"
             twin, _ = self.sample(self.train("J0", name, half, 0.85), name, 0.85, 0.95)
         return self.result(own, twin, single, note=note, learned=found)
 

@@ -58,7 +58,7 @@ class State:
     features: str = "gaussian"
     ratio: float = 1.0  # F/P, features per noised training point
     tau: float = 100.0
-    K: int = 1  # draws averaged in a target; 0 for noiseless targets (J0)
+    K: int = 1  # draws averaged in a target; 0 for exact targets (J0)
     h: float = 0.2  # width of the smoothed score
     k: int = 2  # training points that the nearest-points score uses
     at: float = 1.0  # sigma/alpha below which the switch follows the exact score

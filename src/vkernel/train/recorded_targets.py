@@ -80,7 +80,7 @@ class RecordedTargets:
 
     def __init__(self, held: TrainingSet, objective: Objective, predicts: str, sigma_data: float, null: int) -> None:
         self.held, self.objective, self.predicts = held, objective, predicts
-        self.sigma_data, self.null, self.shape = sigma_data, null, held.data.shape
+        self.sigma_data, self.null = sigma_data, null
         self.products = Products(held)
         self.kept: dict[tuple[Any, ...], Batch] = {}
 
