@@ -204,6 +204,19 @@ def test_merged_duplicates_become_weights(tmp_path_factory, n, dtype, mapped, se
     assert brute_force_merge(array[first], np.ones(len(first)))[0] == list(range(merged.n))
 
 
+@pytest.mark.parametrize("d", [1, 7, 8, 19])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+def test_bytes_are_merged_eight_at_a_time(d, dtype):
+    """Rows that begin anywhere in memory and differ in one byte at most; the last eight are padded."""
+    points = torch.full((d + 3, d), 100, dtype=dtype)
+    points[torch.arange(d), torch.arange(d)] = 101
+    held = torch.cat([torch.zeros(3, dtype=dtype), points.flatten()])[3:].reshape(d + 3, d)
+    for scale in (None, (-1, 1)):
+        merged, inverse = Empirical(held, scale=scale).merged()
+        assert merged.n == d + 1
+        assert inverse.tolist() == [*range(d), d, d, d]
+
+
 def test_a_collision_of_hashes_is_noticed(monkeypatch):
     true_hash, calls = module.row_hashes, []
 

@@ -46,6 +46,19 @@ def test_nearest_is_brute_force(d: int, scale: float, offset: float):
     assert torch.equal(index, which[:, :3])
 
 
+@pytest.mark.parametrize("offset", [0.0, 1e4, 1e7])
+@pytest.mark.parametrize("stored", [torch.float32, torch.uint8])
+def test_nearest_is_brute_force_for_points_of_low_precision(stored: torch.dtype, offset: float):
+    """Float32 is centred in float32, in which one number cannot hold the centre; many points tie."""
+    points = (40 * normal(700, 60) + 128 + offset * (stored == torch.float32)).clamp_min(0).to(stored)
+    data = vk.Empirical(points)
+    x = torch.cat([data.take(torch.arange(5)).double() + 1e-3, data.take(torch.arange(5, 20)).double() + 30])
+    distance, index = nearest(x, data, 3)
+    expected, which = brute(x, points.double())
+    torch.testing.assert_close(distance, expected[:, :3], rtol=1e-12, atol=0)
+    assert torch.equal(index, which[:, :3])
+
+
 def test_near_ties_are_resolved_in_float64():
     """Points on a far sphere: products in float32 see one distance where there are many."""
     direction = normal(300, 5)

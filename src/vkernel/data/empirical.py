@@ -143,7 +143,7 @@ class Empirical:
         and then compared; should two different points share a hash, another hash is taken."""
         for salt in count():
             keys = rng.keys((self.d,), rng.stream(salt, "merge equal points"), self.device)
-            hashes = torch.cat([row_hashes(self.rows(*block), keys).cpu() for block in self._blocks(8)])
+            hashes = torch.cat([self._hashes(slice(*block), keys).cpu() for block in self._blocks(8)])
             _, first, inverse = np.unique(hashes.numpy(), return_index=True, return_inverse=True)
             partner = first[inverse.reshape(-1)]
             others = np.flatnonzero(partner != np.arange(self.n))
@@ -156,6 +156,17 @@ class Empirical:
             return self, merge
         weights = torch.zeros(len(first), dtype=torch.float64, device=self.device)
         return self._restricted(torch.from_numpy(first[order]), weights.index_add_(0, merge, self.weights)), merge
+
+    def _hashes(self, block: slice, keys: Tensor) -> Tensor:
+        """Return the hash of each point of a block; bytes, which are equal if and only if their values are, are hashed
+        eight at a time."""
+        stored = self._read(block)
+        if stored.dtype not in (torch.uint8, torch.int8):
+            return row_hashes(self.values(stored), keys)
+        padded = stored.new_zeros(len(stored), -(-self.d // 8) * 8)
+        padded[:, : self.d] = stored
+        words = padded.view(torch.int64)
+        return rng.hashed(keys[: words.shape[1]], words).sum(-1)
 
     def _read(self, which: slice | Tensor) -> Tensor:
         """Return rows as stored, ``(k, d)``, on the device; a memory map is read in the order of its rows."""

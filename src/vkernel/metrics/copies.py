@@ -161,7 +161,9 @@ class Reference:
         if self.augment.name:
             self.points, merge = Augmented.merged(part, self.augment, self.extract)
         else:
-            self.points, merge = (part if self.extract.plain else Empirical(self._rows(part))).merged()
+            # in the precision of the features: in float64, sets of images in memory would be twice as large
+            points = part if self.extract.plain else Empirical(self.extract.over(part).cpu())
+            self.points, merge = points.merged()
         n, merge = self.points.n, merge.cpu()
         require(n >= 2, "A ratio of distances needs two distinct training images; these are all equal.")
         good = n >= 3 or test is not None

@@ -180,6 +180,8 @@ def _candidates(queries: Tensor, data: Empirical | Augmented, excluded: Tensor, 
     """Return the largest product and the indices of each query's candidates, ``(q,)`` and ``(q, count)``."""
     step = max(1, CHUNK // max(data.d, 512))
     parts = list(torch.arange(len(queries), device=data.device).split(max(1, CHUNK // step)))
+    high = data.center.to(queries)
+    low = (data.center - high.double()).to(queries)  # one float32 alone may be off by more than the points' spread
     best = [queries.new_zeros(len(part), 0) for part in parts]
     index = [excluded.new_zeros(len(part), 0) for part in parts]
     for start in range(0, data.n, step):
@@ -189,7 +191,9 @@ def _candidates(queries: Tensor, data: Empirical | Augmented, excluded: Tensor, 
         for i, part in enumerate(parts):
             square = queries.new_full((len(part), len(places)), torch.inf)
             for version in held or _versions(data, block):
-                rows = (version.double() - data.center).to(queries)
+                # float32 is centred in its own precision: float64 would take longer than the product with few queries
+                plain = version.dtype == queries.dtype
+                rows = (version - high).sub_(low) if plain else (version.double() - data.center).to(queries)
                 torch.minimum(square, torch.addmm(rows.square().sum(1), queries[part], rows.mT, alpha=-2), out=square)
             own = excluded[part] - start
             inside = ((own >= 0) & (own < len(places))).nonzero()[:, 0]
