@@ -56,6 +56,16 @@ def test_the_distances_are_those_of_the_features():
     assert likeness(samples, data, test, seed=1).kernel.value == pytest.approx(found.kernel.value)  # no subset is drawn
 
 
+@pytest.mark.parametrize("held_out", [True, False])
+def test_sets_of_samples_share_real_images(held_out: bool):
+    """Each is compared as if it were alone, whatever the order and the number of its samples."""
+    data, test = split(0, 700, 300)
+    real = module.RealImages(data, test if held_out else None, "pixels", 3, "flip")
+    for samples in (images(test)[:64], images(test)[:40] + 0.5, images(data)[:1100], images(test)[:64]):
+        alone = likeness(samples, data, test if held_out else None, seed=3, augment="flip")
+        assert real.likeness(samples) == alone
+
+
 def test_the_chance_is_that_of_brute_force_exchanges():
     x, y, z = normal(12, 2, seed=1) + 0.5, normal(15, 2, seed=2), normal(50, 2, seed=3) * torch.tensor([1.0, 2.0])
     got = module._chance((x, y, z), (), gen(3))

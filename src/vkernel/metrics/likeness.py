@@ -37,7 +37,7 @@ from vkernel.data.empirical import Empirical
 from vkernel.metrics.augment import Augment
 from vkernel.metrics.copies import check_samples
 from vkernel.metrics.distances import frechet_distance, kernel, kernel_distance
-from vkernel.metrics.features import Features, Images, extractor
+from vkernel.metrics.features import Extractor, Features, Images, extractor
 
 MOMENTS, PAIRS, PERMUTATIONS = 4096, 1024, 999  # training images; samples, and real images, in the test; exchanges
 CHANCE = 0.01  # of a false alarm; and the share of diverged samples that raises it
@@ -109,44 +109,70 @@ def likeness(
     >>> vk.metrics.likeness(samples, train, held_out).alarm
     False
     """
-    data = data if isinstance(data, Empirical) else Empirical(data)
-    held = test if test is None or isinstance(test, Empirical) else Empirical(test)
-    for name, images, least in (("training", data, LEAST if held else 2 * LEAST), ("test", held, LEAST)):
-        count = least if images is None else int((images.weights > 0).sum())
-        require(count >= least, f"Likeness needs {least} {name} images or more; there are {count}.")
-    require(data.spread > 0, "All points of the data are equal; there is no law to compare with.")
-    shape = data.shape if held is None else held.shape
-    require(shape == data.shape, f"Training images have shape {data.shape} and test images {shape}.")
-    extract, real = extractor(features), "left-out training" if held is None else "test"
-    x = check_samples(samples, data, least=0).to(data.device)
-    near = (x.flatten(1) - data.center).norm(dim=1) <= DIVERGED * data.spread  # false of NaN
-    good, diverged = x[near].to(data.dtype), int((~near).sum())
-    if len(good) < LEAST:
-        none = Estimate[float].unknown()
-        few = (extract.name, 0, len(good), False, real)
-        return Likeness(none, none, none, none, None, *few, math.nan, diverged, diverged > 0)
-    g, versions = rng.stream(seed, "images for likeness"), Augment.parse(augment, data.shape)
-    held, train = (versions.drawn(images, g) for images in _chosen(data, held, max(len(good), PAIRS), g))
-    n = min(len(good), held.n)
-    shuffled = good[torch.randperm(len(good), generator=g).to(good.device)]
-    size = next(size for size in SIZES if EACH * size <= int((data.weights > 0).sum()))
-    reduced = not extract.custom and extract.components is None and extract(good[:1]).shape[1] > size
-    if reduced:
-        extract = extract.reduced(size)
-    extract = extract.fit(train, seed)
-    sets = (shuffled, None), (held, held.choose(held.n, g)), (train, train.choose(train.n, g))
-    a, b, c = (extract.over(*images) for images in sets)
-    rest = [extract.remainder().over(*images) for images in sets] if extract.components else []
-    k, far, floor = a.shape[1], None, None
-    if enough := min(n, len(c)) > k:
-        far, floor = frechet_distance(a[:n], c), frechet_distance(b[:n], c)
-    lacking = f"{n} samples and {len(c):,} training images" if len(c) <= k else f"{n} samples"
-    why = "" if enough else f"covariances of {k} features need {k + 1} images or more; there are {lacking}."
-    mmd, mmd_floor = kernel_distance(a[:n], c), kernel_distance(b[:n], c)
-    remainder = _ratio(rest[0][:n], rest[1][:n]) if rest else None
-    chance = _chance((a, b, c), rest, rng.stream(seed, "exchanges for likeness"))
-    alarm, about = chance < CHANCE or diverged > CHANCE * len(x), (extract.name, k, n, reduced, real)
-    return Likeness(far, floor, mmd, mmd_floor, remainder, *about, chance, diverged, alarm, why)
+    return RealImages(data, test, features, seed, augment).likeness(samples)
+
+
+class RealImages:
+    """Training images and other real images, of which features are prepared once; :meth:`likeness` compares samples
+    with them. Arguments are those of :func:`likeness`."""
+
+    def __init__(
+        self, data: Images, test: Images | None, features: Features, seed: int, augment: str | Augment | None = None
+    ) -> None:
+        data = data if isinstance(data, Empirical) else Empirical(data)
+        held = test if test is None or isinstance(test, Empirical) else Empirical(test)
+        for name, images, least in (("training", data, LEAST if held else 2 * LEAST), ("test", held, LEAST)):
+            count = least if images is None else int((images.weights > 0).sum())
+            require(count >= least, f"Likeness needs {least} {name} images or more; there are {count}.")
+        require(data.spread > 0, "All points of the data are equal; there is no law to compare with.")
+        shape = data.shape if held is None else held.shape
+        require(shape == data.shape, f"Training images have shape {data.shape} and test images {shape}.")
+        self.data, self.test, self.extract, self.seed = data, held, extractor(features), seed
+        self.augment = Augment.parse(augment, data.shape)
+        self._prepared: dict[int, tuple[Empirical, Empirical, Extractor, bool, Tensor]] = {}
+
+    def likeness(self, samples: Tensor) -> Likeness:
+        """Measure how far the law of ``samples (n, *shape)`` is from that of training images."""
+        data, real = self.data, "left-out training" if self.test is None else "test"
+        x = check_samples(samples, data, least=0).to(data.device)
+        near = (x.flatten(1) - data.center).norm(dim=1) <= DIVERGED * data.spread  # false of NaN
+        good, diverged = x[near].to(data.dtype), int((~near).sum())
+        if len(good) < LEAST:
+            none = Estimate[float].unknown()
+            few = (self.extract.name, 0, len(good), False, real)
+            return Likeness(none, none, none, none, None, *few, math.nan, diverged, diverged > 0)
+        held, train, extract, reduced, state = self._real(good)
+        g = torch.Generator()
+        g.set_state(state)  # each set of samples continues the stream where the real images left it
+        n = min(len(good), held.n)
+        shuffled = good[torch.randperm(len(good), generator=g).to(good.device)]
+        sets = (shuffled, None), (held, held.choose(held.n, g)), (train, train.choose(train.n, g))
+        a, b, c = (extract.over(*images) for images in sets)
+        rest = [extract.remainder().over(*images) for images in sets] if extract.components else []
+        k, far, floor = a.shape[1], None, None
+        if enough := min(n, len(c)) > k:
+            far, floor = frechet_distance(a[:n], c), frechet_distance(b[:n], c)
+        lacking = f"{n} samples and {len(c):,} training images" if len(c) <= k else f"{n} samples"
+        why = "" if enough else f"covariances of {k} features need {k + 1} images or more; there are {lacking}."
+        mmd, mmd_floor = kernel_distance(a[:n], c), kernel_distance(b[:n], c)
+        remainder = _ratio(rest[0][:n], rest[1][:n]) if rest else None
+        chance = _chance((a, b, c), rest, rng.stream(self.seed, "exchanges for likeness"))
+        alarm, about = chance < CHANCE or diverged > CHANCE * len(x), (extract.name, k, n, reduced, real)
+        return Likeness(far, floor, mmd, mmd_floor, remainder, *about, chance, diverged, alarm, why)
+
+    def _real(self, good: Tensor) -> tuple[Empirical, Empirical, Extractor, bool, Tensor]:
+        """Return real images for so many samples, training images, the extractor fitted on these, whether it has fewer
+        features than requested, and the state of the random stream after these choices."""
+        wanted = max(len(good), PAIRS)
+        if wanted not in self._prepared:
+            data, extract, g = self.data, self.extract, rng.stream(self.seed, "images for likeness")
+            held, train = (self.augment.drawn(images, g) for images in _chosen(data, self.test, wanted, g))
+            state = g.get_state()
+            size = next(size for size in SIZES if EACH * size <= int((data.weights > 0).sum()))
+            reduced = not extract.custom and extract.components is None and extract(good[:1]).shape[1] > size
+            extract = (extract.reduced(size) if reduced else extract).fit(train, self.seed)
+            self._prepared[wanted] = held, train, extract, reduced, state
+        return self._prepared[wanted]
 
 
 def _chosen(data: Empirical, test: Empirical | None, wanted: int, g: torch.Generator) -> tuple[Empirical, Empirical]:
@@ -252,8 +278,9 @@ class Drift:
         return bool(self.far or self.outside)
 
 
-def drift(samples: Tensor, data: Empirical) -> Drift:
+def drift(samples: Tensor, data: Empirical, moments: Tensor | None = None) -> Drift:
     """Compare per-image means and variances of ``samples (n, *shape)`` with the data's; NaN are outside its range.
+    ``moments`` are the :func:`data_moments` of the data, which are measured if they are not given.
 
     >>> import torch, vkernel as vk
     >>> train, held_out = vk.data.images("digits", 200, 100)
@@ -262,9 +289,8 @@ def drift(samples: Tensor, data: Empirical) -> Drift:
     """
     x = check_samples(samples, check_type(data, "data", Empirical), least=0)
     require(len(x) >= 4 and data.n >= 4, f"Drift needs 4 samples and 4 data; got {len(x)} and {data.n}.")
-    kept = data.weights.cpu().nonzero()[:, 0]
-    own = torch.cat([image_moments(data.take(some)) for some in kept.split(2048)])
-    theirs, weights = image_moments(x), data.weights.cpu()[kept]
+    weights = data.weights.cpu()
+    own, theirs, weights = data_moments(data) if moments is None else moments, image_moments(x), weights[weights > 0]
     floor = 1e-6 * max(data.spread / math.sqrt(data.d), 1e-30)
     mean, variance = (_shift(theirs[:, i], own[:, i], weights, floor ** (i + 1)) for i in (0, 1))
     chances = {"mean": mean[2], "variance": variance[2]}
@@ -273,6 +299,12 @@ def drift(samples: Tensor, data: Empirical) -> Drift:
     finite = theirs[theirs.isfinite().all(1)]
     wide = [ratio_of_spreads(finite[:, i], own[:, i], weights, floor ** (i + 1)) for i in (0, 1)]
     return Drift(share, wide[0], wide[1], mean[0], variance[0], mean[1], variance[1], mean[3], mean[4], chances)
+
+
+def data_moments(data: Empirical) -> Tensor:
+    """Return the mean and the variance of each image of the data that has weight, ``(n, 2)``, in float64."""
+    kept = data.weights.cpu().nonzero()[:, 0]
+    return torch.cat([image_moments(data.take(some)) for some in kept.split(2048)])
 
 
 def image_moments(images: Tensor) -> Tensor:

@@ -122,6 +122,26 @@ def test_the_number_of_evaluations_is_predicted(sizes: Sizes) -> None:
     assert said[0].startswith(f"About {expected:,} images go through the network, 20 at a time: about ")
 
 
+def test_a_part_of_the_data_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times of queries and comparisons are those of a part, in proportion; the clock counts points."""
+    points, sizes = marks().sample(400, generator=0).float(), []
+    weights = torch.arange(400) % 4 > 0
+    held = vk.Empirical(points, weights.double())
+    net = wrap(Counted(points[:48]), PROCESS, shape=(1, 4, 4))
+
+    def nearest(x: Tensor, some: vk.Empirical, k: int) -> tuple[Tensor, Tensor]:
+        sizes.append(some.n)
+        assert some.n == 400 or bool((some.weights > 0).all())
+        return torch.full((len(x), k), float(some.n)), torch.zeros(len(x), k).long()
+
+    monkeypatch.setattr(plans, "nearest", nearest)
+    monkeypatch.setattr(plans, "_seconds", lambda call: float(call().flatten()[0]))
+    assert plans.measure(net, held).compared * plans.QUERIES == pytest.approx(400)
+    monkeypatch.setattr(plans, "PART", 100)
+    assert plans.measure(net, held).compared * plans.QUERIES == pytest.approx(400)
+    assert set(sizes) == {400, 100}
+
+
 def test_threads_are_those_that_are_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))

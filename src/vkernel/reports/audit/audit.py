@@ -6,7 +6,6 @@ number would be of a misreading. Networks that see the same noisy images form a 
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
 import time
@@ -35,7 +34,7 @@ from vkernel.reports.audit.plan import Plan, device_of, measure, using_threads
 from vkernel.reports.audit.report import text
 from vkernel.reports.audit.result import Audit, DataStatistics, NetworkAudit, Sizes
 from vkernel.reports.audit.samples import Data, as_data, check_count, in_memory
-from vkernel.score import Wrapped
+from vkernel.score import EmpiricalScore, Wrapped
 
 if TYPE_CHECKING:
     from vkernel.reports.profile import Profile
@@ -172,9 +171,14 @@ def _statistics(
     good = next((p for p in problems if any(found[net.name].conventions.fits for net in p.nets)), None)
     if good is None:
         return None
-    net, given = good.nets[0], (good.sizes.queries, good.seed)
-    about = functools.partial(DataStatistics.of, net.scaled(data), net.process, *given)
-    return kept.get(f"statistics {net.name}", about)
+    net = good.nets[0]
+
+    def measured() -> DataStatistics:
+        whole = good.own.rows is None  # the group of a class holds the images of this class alone
+        exact = good.exact if whole else EmpiricalScore(net.scaled(data), net.process)
+        return DataStatistics.of(exact, good.sizes.queries, good.seed)
+
+    return kept.get(f"statistics {net.name}", measured)
 
 
 def _announce(plan: Plan, net: Wrapped, sizes: Sizes, quick: Sizes, nets: int, test: bool, progress: Progress) -> None:

@@ -9,8 +9,9 @@ network is timed with 1, 2, 4, … threads, and the fewest that come within a te
 audit only. Nothing is changed where ``OMP_NUM_THREADS`` or ``torch.set_num_threads`` have set a number.
 
 **Cost.** With E evaluations of the network (images, over all stages), Q of the ideal score and K images that are
-compared with the training set, an audit takes :math:`aE + bQ + cK`; a, b and c are timed. A derivative costs about
-seven evaluations. Under-trained and misread networks end sooner."""
+compared with the training set, an audit takes :math:`aE + bQ + cK`; a, b and c are timed. A query and a comparison take
+a time in proportion to the training set: they are timed on a part of it. A derivative costs about seven evaluations.
+Under-trained and misread networks end sooner."""
 
 from __future__ import annotations
 
@@ -42,6 +43,7 @@ TURNED, TURNED_ON = 12, 32  # other orientations and ranges, each on so many ima
 DERIVATIVE, DERIVED = 7, 2  # what a derivative costs, in evaluations; images that it gives to the network
 SLOW = 1.0  # seconds; a slower call is timed once
 QUERIES = 32  # of the ideal score, and compared images, that are timed
+PART = 1 << 13  # training images on which these are timed
 
 
 @dataclass(frozen=True)
@@ -97,14 +99,21 @@ def measure(net: Wrapped, data: Empirical, batch: int | None = None, seed: int =
 
 
 def _measured(net: Wrapped, data: Empirical, x: Tensor, t: Tensor, batch: int | None) -> Plan:
-    size, few, exact = batch or largest_batch(net, x[:1], t), x[:QUERIES], EmpiricalScore(data, net.process)
+    size, few, some_data = batch or largest_batch(net, x[:1], t), x[:QUERIES], _part(data)
+    exact, times = EmpiricalScore(some_data, net.process), data.n / some_data.n
     own, some = replace(net, batch=size), x[:size]
     threads = fastest_threads(lambda: own(some, t), device_of(net).type)
     with using_threads(threads):
         each = _seconds(lambda: own(some, t)) / len(some)
-        query = _seconds(lambda: exact.with_covariance(few.double(), t)[0]) / len(few)
-        compared = _seconds(lambda: nearest(few.flatten(1), data, 2)[0]) / len(few)
+        query = times * _seconds(lambda: exact.with_covariance(few.double(), t)[0]) / len(few)
+        compared = times * _seconds(lambda: nearest(few.flatten(1), some_data, 2)[0]) / len(few)
     return Plan(size, threads, each, query, compared)
+
+
+def _part(data: Empirical) -> Empirical:
+    """Return images with weight, spread over the data, at most :data:`PART`."""
+    kept = (data.weights > 0).nonzero().flatten().cpu()
+    return data if len(kept) <= PART else data.subset(kept[torch.linspace(0, len(kept) - 1, PART).long()])
 
 
 def device_of(net: Wrapped) -> torch.device:

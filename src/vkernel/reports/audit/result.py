@@ -17,7 +17,6 @@ from vkernel.data import Empirical
 from vkernel.metrics import collapse_ratio
 from vkernel.metrics.augment import Augment
 from vkernel.metrics.copies import pooled
-from vkernel.process import Process
 from vkernel.reports.audit.agreement import Agreement, SameNoise
 from vkernel.reports.audit.blind import Blind
 from vkernel.reports.audit.classes import in_class
@@ -115,11 +114,13 @@ class DataStatistics:
     near: bool
 
     @classmethod
-    def of(cls, data: Empirical, process: Process, queries: int, seed: int) -> DataStatistics:
+    def of(cls, exact: EmpiricalScore, queries: int, seed: int) -> DataStatistics:
         """Measure them with ``queries`` images; the collapse is found by bisection on shared images and noise."""
+        data, process = exact.data, exact.process
         merged, merge = data.merged()
         repeated = (merge.cpu().bincount()[merge.cpu()] > 1).nonzero().flatten().tolist()
-        score, source = EmpiricalScore(merged, process), rng.stream(seed, "images for the ground")
+        score = exact if merged is data else EmpiricalScore(merged, process)  # which reads all points to begin with
+        source = rng.stream(seed, "images for the ground")
         index = merged.choose(queries, source).to(data.device)
         noise = rng.randn((1, len(index), *data.shape), source, data.device, data.dtype)
         ratio = float(collapse_ratio(score, index, noise, pooled=True, bisections=BISECTIONS))

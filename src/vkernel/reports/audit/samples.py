@@ -5,6 +5,7 @@ samples with them: those that an audit draws from networks, and those that were 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,10 +13,11 @@ from torch import Tensor
 
 from vkernel.core.errors import InputError, require
 from vkernel.data import Empirical, load
-from vkernel.metrics import Drift, Likeness, Texture, drift, likeness, texture
+from vkernel.metrics import Drift, Likeness, Texture, drift, texture
 from vkernel.metrics.augment import Augment
 from vkernel.metrics.copies import Copies, Reference
 from vkernel.metrics.features import Extractor, extractor
+from vkernel.metrics.likeness import RealImages, data_moments
 from vkernel.metrics.repeats import Repeats
 from vkernel.reports.audit.report import LOST
 
@@ -70,7 +72,8 @@ class SavedAudit:
 
 @dataclass(eq=False)
 class Comparison:
-    """Data in the units of the samples; at most ``reference`` real images are compared with them, once."""
+    """Data in the units of the samples; at most ``reference`` real images are compared with them. What is measured on
+    real images alone is measured once, for the first set of samples."""
 
     data: Empirical
     test: Empirical | None
@@ -83,13 +86,22 @@ class Comparison:
     def __post_init__(self) -> None:
         self.references: dict[str, Reference] = {}
 
+    @functools.cached_property
+    def moments(self) -> Tensor:
+        """The mean and the variance of each training image."""
+        return data_moments(self.data)
+
+    @functools.cached_property
+    def real(self) -> RealImages:
+        """The training images and the real images beside which laws of samples are measured."""
+        return RealImages(self.data, self.test, self.extract, self.seed, self.augment)
+
     def of(self, x: Tensor, kind: str, steps: int, coarse: bool = False) -> SampleAudit:
         """Compare the samples ``x (n, *shape)`` that a sampler ``kind`` drew in so many steps."""
-        moved, near, plain = drift(x, self.data), self._copies(x, self.extract), None
+        moved, near, plain = drift(x, self.data, self.moments), self._copies(x, self.extract), None
         if moved.alarm and self.extract.plain and len(self.data.shape) > 1:
             plain = self._copies(x, extractor("standardised"))
-        like = likeness(x, self.data, self.test, features=self.extract, seed=self.seed, augment=self.augment)
-        return SampleAudit(kind, steps, x, near, plain, moved, like, texture(x, self.data), coarse)
+        return SampleAudit(kind, steps, x, near, plain, moved, self.real.likeness(x), texture(x, self.data), coarse)
 
     def _copies(self, x: Tensor, extract: Extractor) -> Copies:
         if extract.name not in self.references:
