@@ -161,6 +161,28 @@ def test_the_smallest_singular_direction_of_a_known_matrix(d: int, size: int, no
     assert cosine == pytest.approx(float(vh[-1].sum().abs()) / math.sqrt(d), abs=0.01)
 
 
+def test_directions_at_once_are_those_one_by_one() -> None:
+    """The first directions are at the images, the next ones at them again; differences alike."""
+    matrix, x = torch.randn(6, 6, generator=gen(1)).double(), torch.randn(3, 6, generator=gen(2)).double()
+    jacobian = Jacobian.of(lambda y: (y @ matrix).sin(), x, 1e-4, gen())
+    v = torch.randn(12, 6, generator=gen(3)).double()
+    for one in (jacobian, replace(jacobian, forward=False)):
+        torch.testing.assert_close(one(v), torch.cat([one(part) for part in v.split(3)]))
+    exact = (x.repeat(4, 1) @ matrix).cos() * (v @ matrix)
+    torch.testing.assert_close(jacobian(v), exact)
+
+
+def test_all_changes_have_one_condition() -> None:
+    """A network whose conditions differ by a shift of its output is as blind as without conditions."""
+    condition = 1000 * torch.arange(3.0).reshape(3, 1)
+
+    def shifted(x: Tensor, t: Tensor, encoder_hidden_states: Tensor) -> Tensor:
+        return without_mean(x, t) + encoder_hidden_states[:, :, None, None]
+
+    found = blind(replace(checkpoint(shifted), condition=condition), DIGITS, images=4, budget=4)
+    assert found.changes == ["brightness"]
+
+
 # --- other people's networks ----------------------------------------------------------------------------------------
 
 

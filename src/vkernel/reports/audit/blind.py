@@ -98,7 +98,7 @@ def blind(
     transpose, at each level in search of the smallest gain; with 0 it is not sought, nor beyond 4,096 coordinates."""
     require(budget >= 0, f"budget must be 0 or more applications of the Jacobian; got {budget}.")
     require(images >= 4, f"Intervals over images need 4 images or more; got {images}.")
-    net = as_network(model, check_type(data, "data", Empirical))
+    net = as_network(model, check_type(data, "data", Empirical)).conditioned(count=1)  # for all changes and directions
     at = None if times is None else net.at(torch.as_tensor(times, dtype=torch.float64).reshape(-1))
     require(at is None or len(at) > 0, "times holds no time; give one or more, or leave it out.")
     levels, source = LEVELS if at is None else len(at), rng.stream(seed, "images for blindness")
@@ -113,16 +113,17 @@ def blind(
         require(sigma > 0, f"There is no noise at t = {float(t):g}; blindness is measured on noisy images.")
         scale = math.hypot(alpha * batch.spread, sigma)
         f = functools.partial(_predicted_noise, net, t)
-        here = f(x)
         changes = {"brightness": torch.full_like(x, STEP * scale), "contrast": STEP * x}  # gx - x
         if x.ndim > 2 and x.shape[-1] > 1:
             changes["translation"] = torch.roll(x, 1, -1) - x
-        for name, delta in changes.items():
-            ratios.setdefault(name, []).append(_norms(f(x + delta) - here) / _norms(linear(delta, alpha, sigma)))
+        here, *moved = f(torch.cat([x, *(x + delta for delta in changes.values())])).split(len(x))
+        for (name, delta), there in zip(changes.items(), moved, strict=True):
+            ratios.setdefault(name, []).append(_norms(there - here) / _norms(linear(delta, alpha, sigma)))
         jacobian = Jacobian.of(f, x, NUDGE * scale, generator)
-        probes = [jacobian.gain(rng.randn(tuple(x.shape), generator, x.device, x.dtype)) for _ in range(PROBES)]
-        gains = {"constant": jacobian.gain(torch.ones_like(x)), "image": jacobian.gain(x)}
-        for name, gain in (gains | {"random": torch.stack(probes).mean(0)}).items():
+        probes = [rng.randn(tuple(x.shape), generator, x.device, x.dtype) for _ in range(PROBES)]
+        # all directions at once: with few images, the time of a derivative hardly depends on their number
+        gains = jacobian.gain(torch.cat([torch.ones_like(x), x, *probes])).reshape(-1, len(x))
+        for name, gain in {"constant": gains[0], "image": gains[1], "random": gains[2:].mean(0)}.items():
             along.setdefault(name, []).append(gain)
         one, size = replace(jacobian, x=x[:1]), min(budget, x[0].numel()) * (x[0].numel() <= LARGEST)
         smallest.append(smallest_gain(one, size, generator) if size else (math.nan, math.nan))
@@ -169,15 +170,15 @@ class Jacobian:
         return cls(f, x, nudge, close, adjoint)
 
     def __call__(self, v: Tensor) -> Tensor:
-        """Return J v for ``v (B, *shape)``; one x serves all directions."""
-        x = self.x.expand(len(v), *self.x.shape[1:]).contiguous()
+        """Return J v for ``v (B, *shape)``: the first directions are at the images, the next ones at them again, …"""
+        x = self.x.repeat(len(v) // len(self.x), *(1,) * (self.x.ndim - 1))
         if self.forward:
             return torch.func.jvp(self.f, (x,), (v,))[1].detach()
         size = v.flatten(1).square().mean(1).sqrt().clamp_min(1e-300).reshape(-1, *(1,) * (v.ndim - 1)) / self.nudge
         return (self.f(x + v / size) - self.f(x - v / size)).detach() * size / 2
 
     def gain(self, u: Tensor) -> Tensor:
-        """Return |Ju|/|u| for each image."""
+        """Return |Ju|/|u| for each direction."""
         return _norms(self(u)) / _norms(u)
 
     def transposed(self, w: Tensor) -> Tensor:

@@ -132,8 +132,8 @@ class NetworkGroup:
         if self.test is not None:
             member = self._kept(net, membership, self.test, times=self.times, images=sizes.members, draws=1)
             self.step(f"{net.name}: membership", MEMBERSHIP)
-        # derivatives are taken at one condition, and not in half precision
-        seen = self._kept(replace(net.conditioned(count=1), dtype=None), blind, images=sizes.blind, budget=sizes.budget)
+        # derivatives are not taken in half precision
+        seen = self._kept(replace(net, dtype=None), blind, images=sizes.blind, budget=sizes.budget)
         self.step(f"{net.name}: blind directions", BLIND)
         samples = {kind: self._samples(net, kind) for kind in KINDS}
         return replace(begun, levels=curve, membership=member, blind=seen, samples=samples)
