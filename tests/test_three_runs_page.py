@@ -20,8 +20,7 @@ def worked() -> ModuleType:
 def test_a_small_run_and_its_page(worked: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digits = vk.data.digits()[:].reshape(-1, 1, 8, 8)
     monkeypatch.setattr(vk.data, "images", lambda name, n, test, size: (vk.Empirical(digits[:n]), digits[1000:1064]))
-    monkeypatch.setattr(worked, "MODEL", vk.models.UNet((8, 8)))
-    worked.train([8, 16], 3, tmp_path, 60.0, batch=4, size=8, every=1, budget=1.0)
+    worked.train([8, 16], 3, tmp_path, 60.0, batch=4, size=8, every=1, budget=1.0, channels=(8, 8))
     runs = worked.results(tmp_path)
     assert [run["n"] for run in runs] == [8, 16]
     assert runs[0]["rows"][-1]["step"] == 3

@@ -1,9 +1,10 @@
 """Three runs on Fashion-MNIST under the monitor, and the page docs/three_runs.md about them.
 
 ``python docs/monitor/worked.py train 256 1024 8192`` trains a U-Net on as many images each, side by side, watched by
-monitors, and writes what the monitors said to ``worked/256.json``, … beside this file, with pictures of the closest
-samples (``--folder`` for another place). Training steps are CUDA graphs where there is a GPU. ``page`` writes the page
-and its figure from the files."""
+monitors, and writes what the monitors reported to ``worked/256.json``, … beside this file, with pictures of the closest
+samples (``--folder`` for another place). Training steps are CUDA graphs where there is a GPU; ``--size 8 --batch 64
+--channels 32 64 --steps 30000`` is a form for one core of a CPU. ``page`` writes the page and its figure from the
+files."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +36,15 @@ from vkernel.reports.monitor.result import RunReport
 HERE = Path(__file__).parent
 PAGE, FOLDER = HERE.parent / "three_runs.md", HERE / "worked"
 FIGURE = HERE.parent / "_static" / "three_runs.png"
-PROCESS, MODEL = vk.EDM(), vk.models.UNet()
+PROCESS = vk.EDM()
 SIGMA_DATA = 0.5
 NAMES = {"train": "training images", "test": "held-out images"}
 MARKS = {"alarm": "alarm", "copying": "copies appear"}
 
 
-def raw(network: Callable[..., Tensor], x: Tensor, sigma: Tensor) -> Tensor:
-    """The network F of EDM."""
-    z, e = MODEL.inputs(x[None], sigma[None], PROCESS)
+def raw(model: vk.models.UNet, network: Callable[..., Tensor], x: Tensor, sigma: Tensor) -> Tensor:
+    """Evaluate the network F of EDM."""
+    z, e = model.inputs(x[None], sigma[None], PROCESS)
     return network(z[0], e[0])
 
 
@@ -53,27 +55,32 @@ def scales(sigma: Tensor) -> tuple[Tensor, Tensor]:
     return SIGMA_DATA**2 / total, SIGMA_DATA * (var / total).sqrt()
 
 
-def denoiser(network: nn.Module, x: Tensor, sigma: Tensor, labels: Tensor | None = None) -> Tensor:
-    """The denoiser D(x, σ), as the monitor calls it."""
+def denoiser(
+    model: vk.models.UNet, network: nn.Module, x: Tensor, sigma: Tensor, labels: Tensor | None = None
+) -> Tensor:
+    """Evaluate the denoiser D(x, σ), as the monitor calls it."""
     c_skip, c_out = scales(sigma)
-    return c_skip * x + c_out * raw(network, x, sigma)
+    return c_skip * x + c_out * raw(model, network, x, sigma)
 
 
 class Run:
     """A training run on n images, on a stream of its own, and its monitor."""
 
-    def __init__(self, n: int, folder: Path, batch: int, size: int, every: int, budget: float) -> None:
+    def __init__(
+        self, n: int, folder: Path, batch: int, size: int, every: int, budget: float, channels: Sequence[int]
+    ) -> None:
+        self.model = vk.models.UNet(tuple(channels))
         self.n, self.logs, cuda = n, folder / f"log-{n}", torch.cuda.is_available()
         torch.manual_seed(n)
         data, test = vk.data.images("fashion", n, 512, size=size)
         self.images = data[:].to("cuda" if cuda else "cpu")
-        self.network, self.ema = (MODEL.module(data.shape).to(self.images.device) for _ in range(2))
+        self.network, self.ema = (self.model.module(data.shape).to(self.images.device) for _ in range(2))
         self.ema.load_state_dict(self.network.state_dict())
         self.optimiser = torch.optim.Adam(self.network.parameters(), 1e-3, capturable=cuda)
         self.fast = torch.compile(self.network) if cuda else self.network
         self.batch, (self.low, self.high) = batch, (math.log(r) for r in PROCESS.ratios)
         shutil.rmtree(self.logs, ignore_errors=True)
-        given = {"every": every, "budget": budget, "log": self.logs, "forward": denoiser}
+        given = {"every": every, "budget": budget, "log": self.logs, "forward": partial(denoiser, self.model)}
         self.monitor = vk.Monitor(data, PROCESS, test, predicts="x0", range=(-1, 1), **given)
         self.stream = torch.cuda.Stream() if cuda else contextlib.nullcontext()
         self.graph = self.recorded() if cuda else None
@@ -85,7 +92,7 @@ class Run:
         sigma = torch.randn(count, device=device).mul(1.2).sub(1.2).clamp(self.low, self.high).exp()  # EDM's
         x, (c_skip, c_out) = x0 + sigma[:, None, None, None] * torch.randn_like(x0), scales(sigma)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            out = raw(self.fast, x, sigma)
+            out = raw(self.model, self.fast, x, sigma)
         loss = (out.float() - (x0 - c_skip * x) / c_out).square().mean()
         self.optimiser.zero_grad(set_to_none=False)
         loss.backward()
@@ -256,6 +263,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER)
     for name, value in {"steps": 45_000, "batch": 128, "every": 500, "size": 28}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--channels", type=int, nargs="+", default=[32, 64, 64], help="of the U-Net, one a level")
     parser.add_argument("--budget", type=float, default=0.05)
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long")
     given = vars(parser.parse_args())

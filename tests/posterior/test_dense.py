@@ -14,7 +14,7 @@ from torch import Tensor
 
 import vkernel as vk
 from vkernel.posterior import Engine, Queries
-from vkernel.posterior.dense import TRIM, Block
+from vkernel.posterior.dense import TRIM, Block, above
 from vkernel.posterior.weights import SparseWeights, trimmed
 
 MARGIN = 16.0
@@ -357,3 +357,35 @@ def test_moments_do_not_depend_on_the_order_of_calls(device):
     torch.testing.assert_close(first.product, torch.einsum("bn,bni,bnj,bj->bi", r, gap, gap, v))
     for name in ("mean", "trace", "diag", "product", "square", "entropy", "log_z"):
         assert torch.equal(getattr(first, name), getattr(second, name))
+
+
+@pytest.mark.parametrize("least", [-3.0, 0.0, 2.5])
+def test_pairs_above_are_those_of_a_mask(least):
+    """Rows with none, few and many pairs, many at the end alone, in all rows and in some of them."""
+    logit = normal(40, 64, seed=3).float()
+    logit[::4] -= 4.0
+    logit[1::4, 32:] += 6.0
+    bound, cap = torch.full((40,), least), 5
+    for rows in (torch.arange(40), torch.arange(1, 40, 3), torch.arange(0)):
+        q, i, few = above(logit, bound, rows, cap)
+        mask = torch.zeros_like(logit, dtype=torch.bool)
+        mask[rows] = logit[rows] > least
+        good = mask.sum(1) <= cap
+        assert torch.equal(few, rows[good[rows]])
+        assert torch.equal(torch.stack([q, i]), (mask & good[:, None]).nonzero().mT)
+
+
+@pytest.mark.parametrize("level", [0.02, 0.5, 3.0, 30.0])
+@pytest.mark.parametrize("d", [5, 40])
+def test_log_z_by_itself_is_that_of_the_moments(d, level):
+    """Also where logits are lent: a mean whose weights were overwritten is that of weights that were kept."""
+    points, weights = training_set(300, d, 1, True, False, False)
+    score = vk.EmpiricalScore(vk.Empirical(points.float(), weights), vk.EDM())
+    score.engine.points.chunk = 97
+    x = (points[:9] + level * normal(9, d, seed=2)).float()
+    alone, whole = score.posterior(x, level), score.posterior(x, level)
+    assert torch.allclose(alone.log_z, whole.first.log_z, rtol=1e-6, atol=1e-6)
+    assert torch.equal(whole.log_z, whole.first.log_z)
+    queries = score.queries(x, torch.tensor(level))
+    for lent in (score.engine.moments(queries), score.engine.dense.moments(queries)):
+        assert torch.allclose(lent.mean, whole.first.mean, rtol=1e-6, atol=1e-6)

@@ -37,6 +37,7 @@ MARGIN = 16.0  # dropped points hold less than exp(-MARGIN) of the weight outsid
 TRIM = 20.0  # those that are dropped one by one hold less than exp(-TRIM) of it
 FAR = 10.0  # a coarse error beyond which float64's, 2^-29 of it, exceeds 1e-8
 TOLERANCE = 1e-5  # of the mean, in units of the data's spread, for what stage 2 leaves in float32
+PART = 8  # a row is counted in one of so many parts of its columns first
 SPARE = 16  # points proposed beyond the nearest ones
 
 
@@ -62,42 +63,60 @@ class Block:
         self.window = self.margin - math.log1p(-math.exp(MARGIN - TRIM))
         self.sparse = torch.ones_like(norm, dtype=torch.bool)  # stage 1 in all chunks so far
 
-    def weights(self, span: Span) -> Iterator[Weights]:
-        """Yield the weights over some of the points; ``rows`` count from the first query of the block."""
+    def weights(self, span: Span, room: Tensor | None = None) -> Iterator[Weights]:
+        """Yield the weights over some of the points; ``rows`` count from the first query of the block. Logits may be
+        stored in ``room``; such weights are valid until the next are requested."""
         if self.points.d < base.NARROW:
             yield from self._exact(self.float64(torch.arange(len(self.x), device=self.x.device), span))
             return
-        logit = base.product(self.left, span.columns.mT)
-        self.top = torch.cat([self.top, logit.topk(min(2, logit.shape[1]), dim=1).values], 1).topk(2, dim=1).values
-        first, second = self.top.double().unbind(1)
+        logit = base.product(self.left, span.columns.mT, room)
+        first, second = self._two_largest(logit)
         # A single point has no second: then nothing can be dropped, and nothing need be.
         reference = torch.where(second.isfinite(), second, first) if self.covariance else first
-        mask = logit > (reference - self.window - 2 * self.delta).float()[:, None]
-        count, cap = mask.sum(1, dtype=torch.int32), max(8, logit.shape[1] // 128)
-        finite = first.isfinite() & self.delta.isfinite()
-        sparse = (count <= cap) & finite
+        finite, cap = first.isfinite() & self.delta.isfinite(), max(8, logit.shape[1] // 128)
+        least = (reference - self.window - 2 * self.delta).float()
+        q, i, few = above(logit, least, finite.nonzero().squeeze(-1), cap)
+        sparse = torch.zeros_like(finite)
+        sparse[few] = True
         self.sparse &= sparse
-        if bool((sparse & (count > 0)).any()):  # the points of the mask, less the lightest
-            q, i = (mask & sparse[:, None]).nonzero().unbind(1)
+        if len(q):  # the candidates, less the lightest
             share = math.log(logit.shape[1] / self.points.n)
             keep = base.trimmed(logit[q, i].double() + self.delta[q], q, reference - self.delta - TRIM + share)
             yield from self._pairs(q[keep], i[keep] + span.part.start)
-        if bool(sparse.all()):
+        if len(few) == len(logit):
             return
-        # Which weights, bounded by exp(logit - first), matter enough to need their exact logit?
+        # Which weights, bounded by exp(logit - first), matter enough to need their exact logit? None, where the error
+        # is so small that the bound exceeds 1.
         heavy = 2 * (math.log(TOLERANCE) - (self.delta / 8).log())
-        torch.gt(logit, (first + heavy).float()[:, None], out=mask)
-        narrow = ~sparse & (mask.sum(1, dtype=torch.int32) <= cap) & finite
-        doubt = (~sparse & ~narrow & finite).nonzero().squeeze(-1)
+        tested = (~sparse & finite & (heavy < 0)).nonzero().squeeze(-1)
+        q, i, few = above(logit, (first + heavy).float(), tested, cap)
+        narrow = ~sparse & finite & (heavy >= 0)
+        narrow[few] = True
+        doubt = tested[~narrow[tested]]
         if len(doubt):  # the bound on the weights was loose where many share them: normalise by this chunk
-            rows = logit[doubt]
-            mask[doubt] = rows > (rows.logsumexp(1) + heavy[doubt])[:, None]
-            narrow[doubt] = mask[doubt].sum(1, dtype=torch.int32) <= cap
+            total = first.index_copy(0, doubt, logit[doubt].logsumexp(1).double())
+            more, which, few = above(logit, (total + heavy).float(), doubt, cap)
+            q, i = torch.cat([q, more]), torch.cat([i, which])
+            narrow[few] = True
         if bool(narrow.any()):
-            yield self._float32(logit, mask, narrow, span)
+            weights = self._float32(logit, (q, i), narrow.nonzero().squeeze(-1), span)
+            weights.lent = room is not None
+            yield weights
         rest = (~sparse & ~narrow).nonzero().squeeze(-1)
         if len(rest):
             yield from self._exact(self.float64(rest, span))
+
+    def _two_largest(self, logit: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the two largest logits so far, float64; the second is needed, and found, for covariances alone."""
+        if self.covariance:  # faster than topk
+            first, place = logit.max(dim=1, keepdim=True)
+            found = [self.top, first, logit.scatter_(1, place, -torch.inf).amax(1, keepdim=True)]
+            logit.scatter_(1, place, first)
+        else:
+            found = [self.top, logit.amax(1, keepdim=True)]
+        self.top = torch.cat(found, 1).topk(2, dim=1).values
+        one, two = self.top.double().unbind(1)
+        return one, two
 
     def exact_logits(self, q: Tensor, i: Tensor) -> Tensor:
         """Return the logits of pairs (query, point) in float64, by differences."""
@@ -107,15 +126,16 @@ class Block:
         if len(q):
             yield SparseWeights(self.points.data, q, i, self.exact_logits(q, i))
 
-    def _float32(self, logit: Tensor, heavy: Tensor, rows: Tensor, span: Span) -> DenseWeights:
+    def _float32(self, logit: Tensor, heavy: tuple[Tensor, Tensor], rows: Tensor, span: Span) -> DenseWeights:
+        """Return float32 weights of the queries ``rows``; those of the pairs ``heavy`` have exact logits."""
         shift = self.top[:, 0]  # measured from it, float32 holds the logits that matter to 1e-7 and better
         offset = self.offset + shift.double()
         logit -= shift[:, None]
-        q, i = heavy.logical_and_(rows[:, None]).nonzero().unbind(1)
-        logit[q, i] = (self.exact_logits(q, i + span.part.start) - offset[q]).float()
-        index = rows.nonzero().squeeze(-1)
-        keep = slice(None) if len(index) == len(rows) else index  # all of them are not copied
-        return DenseWeights(self.points, span.part, span.columns[:, : self.points.d], index, logit[keep], offset[keep])
+        q, i = heavy
+        if len(q):
+            logit[q, i] = (self.exact_logits(q, i + span.part.start) - offset[q]).float()
+        keep = slice(None) if len(rows) == len(logit) else rows  # all of them are not copied
+        return DenseWeights(self.points, span.part, span.columns[:, : self.points.d], rows, logit[keep], offset[keep])
 
     def float64(self, rows: Tensor, span: Span) -> DenseWeights:
         """Return the weights of some of the queries over some of the points, with products in float64."""
@@ -140,30 +160,66 @@ class Block:
             yield weights.some(~far)
 
 
+def above(logit: Tensor, least: Tensor, rows: Tensor, cap: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the pairs (row, column) of ``logit (B, k)`` that exceed ``least (B,)``, in those of ``rows`` that have at
+    most ``cap`` of them, and these rows. All are ascending."""
+    start = logit[:, : max(1, logit.shape[1] // PART)]  # rows that exceed cap here need not be read to their end
+    crowd = (start > least[:, None]).sum(1, dtype=torch.int32) > cap
+    rows = rows[~crowd[rows]]
+    if len(rows) == 0:
+        return rows, rows, rows
+    mask = (logit if len(rows) == len(logit) else logit[rows]) > least[rows, None]
+    if int(mask.count_nonzero()) > cap * len(rows):
+        few = mask.sum(1, dtype=torch.int32) <= cap
+        mask &= few[:, None]  # pairs of crowded rows are not listed
+        q, i = mask.nonzero().unbind(1)
+    else:  # counting the pairs is faster than summing the mask
+        q, i = mask.nonzero().unbind(1)
+        few = torch.bincount(q, minlength=len(rows)) <= cap
+    keep = few[q]
+    return rows[q[keep]], i[keep], rows[few]
+
+
 class Dense:
     """The reference path serves any query over any data, ``block`` queries and one chunk of points at a time."""
 
     def __init__(self, points: CentredPoints) -> None:
         self.points = points
+        self.spare: list[Tensor] = []  # memory for logits
         self.sparse = 0  # queries so far for which few points held all the weight: a cheaper method may serve those
         logits = points.memory // 64 if points.device.type == "cuda" else min(LOGITS, points.memory // 96)
         self.block = max(1, logits // points.chunk)
 
-    def weights(self, queries: Queries, covariance: bool = True, rows: Tensor | None = None) -> Iterator[Weights]:
-        """Yield all weights of all queries, or of the queries ``rows``; the data are read once."""
+    def weights(
+        self, queries: Queries, covariance: bool = True, rows: Tensor | None = None, lent: bool = False
+    ) -> Iterator[Weights]:
+        """Yield all weights of all queries, or of the queries ``rows``; the data are read once. ``lent`` weights are
+        valid until the next are requested, and their moments can be computed once: their memory is used again."""
         rows = torch.arange(len(queries), device=queries.x.device) if rows is None else rows
         parts = rows.split(self.block) if len(rows) else ()
         blocks = [Block(self.points, queries[part], covariance) for part in parts]
+        lent &= bool(blocks) and self.points.device.type == "cpu"  # on a GPU torch itself reuses memory
+        room = self._room(len(blocks[0].x) * self.points.chunk) if lent else None
         for span in self.points.spans() if blocks else ():
             for part, block in zip(parts, blocks, strict=True):
-                for weights in block.weights(span):
+                for weights in block.weights(span, room):
                     weights.rows = part[weights.rows]
                     yield weights
+        if room is not None:
+            self.spare.append(room)
         self.sparse += sum(int(block.sparse.sum()) for block in blocks)
+
+    def _room(self, size: int) -> Tensor:
+        """Return memory for logits, one for each thread that is at work."""
+        room = self.spare.pop() if self.spare else None
+        if room is None or len(room) < size:
+            with torch.inference_mode(False):  # to be written to in later calls, of whatever mode
+                room = torch.empty(size, dtype=torch.float32, device=self.points.device)
+        return room
 
     def moments(self, queries: Queries) -> Moments:
         """Return log z and the mean of every query."""
-        return base.reduce(self.weights(queries, covariance=False), queries.x)
+        return base.reduce(self.weights(queries, covariance=False, lent=True), queries.x)
 
     def nearest(self, queries: Queries, k: int) -> tuple[Tensor, Tensor]:
         """Return float64 logits, descending, and indices of each query's ``k ≤ n`` heaviest points, ``(B, k)``."""

@@ -87,9 +87,10 @@ class Engine:
         """Return the GPU path where it holds all the data and can be used now: it may then be called by itself."""
         return self.gpu if self.gpu is not None and self.gpu.usable and type(self.ranks) is Alone else None
 
-    def weights(self, queries: Queries, covariance: bool = True) -> Iterator[Weights]:
+    def weights(self, queries: Queries, covariance: bool = True, lent: bool = False) -> Iterator[Weights]:
         """Yield all weights of all queries over the points that are held here; what is dropped is bounded relative to
-        all weight, enough for means, or with ``covariance`` to the weight *outside* the heaviest point."""
+        all weight, enough for means, or with ``covariance`` to the weight *outside* the heaviest point. ``lent``
+        weights are for one computation of moments each, before the next are requested."""
         rest = None
         if self.data.n == 0:
             return
@@ -97,14 +98,14 @@ class Engine:
             rest = yield from self.gpu.weights(queries, covariance)
         elif self.pruned is not None and self.pruned.ready(self.dense.sparse):
             rest = yield from self.pruned.weights(queries, covariance)
-        yield from self.dense.weights(queries, covariance, rest)
+        yield from self.dense.weights(queries, covariance, rest, lent)
 
     def moments(self, queries: Queries, want: Want = frozenset(), vector: Tensor | None = None) -> Moments:
         """Return the moments of the posterior of every query; ``want`` ⊂ {"trace", "diag", "weights"}."""
         covariance = bool(want) or vector is not None
         if self.gpu is not None and self.gpu.usable and not covariance:
             return self.ranks.merge(self.gpu.moments(queries))
-        return self.ranks.merge(reduce(self.weights(queries, covariance), queries.x, want, vector))
+        return self.ranks.merge(reduce(self.weights(queries, covariance, lent=True), queries.x, want, vector))
 
     def nearest(self, queries: Queries, k: int) -> tuple[Tensor, Tensor]:
         """Return float64 logits, descending, and indices of each query's ``k`` heaviest points, both ``(B, k)``."""

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from vkernel.core import rng
-from vkernel.posterior.dense import TRIM, Block, unit_roundoff
+from vkernel.posterior.dense import MARGIN, TRIM, Block, unit_roundoff
 from vkernel.posterior.weights import CentredPoints, Queries, SparseWeights, Weights, padded, trimmed
 
 FEWEST, NARROWEST = 4096, 128  # smallest n and d for which pruning is used; a dense query is cheap below
@@ -48,6 +48,7 @@ LEAVES, BEST = 8, 16  # leaves with the largest bounds, and points in them, whos
 CROWD = 8  # a query that keeps more than n/CROWD points is evaluated faster by the reference path
 STRAGGLERS = 16  # if at most so many queries exceed n/CROWD points, they are pruned up to n/2 points
 TYPICAL = 16  # queries near data, and queries between data, by which the reach is measured
+CLOSE = 1e-3  # noise level, in units of the radius of the data, at which logits tell the nearest points
 VAST = 1e8  # largest error of a bound for which pruning is tried
 LIGHT = -1e29  # logits below this belong to points of weight zero
 Admit = Callable[[Tensor], Tensor]  # from the number of candidates of each query to whether the query keeps them
@@ -195,6 +196,31 @@ class Pruned:
             if len(q):
                 yield SparseWeights(points.data, q, i, queries.exact_logits(points.data, points.log_w, q, i))
         return left.nonzero().squeeze(-1)
+
+    def nearest(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return squared distances and indices of the two nearest points of ``x (B, d)``, float64, whatever their
+        weights, ascending, ``(B, 2)``, and whether they were found, ``(B,)``.
+
+        They are the heaviest points at a noise level far below all distances. The candidates for a covariance hold
+        every point whose logit is within 16 of the second largest one; so points whose log weights differ by less may
+        have logits in another order than distances, but no nearest point is missing."""
+        points, count, live = self.points, len(x), self.points.log_w
+        square = torch.full((count, 2), torch.inf, dtype=torch.float64, device=self.device)
+        index, found = square.new_zeros((count, 2), dtype=torch.long), square.new_zeros(count, dtype=torch.bool)
+        if points.n < 2 or float(live.max() - live.min()) > MARGIN:
+            return square, index, found
+        one = x.new_ones(count, dtype=torch.float64)
+        queries = Queries(x.double(), one, (CLOSE * points.radius) ** 2 * one)
+        apart = Queries(queries.x, one, one / 2)  # logits without weights are then squared distances
+        for part in torch.arange(count, device=self.device).split(max(1, self.bounds // min(points.n, CHUNK))):
+            q, i, served = self.candidates(Block(points, queries[part]))
+            found[part] = served
+            if len(q):
+                near = padded(apart.exact_logits(points.data, torch.zeros_like(live), part[q], i), q, len(part))
+                near, order = torch.nn.functional.pad(near, (0, 2), value=-torch.inf).topk(2, dim=1)
+                place = padded(i.double(), q, len(part)).clamp_min(0).long()
+                square[part], index[part] = -near, place.gather(1, order.clamp_max(place.shape[1] - 1))
+        return square, index, found
 
     def measured_reach(self, covariance: bool) -> float:
         """Find the noise level up to which three quarters of typical queries are served, by bisection; 0 for none."""

@@ -17,7 +17,7 @@ from vkernel.core.covariance import Covariance, fits
 from vkernel.core.errors import require
 from vkernel.core.rng import Generator
 from vkernel.posterior.engine import Engine
-from vkernel.posterior.weights import Moments, Queries, Want, Weights, reduce
+from vkernel.posterior.weights import Moments, Queries, Want, Weights, log_mass, reduce
 
 Shape = tuple[int, ...]
 
@@ -44,6 +44,7 @@ class Posterior:
         self._kept: list[Weights] | None = None
         self._first: Moments | None = None
         self._second: Moments | None = None
+        self._log_z: Tensor | None = None
         self.batch, self.shape, self.dtype, self.device = batch, shape, dtype, device
 
     def moments(self, want: Want = frozenset(), vector: Tensor | None = None) -> Moments:
@@ -55,6 +56,15 @@ class Posterior:
         """Return log z and the mean, which almost everything needs, in float64."""
         self._first = self._first or self.moments()
         return self._first
+
+    @property
+    def log_z(self) -> Tensor:
+        """Return the log of the posterior's normalisation, float64; by itself it takes half the time of the mean."""
+        if self._log_z is None:
+            ranks, known = self.engine.ranks, self._first
+            table = known.log_z if known else log_mass(self._weights(), self.queries.x)
+            self._log_z = table if known else ranks.fold(table[:, None], torch.logaddexp)[:, 0]
+        return self._log_z
 
     @property
     def _summary(self) -> Moments:
@@ -88,7 +98,7 @@ class Posterior:
     @property
     def logp(self) -> Tensor:
         r"""Return :math:`\log p(x | t)`, the noised training set's log density, ``(*batch,)``."""
-        return self._per_query(self.first.log_z - 0.5 * self.engine.data.d * (2 * math.pi * self.queries.var).log())
+        return self._per_query(self.log_z - 0.5 * self.engine.data.d * (2 * math.pi * self.queries.var).log())
 
     @property
     def entropy(self) -> Tensor:
@@ -113,14 +123,14 @@ class Posterior:
         require(fits(tuple(i.shape), self.batch), f"indices have shape {tuple(i.shape)}; {wanted}.")
         i, whole = i.expand(self.batch).flatten(), self.engine.whole
         logit = self.queries.exact_logits(whole, whole.weights.log(), torch.arange(len(i), device=i.device), i)
-        return self._per_query((logit - self.first.log_z).exp())
+        return self._per_query((logit - self.log_z).exp())
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         """Return the weights, descending, and indices of the ``k`` heaviest points, both ``(*batch, k)``."""
         n = self.engine.whole.n
         require(is_whole(k) and 1 <= k <= n, f"top(k) needs 1 ≤ k ≤ n = {n}; got k = {k}.")
         logit, index = self.engine.nearest(self.queries, k)
-        weight = (logit - self.first.log_z[:, None]).exp()
+        weight = (logit - self.log_z[:, None]).exp()
         return weight.to(self.device, self.dtype).reshape(*self.batch, k), index.to(self.device).reshape(*self.batch, k)
 
     def sample_indices(self, k: int, generator: Generator = None) -> Tensor:

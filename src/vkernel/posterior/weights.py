@@ -302,6 +302,11 @@ class SparseWeights:
             sums.entropy.index_add_(0, self.segment, torch.special.entr(e))
         return about_pivot(sums, torch.zeros_like(self.top).index_add_(0, self.segment, e), pivot)
 
+    def log_mass(self) -> Tensor:
+        r"""Return :math:`\log \sum_i e^{l_i}` of the queries ``rows``, float64: log z of :meth:`moments`, by itself."""
+        e = (self.logit - self.top[self.segment]).exp()
+        return self.top + torch.zeros_like(self.top).index_add_(0, self.segment, e).log()
+
     def combine(self, about: Moments, vectors: tuple[Tensor, ...], keys: Tensor | None, start: int) -> Tensor:
         r"""Return :math:`\sum_i k_i (y_i - m) \prod_v (y_i - m) \cdot v` for the queries ``rows``, ``(rows, d)``. m and
         log z are those of ``about``; :math:`k_i` is the weight :math:`r_i`, or with ``keys (B,)`` of the queries
@@ -335,6 +340,7 @@ class DenseWeights:
     rows: Tensor
     logit: Tensor
     offset: Tensor
+    lent: bool = False  # the logits are not read again after the moments, which may overwrite them
 
     @property
     def nbytes(self) -> int:
@@ -352,7 +358,10 @@ class DenseWeights:
             return self.some(slice(None), widened=True).moments(want, vector)
         y, tight = self.centred, None
         top, heaviest = self.logit.max(dim=1)
-        e = _exp(self.logit - top[:, None])
+        # fresh memory for 32 MB of logits takes as long as a tenth of the product
+        e = _exp(
+            self.logit.sub_(top[:, None]) if self.lent and not want and vector is None else self.logit - top[:, None]
+        )
         e.scatter_(1, heaviest[:, None], 0.0)
         light, pivot, raw = e.sum(1).to(WIDE), y[heaviest].to(WIDE), product(e, y).to(WIDE)
         sums = Moments(top.to(WIDE) + self.offset, raw - light[:, None] * pivot)
@@ -372,11 +381,17 @@ class DenseWeights:
             along *= e
             sums.product = product(along, y).to(WIDE) - along.sum(1, keepdim=True).to(WIDE) * pivot
         if "weights" in want:
-            sums.square, sums.entropy = e.square().sum(1).to(WIDE), torch.special.entr(e).sum(1).to(WIDE)
+            sums.square = torch.linalg.vector_norm(e, dim=1).to(WIDE).square()
+            along = torch.bmm(e[:, None], self.logit[:, :, None])[:, 0, 0].to(WIDE)
+            sums.entropy = top.to(WIDE) * light - along  # log e = l - top
         out = about_pivot(sums, light, self.points.data.take(self.part.start + heaviest).double())
         if tight is not None and bool(tight.any()):
             out.put(tight, self.some(tight, widened=True).moments(want, vector))
         return out
+
+    def log_mass(self) -> Tensor:
+        """Return log z of :meth:`moments` by itself."""
+        return self.logit.logsumexp(1).to(WIDE) + self.offset
 
     def combine(self, about: Moments, vectors: tuple[Tensor, ...], keys: Tensor | None, start: int) -> Tensor:
         """Return the sums of :meth:`SparseWeights.combine`."""
@@ -408,6 +423,14 @@ def reduce(parts: Iterable[Weights], x: Tensor, want: Want = frozenset(), vector
     return out
 
 
+def log_mass(parts: Iterable[Weights], x: Tensor) -> Tensor:
+    r"""Return :math:`\log \sum_i e^{l_i}` over all parts for queries ``x (B, d)``, without the product of a mean."""
+    out = torch.full_like(x[:, 0], -torch.inf)
+    for part in parts:
+        out[part.rows] = torch.logaddexp(out[part.rows], part.log_mass())
+    return out
+
+
 def padded(value: Tensor, q: Tensor, count: int) -> Tensor:
     """Return the values of each query as a row, padded with -inf; ``q`` is ascending."""
     size = torch.bincount(q, minlength=count)
@@ -431,10 +454,10 @@ def trimmed(upper: Tensor, q: Tensor, budget: Tensor) -> Tensor:
     return upper >= least[q]
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a @ b`` in the precision of its factors, also inside a user's autocast region."""
+def product(a: Tensor, b: Tensor, room: Tensor | None = None) -> Tensor:
+    """Return ``a @ b`` in the precision of its factors, also inside a user's autocast region; in ``room`` if given."""
     with torch.autocast(a.device.type, enabled=False):
-        return a @ b
+        return a @ b if room is None else torch.mm(a, b, out=room[: len(a) * b.shape[1]].view(len(a), b.shape[1]))
 
 
 def _exp(logit: Tensor) -> Tensor:

@@ -172,7 +172,7 @@ def profile(
         queries = 1 << int(math.log2(min(max(COST / (merged.n * merged.d), 256), 2048)))
     with show_progress(measure.WORK, progress) as step:
         levels = measure.Levels(score, queries, seed, step)
-        geometry = measure.Geometry.measure(merged, seed, step)
+        geometry = measure.Geometry.measure(score, seed, step)
         isolated = measure.isolated_points(score, geometry, top, seed, step)
         pairs = measure.boundary_pairs(score, levels, top, seed, step)
     duplicates = [group for group in groups if len(group) > 1]

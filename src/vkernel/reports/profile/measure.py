@@ -162,18 +162,36 @@ class Geometry:
     near: list[NearDuplicates]
 
     @classmethod
-    def measure(cls, data: Empirical, seed: int, step: Reporter) -> Geometry:
+    def measure(cls, score: EmpiricalScore, seed: int, step: Reporter) -> Geometry:
         """Find the neighbours of all points (of a sample, where there are too many), dimension and near duplicates."""
+        data = score.data
         if data.n == 1:
             none = torch.zeros(0)
             return cls(none, none, none, None, [])
         index, found = _choice(data, neighbour_count(data.n, data.d), seed), []
         for part in index.split(BLOCK):
-            found.append(nearest(data.take(part), data, 1, exclude=part))
+            found.append(_nearest_others(score, part))
             step("neighbours", len(part) / len(index) * 10)
-        distance, neighbour = (torch.cat([f[k][:, 0].cpu() for f in found]) for k in (0, 1))
+        distance, neighbour = (torch.cat([f[k].cpu() for f in found]) for k in (0, 1))
         dimension, threshold = _dimension_and_threshold(data, seed)
         return cls(index.cpu(), distance, neighbour, dimension, _groups(index.cpu(), distance, neighbour, threshold))
+
+
+def _nearest_others(score: EmpiricalScore, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the distance to the nearest other point and its index, for the points ``index``, which are distinct. The
+    bounds of the exact engine exclude most points, where it has any; products with all points do the rest."""
+    data, pruned = score.data, score.engine.pruned
+    distance, other = torch.full((len(index),), torch.nan, dtype=torch.float64, device=index.device), index.clone()
+    if pruned is not None and pruned.ready(len(index)):
+        square, near, found = pruned.nearest(data.take(index))
+        second = (near[:, 0] == index).long()[:, None]  # the first is the point itself
+        distance = square.gather(1, second)[:, 0].sqrt().where(found, distance)
+        other = near.gather(1, second)[:, 0]
+    rest = distance.isnan().nonzero()[:, 0]
+    if len(rest):
+        own = index[rest]
+        distance[rest], other[rest] = (a[:, 0] for a in nearest(data.take(own), data, 1, exclude=own))
+    return distance, other
 
 
 def neighbour_count(n: int, d: int) -> int:
