@@ -40,6 +40,21 @@ def digits(n: int = 64) -> vk.Empirical:
     return vk.data.digits().subset(torch.arange(n))
 
 
+class Remembered(nn.Module):
+    """A network that keeps its outputs: other readings of it are evaluated at the same inputs again and again."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net, self.held = net, {}
+
+    def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        key = tuple((a.shape, a.dtype, a.detach().numpy().tobytes()) for a in (x, t))
+        if key not in self.held:
+            out = self.net(x, t)
+            self.held[key] = getattr(out, "sample", out)  # of diffusers
+        return self.held[key].clone()
+
+
 def u(name: str = "unet28_fashion.pt") -> Checkpoint:
     return Checkpoint.from_weights(Path(MODELS or "") / name, U, betas=LINEAR, strip="network.", shape=(1, 28, 28))
 
