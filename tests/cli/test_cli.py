@@ -109,28 +109,6 @@ def test_a_pickle_that_runs_code_does_not(refused: Refused, tmp_path: Path) -> N
         assert not mark.exists()
 
 
-def test_import_is_light() -> None:
-    """``import vkernel`` brings torch and numpy, none of the rest; the command line imports torch in ``main`` alone."""
-    modules = "vkernel.cli, vkernel.score.empirical, vkernel.data.loaders"
-    code = f"import sys, {modules}; print([m for m in sys.modules if '.' not in m])"
-    names = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    code = "import sys, vkernel.cli.commands; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
-    for heavy in (
-        "matplotlib",
-        "xarray",
-        "typer",
-        "rich",
-        "jinja2",
-        "PIL",
-        "pyarrow",
-        "datasets",
-        "sklearn",
-        "diffusers",
-    ):
-        assert f"'{heavy}'" not in names
-
-
 def test_interrupt_is_reported_and_is_no_success(vkernel: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Typer turns Ctrl-C into a return value; a chained command must not go on."""
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -406,15 +404,3 @@ def test_a_score_is_compared_with_the_mean_of_the_members():
     assert float(wrong.tv_theory) > float(ds.tv_theory)
     for name in wrong.data_vars:
         assert wrong[name].attrs["long_name"], name
-
-
-def test_the_table_needs_no_matplotlib():
-    code = (
-        "import sys, torch, vkernel as vk\n"
-        "p = vk.VP(eps=0.01)\n"
-        "s = vk.Checkpoints([vk.as_score(lambda x, t, k=k: -k * x, p, (1,)) for k in (1.0, 1.1, 1.2, 1.3, 1.4)])\n"
-        "ds = vk.compare(s, vk.kernels.Measured(s), torch.ones(2, 1), 0.5, laws=False)\n"
-        "assert 'members' in ds.attrs['table']\n"
-        "assert 'matplotlib' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
