@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from coarse import draw_coarsely
 from command import Left
 from torch import Tensor, nn
 
@@ -75,8 +76,8 @@ def contrast(images):
 
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few pictures of few dots: nobody looks at these pages."""
-    monkeypatch.setattr("vkernel.reports.html.DOTS", 20)
+    """Few pictures, and figures that are made but not drawn: nobody looks at these pages."""
+    draw_coarsely(monkeypatch, drawn=False)
     for number in ("SHOWN", "PAIRED"):
         monkeypatch.setattr(f"vkernel.reports.audit.page.{number}", 3)
 
@@ -88,13 +89,14 @@ def marks() -> vk.GaussianMixture:
 
 def train(net: nn.Module, images: Tensor, steps: int, labels: Tensor | None = None) -> None:
     g = torch.Generator().manual_seed(0)
-    optimiser = torch.optim.Adam(net.parameters(), 4e-3)
+    optimiser = torch.optim.Adam(net.parameters(), 4e-3, fused=True)
     process = vk.DDPM.linear(1e-3, 0.2, STEPS)
+    scales = [f(torch.arange(STEPS).double()).float() for f in (process.alpha, process.sigma)]
     for _ in range(steps):
         some = torch.randint(len(images), (64,), generator=g)
         t, x0 = torch.randint(STEPS, (64,), generator=g), images[some]
         noise = torch.randn(x0.shape, generator=g)
-        alpha, sigma = (f(t.double()).float().reshape(-1, 1, 1, 1) for f in (process.alpha, process.sigma))
+        alpha, sigma = (scale[t].reshape(-1, 1, 1, 1) for scale in scales)
         out = net(alpha * x0 + sigma * noise, t, *(() if labels is None else (labels[some],)))
         loss = ((getattr(out, "sample", out) - noise).square() / alpha.square()).mean()
         optimiser.zero_grad()
@@ -370,10 +372,10 @@ def pipeline(kind: str, steps: int, bench: Bench) -> Path:
     np.save(bench("digits.npy"), stored[:300].numpy())
     np.save(bench("digits-test.npy"), stored[300:].numpy())
     images, process, g = stored[:300].float() / 127.5 - 1, vk.DDPM.linear(), torch.Generator().manual_seed(0)
-    optimiser = torch.optim.Adam(unet.parameters(), 5e-3)
+    optimiser = torch.optim.Adam(unet.parameters(), 5e-3, fused=True)
     for _ in range(steps):
-        x0 = images[torch.randint(300, (64,), generator=g)]
-        t, noise = torch.randint(1000, (64,), generator=g), torch.randn(x0.shape, generator=g)
+        x0 = images[torch.randint(300, (32,), generator=g)]
+        t, noise = torch.randint(1000, (32,), generator=g), torch.randn(x0.shape, generator=g)
         alpha, sigma = (f(t.float())[:, None, None, None] for f in (process.alpha, process.sigma))
         target = {"epsilon": noise, "sample": x0, "v_prediction": alpha * noise - sigma * x0}[kind]
         loss = (unet(alpha * x0 + sigma * noise, t).sample - target).square().mean()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from coarse import draw_coarsely
 from command import Left
 from monitored import PROCESS, Denoiser, digits
 
@@ -17,7 +18,7 @@ from vkernel.cli import monitor as command
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("vkernel.reports.html.DOTS", 20)
+    draw_coarsely(monkeypatch)
     torch.manual_seed(0)
     images, held = digits(32, 32)
     given = {

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from coarse import draw_coarsely
 from command import Left
 from rich.console import Group
 from rich.table import Table
@@ -32,7 +33,7 @@ PROFILE = ("profile", "m.npy", "--queries", 8)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Work in a folder with a small data set, and pages without many dots."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("vkernel.reports.html.DOTS", 20)
+    draw_coarsely(monkeypatch)
     np.save("m.npy", np.random.default_rng(0).normal(size=(12, 2)))
     return tmp_path
 

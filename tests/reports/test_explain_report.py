@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from coarse import draw_coarsely
 from explained import RATIOS, explanation
 from rich.table import Table
 
@@ -23,7 +24,7 @@ NOTHING = {"local": [-0.1, 0.02, -3, -40.0], "pca": [-1, -2, -3, -4.0]}
 
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vkernel.reports.html.DOTS", 20)
+    draw_coarsely(monkeypatch)
 
 
 def test_the_verdict_names_theories_by_range_of_noise_levels():

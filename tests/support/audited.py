@@ -50,7 +50,7 @@ class Denoiser(nn.Module):
 def train(net: Denoiser, images: Tensor, steps: int, rate: float, keep: tuple[int, ...] = ()) -> list[Denoiser]:
     """Adam on the noise error, weighted so that the network's own output has an even one; copies along the way."""
     g, kept = torch.Generator().manual_seed(0), []
-    optimiser = torch.optim.Adam(net.parameters(), rate, betas=(0.9, 0.99))
+    optimiser = torch.optim.Adam(net.parameters(), rate, betas=(0.9, 0.99), fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps)
     middle = ((RATIO > 0.1) & (RATIO < 4)).nonzero()[:, 0]  # where images can be distinguished
     for k in range(steps):

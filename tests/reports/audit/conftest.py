@@ -6,6 +6,7 @@ import copy
 
 import pytest
 from audited import SMALL, Denoiser, checkpoint, digits, marks, train
+from coarse import draw_coarsely
 
 import vkernel as vk
 from vkernel.reports.audit import Audit
@@ -17,14 +18,14 @@ def memoriser() -> Audit:
     """Audit a network that was trained on 50 digits until it had memorised them."""
     images = digits()
     net = Denoiser(64, 256, "image", depth=3)
-    train(net, images[:50], 4500, 4e-3)
+    train(net, images[:50], 3000, 4e-3)
     return vk.audit(checkpoint(net, (1, 8, 8), "memoriser"), images[:50], test=images[50:250], sizes=SMALL)
 
 
 @pytest.fixture
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw few and coarse pictures, for pages that are not looked at."""
-    monkeypatch.setattr("vkernel.reports.html.DOTS", 20)
+    draw_coarsely(monkeypatch)
     for number in ("SHOWN", "PAIRED"):
         monkeypatch.setattr(f"vkernel.reports.audit.page.{number}", 3)
 

@@ -6,8 +6,6 @@ import dataclasses
 import json
 import math
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -324,11 +322,6 @@ def test_a_lone_network_that_breaks_is_evaluated_once(monkeypatch: pytest.Monkey
     assert len(calls) == 1
 
 
-def test_audit_is_imported_without_xarray_and_matplotlib() -> None:
-    code = "import sys, vkernel; vkernel.audit; assert not {'xarray', 'matplotlib'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
-
-
 @pytest.mark.usefixtures("coarse")
 def test_samples_that_diverge_are_no_verdict() -> None:
     """Sound on noisy data, it runs away far from them, where samplers begin."""
@@ -398,7 +391,7 @@ def test_the_seed_is_the_audit() -> None:
     def numbers(seed: int) -> dict[str, Any]:
         given = (law.score(PROCESS), law.sample(60, 1), PROCESS, law.sample(60, 2))
         held = vk.audit(*given, sizes=TINY, seed=seed).to_dict()
-        return {key: value for key, value in held.items() if key not in ("seconds", "seed")}
+        return {key: value for key, value in held.items() if key not in ("seconds", "seed", "date")}
 
     one = numbers(0)
     assert numbers(0) == one

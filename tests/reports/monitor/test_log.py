@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from coarse import draw_coarsely
 from monitored import PROCESS, Denoiser, digits
 from torch import Tensor
 
@@ -259,7 +260,7 @@ def test_a_function_receives_the_lines(images: tuple[Tensor, Tensor]) -> None:
 def test_the_page_holds_verdict_curves_and_pictures(
     images: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vkernel.reports.html.DOTS", 20)
+    draw_coarsely(monkeypatch)
     ideal = vk.EmpiricalScore(vk.Empirical(images[0]), PROCESS)
     watch = monitor(images, log=tmp_path / "run", samples=16, sampler_steps=12)
     torch.manual_seed(0)
