@@ -56,9 +56,9 @@ def test_all_seven_load_and_their_schedules_are_read() -> None:
 @with_models
 @pytest.mark.skipif(not FASHION.is_file(), reason=f"Fashion-MNIST is not at {FASHION}")
 def test_noise_errors_of_the_fashion_network() -> None:
-    """The numbers of models/README.md, over 10,000 images there and 500 here."""
+    """The numbers of models/README.md, over 10,000 images there and 250 here."""
     want = (0.318, 0.129, 0.040, 0.0089, 0.0038)
-    for got, there in zip(noise_errors(u(), vk.load(FASHION), 500), want, strict=True):
+    for got, there in zip(noise_errors(u(), vk.load(FASHION), 250), want, strict=True):
         assert got == pytest.approx(there, rel=0.08)
 
 

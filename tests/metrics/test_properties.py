@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -49,7 +50,7 @@ def test_wasserstein_is_a_metric(seed, n, d, p):
 def test_order_does_not_matter(seed, n, d):
     a, b = torch.randn(2, n, d, generator=gen(seed), dtype=torch.float64)
     again = a[torch.randperm(n, generator=gen(seed))]
-    for metric in (metrics.energy_distance, metrics.wasserstein, metrics.total_variation):
+    for metric in (metrics.energy_distance, metrics.wasserstein, functools.partial(metrics.total_variation, bins=30)):
         one, two = metric(a, b), metric(again, b)
         assert one.value == pytest.approx(two.value)
         assert one.se == pytest.approx(two.se)

@@ -21,7 +21,7 @@ SETS = {
     "mnist": [DATA / "mnist" / f"{part}-images-idx3-ubyte" for part in ("train", "t10k")],
     "fashion": [Path("/usr/share/datasets/fashion-mnist") / f"{p}-images-idx3-ubyte.gz" for p in ("train", "t10k")],
 }
-SMALL = Sizes(16, 16, 1, 4, 48, 4, 0, 16, 20, 128, 10, 0)
+SMALL = Sizes(8, 16, 1, 4, 48, 4, 0, 16, 20, 128, 10, 0)
 pytestmark = pytest.mark.skipif(MODELS is None, reason="VKERNEL_MODELS does not say where the seven networks lie")
 
 
