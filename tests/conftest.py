@@ -66,10 +66,10 @@ def diffusers() -> object:
 def trained(diffusers: object) -> nn.Module:
     """A tiny network, trained for seconds to predict noise on digits."""
     unet, process, data = tiny_unet(diffusers), vk.DDPM.linear(), digits(256)[:256]
-    optimiser, generator = torch.optim.Adam(unet.parameters(), 3e-3), torch.Generator().manual_seed(0)
+    optimiser, generator = torch.optim.Adam(unet.parameters(), 3e-3, fused=True), torch.Generator().manual_seed(0)
     for _ in range(150):
-        x0 = data[torch.randint(len(data), (64,), generator=generator)]
-        t = torch.randint(1000, (64,), generator=generator)
+        x0 = data[torch.randint(len(data), (32,), generator=generator)]
+        t = torch.randint(1000, (32,), generator=generator)
         noise = torch.randn(x0.shape, generator=generator)
         alpha, sigma = (f(t.float())[:, None, None, None] for f in (process.alpha, process.sigma))
         loss = (unet(alpha * x0 + sigma * noise, t).sample - noise).square().mean()
