@@ -21,7 +21,7 @@ from vkernel.metrics.augment import Augmented
 Members = bool | None | tuple[bool | None, bool | None]
 Shape = tuple[int, ...] | None
 CHUNK = 1 << 21  # numbers in a working array: 16 MB
-CANDIDATES = 8  # for each query, of which up to k are wanted
+CANDIDATES = 8  # beyond the k that are wanted, for each query: the last is farther than these by more than rounding
 
 
 class Reading(TypedDict, total=False):
@@ -156,7 +156,7 @@ def _search(
 ) -> tuple[Tensor, ...]:
     """Return distances, indices, and whether the product was precise enough to be certain of them."""
     centred = queries - data.center
-    last, candidates = _candidates(centred.to(kind), data, excluded, max(k, CANDIDATES))
+    last, candidates = _candidates(centred.to(kind), data, excluded, k + CANDIDATES)
     found = []
     for part in torch.arange(len(queries), device=data.device).split(max(1, CHUNK // (candidates.shape[1] * data.d))):
         index = candidates[part]
