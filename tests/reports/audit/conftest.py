@@ -18,7 +18,7 @@ def memoriser() -> Audit:
     """Audit a network that was trained on 50 digits until it had memorised them."""
     images = digits()
     net = Denoiser(64, 256, "image", depth=3)
-    train(net, images[:50], 3000, 4e-3)
+    train(net, images[:50], 3600, 4e-3)
     return vk.audit(checkpoint(net, (1, 8, 8), "memoriser"), images[:50], test=images[50:250], sizes=SMALL)
 
 
