@@ -14,13 +14,16 @@ reproduce: $(STAMP)
 reproduce-all: $(STAMP)
 	$(BIN)/vkernel reproduce --out out --all
 
-# two workers of one thread each: faster than one of two, and no thread waits for another
+# Workers of one thread each: no thread waits for another. Some tests wait for processes and browsers, so that three
+# workers keep two cores busy; tests/conftest.py gives tests that share a costly fixture to one of them.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 3
+
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	$(PYTEST)
 
 # the documentation first: a browser looks at what was built
 test-all: lint $(VENV)/.loops docs
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m ""
+	$(PYTEST) -m ""
 
 # the lowest versions that pyproject.toml promises, in an environment of their own
 test-oldest: $(STAMP)

@@ -15,6 +15,37 @@ from torch import nn
 
 import vkernel as vk
 
+# Tests that share fixtures, or processes, that take many seconds to make; the longest first.
+TOGETHER = {
+    "tests/reproduce/": "exhibits",
+    "tests/explore/test_browser.py": "browser",
+    "tests/study/test_runners_ray.py": "ray",
+    "tests/reports/audit/test_audit.py": "audit",
+    "tests/reports/audit/test_report.py": "audit",
+    "tests/cli/test_audit_cli.py": "cli",
+    "tests/study/test_shipped.py": "shipped",
+    "tests/posterior/test_sharded.py": "sharded",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the long groups first: what takes long must not begin last."""
+    order = list(TOGETHER)
+    items.sort(key=lambda item: next((k for k, start in enumerate(order) if item.nodeid.startswith(start)), len(order)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each group to one worker, and all other tests one by one to the worker that is free."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Grouped(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((group for start, group in TOGETHER.items() if nodeid.startswith(start)), nodeid)
+
+    config.option.loadscopereorder = False
+    return Grouped(config, log)
+
 
 @pytest.fixture(scope="session")
 def cifar() -> Path:
