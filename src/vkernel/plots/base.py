@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colorbar import Colorbar
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import PlaceHolderLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from torch import Tensor
@@ -196,9 +197,27 @@ def to_bytes(figure: Figure, format: str = "png", dpi: int = 144) -> bytes:
     """Return the content of a PNG, SVG or PDF file; the same figure gives the same bytes."""
     require(format in ("png", "svg", "pdf"), f"A picture is written as png, svg or pdf, not {format!r}.")
     buffer, dated = io.BytesIO(), {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(format)
-    with style():  # svg.hashsalt is read when saving
+    with style(), _arranged(figure, format, dpi):  # svg.hashsalt is read when saving
         figure.savefig(buffer, format=format, dpi=dpi, metadata=dated, facecolor=figure.get_facecolor())
     return buffer.getvalue()
+
+
+@contextlib.contextmanager
+def _arranged(figure: Figure, format: str, dpi: float) -> Iterator[None]:
+    """Compute the layout of a figure once and save without a layout engine, for which matplotlib draws all twice."""
+    engine, before = figure.get_layout_engine(), figure.dpi
+    if engine is None or (format != "png" and not isinstance(engine, PlaceHolderLayoutEngine)):
+        yield  # a vector format measures text in its own way
+        return
+    figure.dpi = dpi
+    try:
+        engine.execute(figure)
+        with mpl.rc_context({"figure.constrained_layout.use": False, "figure.autolayout": False}):
+            figure.set_layout_engine(None)
+            yield
+    finally:
+        figure.dpi = before
+        figure.set_layout_engine(engine)
 
 
 def to_data_uri(figure: Figure, format: str = "png", dpi: int = 144) -> str:
