@@ -76,7 +76,8 @@ class Store:
                 self.blocks.discard(at)
             elif get(path / self.blocks.key(DONE, at)) is None:  # the run was killed before it wrote the flag
                 self.blocks.mark(at)
-        self.group: Any = zarr.open_group(LocalStore(path), mode="r+")
+        group: Any = zarr.open_group(LocalStore(path), mode="r+")
+        self.arrays = {name: group[name] for name in self.blocks.quantities}
 
     @classmethod
     @contextlib.contextmanager
@@ -117,7 +118,7 @@ class Store:
         at = (*condition.index, block)
         with _readable_errors(self.path, f"{safe}; run again to go on."):
             for name, value in values.items():
-                array = self.group[name]
+                array = self.arrays[name]
                 whose = (slice(members.start, members.stop),) if "member" in array.metadata.dimension_names else ()
                 array[(*condition.index, *whose)] = value
             self.blocks.mark(at)
