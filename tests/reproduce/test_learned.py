@@ -76,8 +76,8 @@ def test_arrays_are_laws(made: Made) -> None:
     for scheme in ("published", "converged"):
         for objective in ("J1", "J0"):
             gap, modes = saved[f"{scheme}_{objective}_gap"], saved[f"{scheme}_{objective}_modes"]
-            assert gap.shape == (3, 5, 12)
-            assert modes.shape == (3, 5, 12, 3)
+            assert gap.shape == (3, 3, 12)
+            assert modes.shape == (3, 3, 12, 3)
             assert bool((gap + modes.sum(-1) <= 1 + 1e-9).all())
             density = saved[f"{scheme}_{objective}_density"]
             np.testing.assert_allclose(density.sum(-1) * 3 / 75, 1, rtol=1e-9)
@@ -94,7 +94,7 @@ def test_page_says_what_the_arrays_say(made: Made) -> None:
     assert f"J1 > J0 by more than .01 of the samples in {percent((one - zero > 0.01).mean())}" in said
     row = [cell.split(" (")[0].replace("\u00a0", " ") for cell in exhibit.tables[0].rows[1]]
     assert row[4:8] == [percent(hits.mean()) for hits in (one < 0.01, zero < 0.01, one > 0.1, zero > 0.1)]
-    assert [len(table.rows) for table in exhibit.tables] == [3, 15, 6, 6]
+    assert [len(table.rows) for table in exhibit.tables] == [3, 9, 6, 6]
     share = [float(v) for v in saved["converged_J1_gap"][0, 0]]
     row = exhibit.tables[1].rows[0]
     assert row[2] == number(float(np.median(share)), 2)
