@@ -5,6 +5,7 @@ Worlds of gloo processes answer every question that the parent, unsharded, answe
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import subprocess
@@ -233,7 +234,10 @@ def world(request: pytest.FixtureRequest, folder: Path) -> list[tuple[dict, dict
     """What every rank of a world answered."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        context = mp.spawn(work, (request.param, str(folder)), nprocs=request.param, join=False)
+        # a server reads the packages once and forks, before any thread begins; spawned processes would each read them
+        multiprocessing.get_context("forkserver").set_forkserver_preload([__name__, "torch._dynamo"])
+        how = {"nprocs": request.param, "join": False, "start_method": "forkserver"}
+        context = mp.start_processes(work, (request.param, str(folder)), **how)
     deadline = time.monotonic() + LIMIT
     try:
         while not context.join(timeout=1):

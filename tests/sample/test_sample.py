@@ -52,7 +52,7 @@ def test_each_method_has_its_order(method, order, process):
     x = process.prior((6, 2), generator=0, dtype=torch.float64)
     best = pf_ode(score, x, method="dopri5", tolerance=1e-9)
     errors = [float((pf_ode(score, x, steps=n, method=method, spacing=spacing) - best).norm())
-              for n in (200, 400, 800)]  # fmt: skip
+              for n in (100, 200, 400)]  # fmt: skip
     assert abs(slope(errors) - order) < 0.25
 
 
@@ -189,15 +189,15 @@ def test_hutchinson_for_a_score_that_is_not_exact():
     process = vk.VP(eps=0.02)
     score = MIXTURE.score(process)
     x = process.prior((16, 2), generator=9, dtype=torch.float64)
-    got = pf_ode(score, x, steps=100, method="heun", spacing="log", save="logp", probes=24, generator=1)
+    got = pf_ode(score, x, steps=50, method="heun", spacing="log", save="logp", probes=24, generator=1)
     gap = got.logp - MIXTURE.logp(got.x, process.eps, process)
     assert gap.abs().mean() < 0.15
     assert abs(float(gap.mean())) < 4 * float(gap.std()) / 4 + 0.01
     line = vk.GaussianMixture(points(-1.0, 1.0), None, 0.1)  # in one dimension ±1 probes are exact
     z = quantiles(9, process)
-    one = pf_ode(line.score(process), z, steps=600, method="heun", spacing="log", save="logp", probes=1)
+    one = pf_ode(line.score(process), z, steps=300, method="heun", spacing="log", save="logp", probes=1)
     torch.testing.assert_close(one.logp, line.logp(one.x, process.eps, process), rtol=0, atol=2e-3)
-    again = pf_ode(line.score(process), z[0], steps=600, method="heun", spacing="log", save="logp", probes=1)
+    again = pf_ode(line.score(process), z[0], steps=300, method="heun", spacing="log", save="logp", probes=1)
     torch.testing.assert_close(again.logp, one.logp[0])  # one sample without a batch is one sample
 
 
@@ -260,15 +260,15 @@ def brute(values: list[float], kappa: float, n: int, steps: int, seed: int, resa
     for here, dt in zip(t[:-1], t[:-1] - t[1:], strict=True):
         beta, alpha = 0.1 + 19.9 * here, math.exp(-(0.1 * here + 9.95 * here**2))
         var = 1 - alpha**2
-        logit = -0.5 * (x[:, None] - alpha * y) ** 2 / var
-        r = np.exp(logit - logit.max(1, keepdims=True))
-        r /= r.sum(1, keepdims=True)
-        m = r @ y
+        logit = -0.5 * (x - alpha * y[:, None]) ** 2 / var  # (values, n): long rows are fast
+        r = np.exp(logit - logit.max(0))
+        r /= r.sum(0)
+        m = y @ r
         if resample:
-            x0 = y[np.minimum((r.cumsum(1) < rng.random((n, 1))).sum(1), len(y) - 1)]
+            x0 = y[np.minimum((r.cumsum(0) < rng.random(n)).sum(0), len(y) - 1)]
             noise = x0 - m
         else:
-            noise = np.sqrt(np.maximum(r @ y**2 - m**2, 0)) * rng.standard_normal(n)
+            noise = np.sqrt(np.maximum(y**2 @ r - m**2, 0)) * rng.standard_normal(n)
         s = (alpha * (m + math.sqrt(kappa / dt) * noise) - x) / var
         x = x + dt * beta * (x + s)
     return x
@@ -331,8 +331,8 @@ def test_resampled_and_gaussian_noise_meet_at_3000_steps():
 def gap_by_bisection(steps: int) -> float:
     """P(|x_eps| < .8) on {-1, 1}: the flow is odd and increasing, so it is the prior mass below one x_T."""
     score, (low, high) = vk.EmpiricalScore(points(-1.0, 1.0), LINE), (0.0, 0.1)
-    for _ in range(3):
-        x = torch.linspace(low, high, 65, dtype=torch.float64)[:, None]
+    for _ in range(2):
+        x = torch.linspace(low, high, 513, dtype=torch.float64)[:, None]
         inside = int((pf_ode(score, x, method="euler", spacing="uniform", steps=steps)[:, 0] < 0.8).sum())
         low, high = float(x[inside - 1]), float(x[inside])
     return 2 * stats.norm.cdf(high) - 1
@@ -408,10 +408,9 @@ def test_bad_input_is_refused_in_a_sentence(call, says):
 
 @pytest.mark.parametrize("method", ["euler", "heun", "exponential", "multistep", "dopri5"])
 def test_a_score_of_nan_is_never_a_silent_nan(method):
+    nowhere = vk.as_score(lambda x, t: x * math.nan, LINE)
     with pytest.raises((InputError, AssertionError)):
-        pf_ode(
-            vk.as_score(lambda x, t: x * math.nan, LINE), X + 1, spacing="uniform", method=method, save=("path", "logp")
-        )
+        pf_ode(nowhere, X + 1, spacing="uniform", steps=10, method=method, save=("path", "logp"))
 
 
 def test_a_process_without_noise_at_eps_can_be_sampled_by_the_steps_that_arrive():
