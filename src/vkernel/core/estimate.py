@@ -435,10 +435,11 @@ def median(samples: Tensor) -> Estimate:
 
 def exact_share(hits: int, n: int) -> Estimate:
     """Estimate a share with Clopper and Pearson's interval, which never covers less than it states."""
-    from scipy.stats import binomtest
+    from scipy.special import betaincinv
 
-    interval = binomtest(hits, n).proportion_ci(0.95, "exact")
-    return Estimate(hits / n, math.sqrt(hits * (n - hits) / n**3), float(interval.low), float(interval.high))
+    low = float(betaincinv(hits, n - hits + 1, 0.025)) if hits else 0.0
+    high = float(betaincinv(hits + 1, n - hits, 0.975)) if hits < n else 1.0
+    return Estimate(hits / n, math.sqrt(hits * (n - hits) / n**3), low, high)
 
 
 def fieller_ratio(a: Tensor, b: Tensor, least: float = 0.0) -> Estimate:
@@ -486,7 +487,8 @@ def auc(a: Tensor, b: Tensor) -> Estimate[N]:
 
     v, u = share_above(a, b), 1 - share_above(b, a)
     value, se = v.mean(-1), (v.var(-1) / n + u.var(-1) / m).sqrt()
-    return _estimate(value, se, least(value), 1 - least(1 - value))
+    low, rest = least(torch.stack([value, 1 - value]))
+    return _estimate(value, se, low, 1 - rest)
 
 
 def auc_p(value: float, n: int, m: int) -> float:

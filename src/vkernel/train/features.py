@@ -100,7 +100,7 @@ class Axis:
         if self.kind == "fourier":
             k = torch.arange(1, self.count // 2 + 1, dtype=v.dtype, device=v.device)
             angle = (2 * math.pi / (self.high - self.low)) * v[..., None] * k
-            sines = angle[..., : (self.count - 1) // 2].sin()
+            sines = angle.sin()[..., : (self.count - 1) // 2]  # of a part of the angles it would not be vectorised
             return torch.cat([torch.ones_like(v[..., None]), angle.cos(), sines], -1)
         z = (2 * v - (self.low + self.high)) / (self.high - self.low)
         found = [torch.ones_like(z), z][: self.count]
