@@ -188,11 +188,11 @@ def test_the_likelihood_of_an_anisotropic_process_and_its_flow_in_the_whitened_f
 def test_hutchinson_for_a_score_that_is_not_exact():
     process = vk.VP(eps=0.02)
     score = MIXTURE.score(process)
-    x = process.prior((16, 2), generator=9, dtype=torch.float64)
-    got = pf_ode(score, x, steps=50, method="heun", spacing="log", save="logp", probes=24, generator=1)
+    x = process.prior((96, 2), generator=9, dtype=torch.float64)
+    got = pf_ode(score, x, steps=50, method="heun", spacing="log", save="logp", probes=8, generator=1)
     gap = got.logp - MIXTURE.logp(got.x, process.eps, process)
     assert gap.abs().mean() < 0.15
-    assert abs(float(gap.mean())) < 4 * float(gap.std()) / 4 + 0.01
+    assert abs(float(gap.mean())) < 4 * float(gap.std()) / math.sqrt(96) + 0.01
     line = vk.GaussianMixture(points(-1.0, 1.0), None, 0.1)  # in one dimension ±1 probes are exact
     z = quantiles(9, process)
     one = pf_ode(line.score(process), z, steps=300, method="heun", spacing="log", save="logp", probes=1)

@@ -22,7 +22,7 @@ ray = pytest.importorskip("ray", reason="the runner 'ray' is tested where Ray is
 psutil = pytest.importorskip("psutil", reason="a worker is found, to be killed, with psutil")
 
 SMALL = studies.SMALL | {"grid": {"objective.K": [1, float("inf")]}}
-# 12 blocks of about a second; a block's results are larger than what Ray keeps in the driver (100 kB), so that they
+# 12 blocks of half a second; a block's results are larger than what Ray keeps in the driver (100 kB), so that they
 # are lost with their node, and Ray must make them again
 LONG: dict[str, Any] = SMALL | {
     "title": "long",
@@ -30,7 +30,7 @@ LONG: dict[str, Any] = SMALL | {
     "block": 4,
     "model": {"per_axis": 10},
     "training": {"draws": 2000},
-    "sampler": {"samples": 400, "steps": 800},
+    "sampler": {"samples": 400, "steps": 400},
     "measure": {"bins": 8000},
 }
 
