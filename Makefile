@@ -29,7 +29,7 @@ test-all: lint $(VENV)/.loops docs
 test-oldest: $(STAMP)
 	$(BIN)/python release/oldest.py .venv-oldest
 
-# builds twice, installs the wheel alone into an empty environment, runs every command
+# builds twice, installs the wheel alone into an empty environment, runs every command; leaves the archives in dist/
 release-check: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[release]'
 	$(BIN)/python release/check.py

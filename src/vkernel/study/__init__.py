@@ -6,7 +6,7 @@ cluster (:mod:`vkernel.study.runners`). The contents of a block depend on the st
 
 from vkernel.core.errors import needs
 
-needs("Studies, and the exhibits that run them,", "study", "zarr", "pydantic", "filelock")
+needs("Studies, and the exhibits that run them,", "study", "zarr", "pydantic", "filelock", "torchdiffeq")
 
 from vkernel.study import report  # noqa: E402
 from vkernel.study.merge import merge  # noqa: E402
