@@ -37,7 +37,7 @@ MARGIN = 16.0  # dropped points hold less than exp(-MARGIN) of the weight outsid
 TRIM = 20.0  # those that are dropped one by one hold less than exp(-TRIM) of it
 FAR = 10.0  # a coarse error beyond which float64's, 2^-29 of it, exceeds 1e-8
 TOLERANCE = 1e-5  # of the mean, in units of the data's spread, for what stage 2 leaves in float32
-PART = 8  # a row is counted in one of so many parts of its columns first
+PART = 16  # a row is counted in one of so many parts of its columns first
 SPARE = 16  # points proposed beyond the nearest ones
 
 
@@ -55,6 +55,7 @@ class Block:
             self.left = torch.cat([self.left, torch.ones_like(self.left[:, :1])], 1)
         else:
             self.offset += points.log_w[0]
+        self.left = torch.nn.functional.pad(self.left, (0, points.width - self.left.shape[1]))
         self.top = torch.full((len(queries), 2), -torch.inf, dtype=torch.float32, device=norm.device)
         self.size = (alpha * norm * y + (alpha * y).square() / 2) / var
         # An estimate: of 1.5·10⁷ products of 256 noisy images with all 60,000 of Fashion-MNIST none exceeded 1/3 of it.
@@ -64,13 +65,15 @@ class Block:
         self.sparse = torch.ones_like(norm, dtype=torch.bool)  # stage 1 in all chunks so far
 
     def weights(self, span: Span, room: Tensor | None = None) -> Iterator[Weights]:
-        """Yield the weights over some of the points; ``rows`` count from the first query of the block. Logits may be
-        stored in ``room``; such weights are valid until the next are requested."""
+        """Yield the weights over some of the points; ``rows`` count from the first query of the block. With ``room``
+        for logits, twice, they are stored there and valid until the next are requested."""
         if self.points.d < base.NARROW:
             yield from self._exact(self.float64(torch.arange(len(self.x), device=self.x.device), span))
             return
+        half = 0 if room is None else len(room) // 2
         logit = base.product(self.left, span.columns.mT, room)
-        first, second = self._two_largest(logit)
+        peak = logit.max(dim=1)
+        first, second = self._two_largest(logit, *peak)
         # A single point has no second: then nothing can be dropped, and nothing need be.
         reference = torch.where(second.isfinite(), second, first) if self.covariance else first
         finite, cap = first.isfinite() & self.delta.isfinite(), max(8, logit.shape[1] // 128)
@@ -100,20 +103,22 @@ class Block:
             narrow[few] = True
         if bool(narrow.any()):
             weights = self._float32(logit, (q, i), narrow.nonzero().squeeze(-1), span)
-            weights.lent = room is not None
+            if len(q) == 0:
+                top = peak.values - self.top[:, 0]
+                weights.peak = top[weights.rows], peak.indices[weights.rows]
+            weights.room = None if room is None else room[half:]
             yield weights
         rest = (~sparse & ~narrow).nonzero().squeeze(-1)
         if len(rest):
             yield from self._exact(self.float64(rest, span))
 
-    def _two_largest(self, logit: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the two largest logits so far, float64; the second is needed, and found, for covariances alone."""
+    def _two_largest(self, logit: Tensor, peak: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the two largest logits so far, float64, given those of this chunk that are the largest of their query,
+        and their places; the second is needed, and found, for covariances alone."""
+        found, place = [self.top, peak[:, None]], place[:, None]
         if self.covariance:  # faster than topk
-            first, place = logit.max(dim=1, keepdim=True)
-            found = [self.top, first, logit.scatter_(1, place, -torch.inf).amax(1, keepdim=True)]
-            logit.scatter_(1, place, first)
-        else:
-            found = [self.top, logit.amax(1, keepdim=True)]
+            found.append(logit.scatter_(1, place, -torch.inf).amax(1, keepdim=True))
+            logit.scatter_(1, place, peak[:, None])
         self.top = torch.cat(found, 1).topk(2, dim=1).values
         one, two = self.top.double().unbind(1)
         return one, two
@@ -194,12 +199,12 @@ class Dense:
         self, queries: Queries, covariance: bool = True, rows: Tensor | None = None, lent: bool = False
     ) -> Iterator[Weights]:
         """Yield all weights of all queries, or of the queries ``rows``; the data are read once. ``lent`` weights are
-        valid until the next are requested, and their moments can be computed once: their memory is used again."""
+        valid until the next are requested: their memory is used again."""
         rows = torch.arange(len(queries), device=queries.x.device) if rows is None else rows
         parts = rows.split(self.block) if len(rows) else ()
         blocks = [Block(self.points, queries[part], covariance) for part in parts]
         lent &= bool(blocks) and self.points.device.type == "cpu"  # on a GPU torch itself reuses memory
-        room = self._room(len(blocks[0].x) * self.points.chunk) if lent else None
+        room = self._room(2 * len(blocks[0].x) * self.points.chunk) if lent else None
         for span in self.points.spans() if blocks else ():
             for part, block in zip(parts, blocks, strict=True):
                 for weights in block.weights(span, room):

@@ -90,7 +90,7 @@ class Engine:
     def weights(self, queries: Queries, covariance: bool = True, lent: bool = False) -> Iterator[Weights]:
         """Yield all weights of all queries over the points that are held here; what is dropped is bounded relative to
         all weight, enough for means, or with ``covariance`` to the weight *outside* the heaviest point. ``lent``
-        weights are for one computation of moments each, before the next are requested."""
+        weights are valid until the next are requested: their memory is used again."""
         rest = None
         if self.data.n == 0:
             return

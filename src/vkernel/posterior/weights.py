@@ -40,9 +40,11 @@ WIDE = torch.float64
 TIGHT = 0.02  # |y - y*|² / (|y|² + |y*|²), below which float32 would lose more than 1e-5 of a second moment
 PAIRS = 1 << 17, 1 << 21  # coordinates (pairs × d) gathered at once, in the caches of a CPU (1 MB), and on a GPU
 CHUNK, COORDINATES = 1 << 15, 1 << 25  # points, and coordinates (128 MB), of a chunk on a CPU
+LINE = 16  # float32 numbers of a cache line
 NARROW = 32  # below this dimension everything is float64
 Want = frozenset[str]  # of the moments that may be requested: "trace", "diag", "weights" (square and entropy)
 NORMALS = 1 << 24  # random numbers made at once, for which several arrays of 8 bytes are held
+DOT = 1024  # products of a row that are summed in the working precision
 LIGHT = -1e30  # log of weight zero: products with -inf are nan where a factor is 0, and exp(-1e30) is 0 too
 
 
@@ -88,6 +90,8 @@ class CentredPoints:
         coordinates = memory // 64 if gpu else min(COORDINATES, memory // 96)
         self.chunk = max(1, min(self.n, coordinates // self.d, 1 << 16 if gpu else CHUNK))
         self.width = self.d + 1 + weighted
+        if not gpu:  # rows of whole cache lines, padded by zeros: products on a CPU take a tenth less
+            self.width += -self.width % LINE if self.d >= NARROW else 0
         self.half_square = torch.empty(self.n, dtype=WIDE, device=self.device)
         keep = self.d >= NARROW and data.in_memory and 4 * self.n * self.width <= memory // 2
         self.kept = torch.empty(self.n, self.width, dtype=torch.float32, device=self.device) if keep else None
@@ -102,11 +106,12 @@ class CentredPoints:
         return (Span(self, part) for part in blocks(self.n, self.chunk))
 
     def fill(self, out: Tensor, y: Tensor, part: slice) -> Tensor:
-        """Fill ``out`` with ``[y - c, |y - c|²/2, log w]``: the right factor of the coarse product."""
+        """Fill ``out`` with ``[y - c, |y - c|²/2, log w, 0, …]``: the right factor of the coarse product."""
         out[:, : self.d] = y
         out[:, self.d] = self.half_square[part]
         if self.weighted:
             out[:, self.d + 1] = self.log_w[part]
+        out[:, self.d + 1 + self.weighted :] = 0.0
         return out
 
 
@@ -340,7 +345,8 @@ class DenseWeights:
     rows: Tensor
     logit: Tensor
     offset: Tensor
-    lent: bool = False  # the logits are not read again after the moments, which may overwrite them
+    peak: tuple[Tensor, Tensor] | None = None  # the largest logit of each row and its place, if they are known
+    room: Tensor | None = None  # memory for as many numbers as there are logits
 
     @property
     def nbytes(self) -> int:
@@ -357,11 +363,8 @@ class DenseWeights:
         if "diag" in want and self.logit.dtype != WIDE:
             return self.some(slice(None), widened=True).moments(want, vector)
         y, tight = self.centred, None
-        top, heaviest = self.logit.max(dim=1)
-        # fresh memory for 32 MB of logits takes as long as a tenth of the product
-        e = _exp(
-            self.logit.sub_(top[:, None]) if self.lent and not want and vector is None else self.logit - top[:, None]
-        )
+        top, heaviest = self.logit.max(dim=1) if self.peak is None else self.peak
+        e = self._relative(top)
         e.scatter_(1, heaviest[:, None], 0.0)
         light, pivot, raw = e.sum(1).to(WIDE), y[heaviest].to(WIDE), product(e, y).to(WIDE)
         sums = Moments(top.to(WIDE) + self.offset, raw - light[:, None] * pivot)
@@ -382,8 +385,7 @@ class DenseWeights:
             sums.product = product(along, y).to(WIDE) - along.sum(1, keepdim=True).to(WIDE) * pivot
         if "weights" in want:
             sums.square = torch.linalg.vector_norm(e, dim=1).to(WIDE).square()
-            along = torch.bmm(e[:, None], self.logit[:, :, None])[:, 0, 0].to(WIDE)
-            sums.entropy = top.to(WIDE) * light - along  # log e = l - top
+            sums.entropy = top.to(WIDE) * light - dot(e, self.logit)  # log e = l - top
         out = about_pivot(sums, light, self.points.data.take(self.part.start + heaviest).double())
         if tight is not None and bool(tight.any()):
             out.put(tight, self.some(tight, widened=True).moments(want, vector))
@@ -391,7 +393,14 @@ class DenseWeights:
 
     def log_mass(self) -> Tensor:
         """Return log z of :meth:`moments` by itself."""
-        return self.logit.logsumexp(1).to(WIDE) + self.offset
+        top = self.logit.amax(1)
+        return top.to(WIDE) + self._relative(top).sum(1).to(WIDE).log() + self.offset
+
+    def _relative(self, top: Tensor) -> Tensor:
+        """Return the exponentials of the logits less ``top (rows,)``."""
+        # fresh memory for 32 MB takes as long as a tenth of a product
+        room = None if self.room is None else self.room[: self.logit.numel()].view_as(self.logit)
+        return _exp(torch.sub(self.logit, top[:, None], out=room))
 
     def combine(self, about: Moments, vectors: tuple[Tensor, ...], keys: Tensor | None, start: int) -> Tensor:
         """Return the sums of :meth:`SparseWeights.combine`."""
@@ -458,6 +467,13 @@ def product(a: Tensor, b: Tensor, room: Tensor | None = None) -> Tensor:
     """Return ``a @ b`` in the precision of its factors, also inside a user's autocast region; in ``room`` if given."""
     with torch.autocast(a.device.type, enabled=False):
         return a @ b if room is None else torch.mm(a, b, out=room[: len(a) * b.shape[1]].view(len(a), b.shape[1]))
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """Return the inner products of the rows of ``a, b (B, k)`` without an array of their products, summed in float64
+    over parts that are short enough for float32."""
+    parts = zip(a.split(DOT, 1), b.split(DOT, 1), strict=True)
+    return torch.stack([torch.bmm(u[:, None], v[:, :, None])[:, 0, 0].to(WIDE) for u, v in parts]).sum(0)
 
 
 def _exp(logit: Tensor) -> Tensor:
