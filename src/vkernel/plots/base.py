@@ -207,7 +207,7 @@ def _arranged(figure: Figure, format: str, dpi: float) -> Iterator[None]:
     """Compute the layout of a figure once and save without a layout engine, for which matplotlib draws all twice."""
     engine, before = figure.get_layout_engine(), figure.dpi
     if engine is None or (format != "png" and not isinstance(engine, PlaceHolderLayoutEngine)):
-        yield  # a vector format measures text in its own way
+        yield  # vector formats measure text differently
         return
     figure.dpi = dpi
     try:
