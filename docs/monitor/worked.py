@@ -2,9 +2,8 @@
 
 ``python docs/monitor/worked.py train 256 1024 8192`` trains a U-Net on as many images each, side by side, watched by
 monitors, and writes what the monitors reported to ``worked/256.json``, … beside this file, with pictures of the closest
-samples (``--folder`` for another place). Training steps are CUDA graphs where there is a GPU; ``--size 8 --batch 64
---channels 32 64 --steps 30000`` is a form for one core of a CPU. ``page`` writes the page and its figure from the
-files."""
+samples (``--folder`` for another place). Training steps are CUDA graphs where there is a GPU; ``--size 8 --channels 32
+64 --steps 30000`` is a form for one core of a CPU. ``page`` writes the page and its figure from the files."""
 
 from __future__ import annotations
 
@@ -79,6 +78,8 @@ class Run:
         self.optimiser = torch.optim.Adam(self.network.parameters(), 1e-3, capturable=cuda)
         self.fast = torch.compile(self.network) if cuda else self.network
         self.batch, (self.low, self.high) = batch, (math.log(r) for r in PROCESS.ratios)
+        # graphs that take random numbers from one generator share the memory of its state, across streams too
+        self.random = torch.Generator(self.images.device).manual_seed(n)
         shutil.rmtree(self.logs, ignore_errors=True)
         given = {"every": every, "budget": budget, "log": self.logs, "forward": partial(denoiser, self.model)}
         self.monitor = vk.Monitor(data, PROCESS, test, predicts="x0", range=(-1, 1), **given)
@@ -88,9 +89,10 @@ class Run:
     def step(self) -> None:
         """Take one training step."""
         device, count = self.images.device, (self.batch,)
-        x0 = self.images[torch.randint(self.n, count, device=device)]
-        sigma = torch.randn(count, device=device).mul(1.2).sub(1.2).clamp(self.low, self.high).exp()  # EDM's
-        x, (c_skip, c_out) = x0 + sigma[:, None, None, None] * torch.randn_like(x0), scales(sigma)
+        random = {"generator": self.random, "device": device}
+        x0 = self.images[torch.randint(self.n, count, **random)]
+        sigma = torch.randn(count, **random).mul(1.2).sub(1.2).clamp(self.low, self.high).exp()  # EDM's
+        x, (c_skip, c_out) = x0 + sigma[:, None, None, None] * torch.randn(x0.shape, **random), scales(sigma)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             out = raw(self.model, self.fast, x, sigma)
         loss = (out.float() - (x0 - c_skip * x) / c_out).square().mean()
@@ -108,6 +110,7 @@ class Run:
                 self.step()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.random)
         with torch.cuda.graph(graph, stream=self.stream):
             self.step()
         return graph
@@ -261,7 +264,7 @@ def main() -> None:
     parser.add_argument("what", choices=["train", "page"])
     parser.add_argument("sizes", type=int, nargs="*", default=[256, 1024, 8192], help="numbers of training images")
     parser.add_argument("--folder", type=Path, default=FOLDER)
-    for name, value in {"steps": 45_000, "batch": 128, "every": 500, "size": 28}.items():
+    for name, value in {"steps": 45_000, "batch": 64, "every": 500, "size": 28}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--channels", type=int, nargs="+", default=[32, 64, 64], help="of the U-Net, one a level")
     parser.add_argument("--budget", type=float, default=0.05)

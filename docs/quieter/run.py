@@ -32,7 +32,7 @@ FASHION = Path("/usr/share/datasets/fashion-mnist")  # of Debian's dataset-fashi
 OBJECTIVES = {"J1": vk.J1(), "JK(8)": vk.JK(8), "J0": vk.J0()}
 LEVELS = (0.3, 1.0, 4.0, 16.0)  # σ, at which errors and the variance of gradients are measured
 SHARE = 16  # the first snapshot is taken after this part of the steps
-BATCHES = 32  # from which the variance of a gradient is estimated
+BATCHES = 16  # from which the variance of a gradient is estimated
 PROCESS = vk.EDM()
 
 
