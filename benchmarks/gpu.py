@@ -4,7 +4,7 @@
 8 bits and (CIFAR's size) in float32, made on the card. Half of the queries are a training point plus noise, half lie
 midway between two; the error is that of the worst query, |m - m_ref| / rms|y - ȳ|, against float64, and of the worst
 for which fewer than 50 points count. Times are medians of whole calls of the public ``score(x, sigma)``, checks and
-conversions included. Stages are those of ``vkernel.posterior.gpu``: sparse / light / full / reference.
+conversions included. Stages are those of ``vkernel.posterior.gpu``: sparse / light / middle / full / reference.
 """
 
 from __future__ import annotations
@@ -56,11 +56,10 @@ def milliseconds(run: Callable[[], object], repeats: int = 15) -> float:
 
 
 def stages(path: GPUPath, q: vk.posterior.Queries) -> tuple[int, str]:
-    """The most candidates of a query, and how many queries take which stage: sparse, light, full, reference."""
+    """The most candidates of a query, and how many queries take which stage, from sparse to the reference path."""
     sparse = path.sparse(q)
-    seen = sparse.seen
-    others = sparse.numbers.tolist()[1:4]
-    held = torch.where(seen.count <= seen.index.shape[1], seen.count, 0)
+    count, others = sparse.seen.stage.count, sparse.numbers.tolist()[1:5]
+    held = torch.where(count <= sparse.seen.index.shape[1], count, 0)
     return int(held.max()), "/".join(map(str, (len(q) - sum(others), *others)))
 
 
@@ -87,8 +86,8 @@ def table(
     assert path is not None
     note = f"Ready in {time.perf_counter() - start:.1f} s; fp16 takes {path.fp16.nbytes / 1e9:.1f} GB."
     print(f"\n{title}: {data!r}, B = {batch}. {note}")
-    for (small, low), loss in path.losses.items():
-        print(f"  {'small' if small else 'large'} batches, {'both residuals' if low else 'one'}: {loss}")
+    for (small, k), loss in path.losses.items():
+        print(f"  {'small' if small else 'large'} batches, {('light', 'middle', 'full')[k]}: {loss}")
     y = None if floor else data.rows(0, data.n)
     half = None if y is None else y.square().sum(1) / 2
     rows: list[Row] = []

@@ -14,6 +14,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import vkernel as vk
 from vkernel.core.errors import InputError
+from vkernel.score.base import plain
 
 
 def weights_of(n: int, seed: int) -> Tensor:
@@ -179,3 +180,18 @@ def test_derivatives_in_t_are_refused_not_zero(mode):
     }
     with pytest.raises(InputError, match="not in t"):
         derivative[mode]()
+
+
+def test_what_derivatives_and_maps_look_at_is_not_plain() -> None:
+    seen: list[bool] = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        seen.append(plain(x) or plain(torch.ones(2)))  # the latter, too: it may be captured by a transform
+        return x.sum()
+
+    torch.func.grad(look)(torch.ones(3))
+    torch.func.vmap(look)(torch.ones(3, 2))
+    torch.func.jvp(look, (torch.ones(3),), (torch.ones(3),))
+    assert seen == [False] * 3
+    assert not plain(torch.ones(2), torch.ones(2, requires_grad=True))
+    assert plain(torch.ones(2), torch.ones(()))

@@ -117,7 +117,8 @@ def check_dense(x: object, name: str) -> Tensor:
         fault = "a masked one; fill it, or leave masked events out"
     elif x.is_meta:
         fault = "one on the device 'meta', which holds no values"
-    require(not fault, f"{name} must be a dense tensor of numbers, not {fault}.")
+    if fault:
+        raise InputError(f"{name} must be a dense tensor of numbers, not {fault}.")
     return x
 
 

@@ -18,7 +18,7 @@ from vkernel.core.memory import free_memory
 from vkernel.posterior.dense import Dense
 from vkernel.posterior.gpu import GPUPath, trusted_path
 from vkernel.posterior.pruned import Pruned
-from vkernel.posterior.weights import CentredPoints, Moments, Points, Queries, Want, Weights, reduce
+from vkernel.posterior.weights import CentredPoints, Moments, Points, Queries, Want, Weights, log_mass, reduce
 
 Choice = Literal["auto", "dense", "pruned", "gpu"]
 
@@ -87,6 +87,10 @@ class Engine:
         """Return the GPU path where it holds all the data and can be used now: it may then be called by itself."""
         return self.gpu if self.gpu is not None and self.gpu.usable and type(self.ranks) is Alone else None
 
+    def without_weights(self, want: Want) -> bool:
+        """Return whether moments are computed faster from the points themselves than from weights that are kept."""
+        return self.gpu is not None and self.gpu.usable and "diag" not in want
+
     def weights(self, queries: Queries, covariance: bool = True, lent: bool = False) -> Iterator[Weights]:
         """Yield all weights of all queries over the points that are held here; what is dropped is bounded relative to
         all weight, enough for means, or with ``covariance`` to the weight *outside* the heaviest point. ``lent``
@@ -102,10 +106,16 @@ class Engine:
 
     def moments(self, queries: Queries, want: Want = frozenset(), vector: Tensor | None = None) -> Moments:
         """Return the moments of the posterior of every query; ``want`` ⊂ {"trace", "diag", "weights"}."""
+        if self.gpu is not None and self.without_weights(want):
+            return self.ranks.merge(self.gpu.moments(queries, want, vector))
         covariance = bool(want) or vector is not None
-        if self.gpu is not None and self.gpu.usable and not covariance:
-            return self.ranks.merge(self.gpu.moments(queries))
         return self.ranks.merge(reduce(self.weights(queries, covariance, lent=True), queries.x, want, vector))
+
+    def log_mass(self, queries: Queries) -> Tensor:
+        """Return the log of the weight of the points that are held here."""
+        if self.gpu is not None and self.without_weights(frozenset()):
+            return self.gpu.moments(queries).log_z
+        return log_mass(self.weights(queries, lent=True), queries.x)
 
     def nearest(self, queries: Queries, k: int) -> tuple[Tensor, Tensor]:
         """Return float64 logits, descending, and indices of each query's ``k`` heaviest points, both ``(B, k)``."""

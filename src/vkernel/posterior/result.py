@@ -49,6 +49,8 @@ class Posterior:
 
     def moments(self, want: Want = frozenset(), vector: Tensor | None = None) -> Moments:
         """Return the moments over the whole set in float64, as the engine holds them; ``vector (B, d)``."""
+        if self._kept is None and self.engine.without_weights(want):
+            return self.engine.moments(self.queries, want, vector)
         return self.engine.ranks.merge(reduce(self._weights(), self.queries.x, want, vector))
 
     @property
@@ -61,10 +63,14 @@ class Posterior:
     def log_z(self) -> Tensor:
         """Return the log of the posterior's normalisation, float64; by itself it takes half the time of the mean."""
         if self._log_z is None:
-            ranks, known = self.engine.ranks, self._first
-            parts = self._kept or self.engine.weights(self.queries, lent=True)
-            table = known.log_z if known else log_mass(parts, self.queries.x)
-            self._log_z = table if known else ranks.fold(table[:, None], torch.logaddexp)[:, 0]
+            ranks, whole = self.engine.ranks, self.engine.direct is not None and self._kept is None
+            known = self.first if whole else self._first  # ranks differ in what they hold, not in what they exchange
+            if known is None:
+                kept = self._kept
+                table = self.engine.log_mass(self.queries) if kept is None else log_mass(kept, self.queries.x)
+                self._log_z = ranks.fold(table[:, None], torch.logaddexp)[:, 0]
+            else:
+                self._log_z = known.log_z
         return self._log_z
 
     @property

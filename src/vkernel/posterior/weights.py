@@ -212,7 +212,7 @@ class Moments:
         """Return the moments of some of the queries."""
         return Moments(**{name: a[rows] for name, a in self.present().items()})
 
-    def put(self, rows: Tensor, other: Moments) -> None:
+    def put(self, rows: Tensor | slice, other: Moments) -> None:
         """Overwrite the moments of the queries ``rows``."""
         given = other.present()
         for name, a in self.present().items():

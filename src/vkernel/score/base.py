@@ -101,15 +101,16 @@ class Score(ABC):
 
     def split(self, x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the batch shape and the event shape of ``x``; refuse another event shape than ``shape``."""
-        if check_dense(x, "x").dtype != torch.bool:  # which becomes 0 and 1, like integers
-            check_real(x, "x")
+        booleans = isinstance(x, Tensor) and x.dtype == torch.bool  # they become 0 and 1, like integers
+        (check_dense if booleans else check_real)(x, "x")
         if self.shape is None:
             require(x.ndim >= 1, "x must have a batch dimension: the first call of this score decides its event shape.")
             self.shape = tuple(x.shape[1:])
-        k = x.ndim - len(self.shape)
-        good = k >= 0 and tuple(x.shape[k:]) == self.shape
-        require(good, f"x has shape {tuple(x.shape)}; it must end in the event shape {self.shape} of the score.")
-        return tuple(x.shape[:k]), self.shape
+        whole = tuple(x.shape)
+        k = len(whole) - len(self.shape)
+        if k < 0 or whole[k:] != self.shape:  # the sentence is not made in vain: calls on a GPU wait for this
+            raise InputError(f"x has shape {whole}; it must end in the event shape {self.shape} of the score.")
+        return whole[:k], self.shape
 
     def check(self, x: Tensor, t: Time) -> tuple[Tensor, Tensor]:
         """Return ``x`` as a floating-point tensor and ``t`` as a tensor that broadcasts to its batch."""
@@ -117,8 +118,8 @@ class Score(ABC):
         x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
         # a number stays on the CPU, where looking at its value costs nothing
         t = as_time(t, x.device if isinstance(t, Tensor) else torch.device("cpu"))
-        good = fits(tuple(t.shape), batch)
-        require(good, f"t has shape {tuple(t.shape)}, which does not broadcast to the batch shape {batch} of x.")
+        if t.ndim and not fits(tuple(t.shape), batch):
+            raise InputError(f"t has shape {tuple(t.shape)}, which does not broadcast to the batch shape {batch} of x.")
         return x, t
 
 
@@ -164,3 +165,8 @@ def check_like(out: object, x: Tensor, what: str = "score") -> Tensor:
 def differentiated(x: Tensor) -> bool:
     """Return whether a derivative with respect to ``x`` is being recorded."""
     return x.requires_grad or forward_ad.unpack_dual(x).tangent is not None
+
+
+def plain(*tensors: Tensor) -> bool:
+    """Return whether no derivative and no map of ``torch.func`` looks at these tensors."""
+    return not torch._C._are_functorch_transforms_active() and not any(differentiated(a) for a in tensors)

@@ -12,6 +12,7 @@ the share of the training target's second moment that is noise, with expectation
 
 .. math:: \rho(t) = E\,\mathrm{tr}\,C / (E\,\mathrm{tr}\,C + E|s|^2) = E\,\mathrm{tr}\,C / \mathrm{tr}\,S^{-1} ."""
 
+import inspect
 import math
 from typing import Any, Self
 
@@ -28,10 +29,11 @@ from vkernel.core.rng import Generator
 from vkernel.data import Empirical
 from vkernel.posterior import Choice, Engine, Points, Posterior, PosteriorCovariance, Queries, Sharded
 from vkernel.process import Anisotropic, Process
-from vkernel.score.base import DataScore, Time, differentiated, wide_time
+from vkernel.score.base import DataScore, Time, differentiated, plain, wide_time
 
 Data = Empirical | Tensor
 FARTHEST = 1e15  # |x| / σ beyond which float64 cannot distinguish training points
+TIMES = 1 << 12  # times whose levels are kept
 NODES = 1 << 31  # pairs (node, point) that a quadrature in one dimension may take
 
 
@@ -55,6 +57,7 @@ class EmpiricalScore(DataScore):
         require(good, f"EmpiricalScore needs a forward process such as vk.VP(), not {process!r}.")
         self.data = data if isinstance(data, Empirical) else Empirical(data)
         self.process, self.shape, self.memory, self.method = process, self.data.shape, memory, method
+        self._levels: dict[tuple[float, torch.dtype], tuple[float, float]] = {}
         good = process.shape in ((), self.data.shape)
         require(good, f"The data have shape {self.data.shape} but Γ acts on {process.shape}.")
         # tr Γ^-1, the precision of the noise in units of 1/sigma²
@@ -72,7 +75,7 @@ class EmpiricalScore(DataScore):
     def __call__(self, x: Tensor, t: Time) -> Tensor:
         x, t = self.check(x, t)
         if not isinstance(self.process, Anisotropic):
-            return _derivative(x, t, self)
+            return self._evaluate(x, t) if x.is_cuda and plain(x, t) else _derivative(x, t, self)
         return self.process.whiten(_derivative(self.process.whiten(x.double()), t, self)).to(x.dtype)
 
     def posterior(self, x: Tensor, t: Time) -> Posterior:
@@ -89,7 +92,10 @@ class EmpiricalScore(DataScore):
         x, t = self.check(x, t)
         if isinstance(self.process, Anisotropic):
             return self.posterior(x, t).mean
-        return self.engine.moments(self.queries(x, t)).mean.to(x.device, x.dtype).reshape(x.shape)
+        mean = self._direct(x, t, mean=True)
+        if mean is None:
+            mean = self.engine.moments(self.queries(x, t)).mean.to(x.device, x.dtype).reshape(x.shape)
+        return mean
 
     def covariance(self, x: Tensor, t: Time) -> Covariance:
         r"""Return the proxy-score covariance :math:`C(x,t)` as an operator (2.6)."""
@@ -135,7 +141,8 @@ class EmpiricalScore(DataScore):
 
     def check(self, x: Tensor, t: Time) -> tuple[Tensor, Tensor]:
         x, t = super().check(x, t)
-        require(not t.requires_grad, "The empirical score is differentiable in x, not in t: detach t.")
+        if t.requires_grad:
+            raise InputError("The empirical score is differentiable in x, not in t: detach t.")
         return x, t
 
     def queries(self, x: Tensor, t: Tensor) -> Queries:
@@ -155,24 +162,42 @@ class EmpiricalScore(DataScore):
 
     def _prepare(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | float, Tensor | float]:
         """Return rows ``(B, d)`` on the data's device; alpha and sigma², numbers where t is one, else ``(B,)``."""
-        device, batch = self.data.device, self.split(x)[0]
+        device = self.data.device
         rows = x.detach().to(device).reshape(-1, self.data.d)  # the derivative is defined below, not by autograd
         self.engine.ranks.same("The queries x and t", rows, t)  # before any refusal that depends on values
         if t.numel() == 1:
-            alpha, var = self.levels(self.process.check(t.cpu()))
-            return rows, float(alpha), float(var)
+            return rows, *self._levels_at(float(t), t.dtype)
+        batch = x.shape[: x.ndim - len(self.shape)]
         alpha, var = (a.to(device).expand(batch).reshape(-1) for a in self.levels(self.process.check(t)))
         return rows, alpha, var
 
+    def _levels_at(self, t: float, dtype: torch.dtype) -> tuple[float, float]:
+        """Return alpha and sigma² at one time, which a sampler comes back to; on a GPU their formulas take longer than
+        launching what follows."""
+        found = self._levels.get((t, dtype))
+        if found is None:
+            alpha, var = self.levels(self.process.check(torch.tensor(t, dtype=dtype, device="cpu")))
+            if len(self._levels) >= TIMES:
+                self._levels.clear()
+            found = self._levels[t, dtype] = float(alpha), float(var)
+        return found
+
+    def _direct(self, x: Tensor, t: Tensor, mean: bool) -> Tensor | None:
+        """Return the score, or the mean, from the GPU path by itself; ``None`` where that does not apply."""
+        direct = self.engine.direct
+        if direct is None or x.device != self.data.device:
+            return None
+        rows, alpha, var = self._prepare(x, t)
+        out = direct.evaluate(rows, alpha, var, mean)
+        if out is None:
+            raise refused(rows, torch.as_tensor(var))
+        return out.reshape(x.shape)
+
     def _evaluate(self, x: Tensor, t: Tensor) -> Tensor:
         """Return the score in the isotropic coordinates."""
-        direct = self.engine.direct
-        if direct is not None and x.device == self.data.device:
-            rows, alpha, var = self._prepare(x, t)
-            s = direct.score(rows, alpha, var)
-            if s is None:
-                raise refused(rows, torch.as_tensor(var))
-            return s.reshape(x.shape)
+        s = self._direct(x, t, mean=False)
+        if s is not None:
+            return s
         queries = self.queries(x, t)
         mean = self.engine.moments(queries).mean
         s = (queries.alpha[:, None] * mean - queries.x) / queries.var[:, None]
@@ -304,6 +329,10 @@ class _Derivative(torch.autograd.Function):
             t = t.movedim(in_dims[1], 0)
             t = t.reshape(t.shape[:1] + (1,) * (x.ndim - len(score.shape) - t.ndim) + t.shape[1:])
         return _derivative(x, t, score, *mapped), 0
+
+
+# torch binds the arguments of every call by the signature, which is made anew unless it is stored
+vars(_Derivative.forward)["__signature__"] = inspect.signature(_Derivative.forward)
 
 
 def _derivative(x: Tensor, t: Tensor, score: EmpiricalScore, *vectors: Tensor) -> Tensor:

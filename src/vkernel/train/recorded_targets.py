@@ -159,7 +159,9 @@ class Batch(Recorder):
         self.index = torch.empty(len(x), dtype=torch.long, device=x.device)
         self.label = torch.empty_like(self.index) if labelled else None
         self.drawn, self.count = torch.zeros((), dtype=torch.long, device=x.device), uniforms
-        self.good = torch.ones(2, dtype=torch.bool, pin_memory=True)
+        self.good = torch.ones(2, dtype=torch.bool, device="cpu", pin_memory=True)
+        self.free = torch.cuda.Event()  # after which another stream may write to these places
+        self.free.record()
 
     def fill(self, x: Tensor, t: Tensor, index: Tensor, label: Tensor, drawn: int) -> None:
         """Copy a batch to its place; other streams wait until it is free."""

@@ -13,10 +13,13 @@ where :math:`\epsilon_d` is the accumulation's error (:func:`accumulation`) and 
 Where products are bound by reading the data (small batches), :math:`x'_L` costs nothing more, and the first term
 shrinks to :math:`|x' - x'_H - x'_L|\, Y`.
 
-Where all points carry weight the residuals matter too: :math:`x'_L H^T` is always added, and :math:`x'_H L^T` where
-``low`` is set. There the errors are measured on the data: with exact sums :math:`s` the computed ones are :math:`(1 -
-\lambda)\, s` plus a rest, where :math:`\lambda` is divided out, and the rms :math:`\eta` of the rest is the error of a
-logit. The share of a heavy point is wrong by :math:`\nu`. What these do not explain of errors of means is a floor."""
+Where all points carry weight the residuals matter too: :math:`x'_L H^T` is always added. A ``Stage`` may add
+:math:`x'_H L^T` to the logits, and may sum the points with weights that are sums of two fp16 numbers, and with L; else
+weights are one number, and only H is summed. The errors are measured on the data: with exact sums :math:`s` the
+computed ones are :math:`(1 - \lambda)\, s` plus a rest, where :math:`\lambda` is divided out, and the rms
+:math:`\eta` of the rest is the error of a logit. The share of a heavy point is wrong by :math:`\nu`, and that of any
+point, where it is one fp16 number, by 2.1e-4 (rms of a rounding to 11 bits). What these do not explain of errors of
+means is a floor."""
 
 from __future__ import annotations
 
@@ -35,7 +38,24 @@ TINY = 1e-200  # a norm that may be divided by
 EXACT = 2.0**-20  # a residual of the data, relative to their radius, that needs no second number
 SMALL = 96  # batches up to this size wait for the data to be read, not for the tensor cores
 SLICE = 8192  # points that one accumulator sums over
+ROUNDED = 2.1e-4  # rms of the relative rounding of a weight to fp16: 2^-11/√3, times rms 1/m = .74 of a mantissa
 POINTS, MEANS = 2048, 16  # points whose logits, and queries whose means, are compared when errors are measured
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A dense stage has logits with the residuals of the data, or sums with them and with weights of two numbers."""
+
+    logits: bool
+    sums: bool
+
+    @property
+    def planes(self) -> int:
+        """Return of how many fp16 numbers a weight is the sum."""
+        return 2 if self.sums else 1
+
+
+STAGES = Stage(False, False), Stage(True, False), Stage(True, True)  # light, middle, full
 
 
 @dataclass
@@ -120,22 +140,24 @@ class FP16Points:
         both = product(factors.flatten(0, 1), self.high.mT)
         return both[:queries].add_(both[queries:])
 
-    def refine(self, logits: Logits, low: bool) -> None:
+    def refine(self, logits: Logits, stage: Stage) -> None:
         """Add the products with the residuals that were left out; in place."""
         if len(logits.raw) > SMALL:
             add_product(logits.raw, logits.factors[1], self.high.mT)
-        if low and self.low is not None:
+        if stage.logits and self.low is not None:
             add_product(logits.raw, logits.factors[0], self.low.mT)
 
-    def sums(self, weights: Tensor, low: bool) -> list[Tensor]:
-        """Sum the points, in units of u, with ``weights (2, B, N)``: parts ``(·, B, D)``, yet to be added."""
+    def sums(self, weights: Tensor, stage: Stage) -> list[Tensor]:
+        """Sum the points, in units of u, with ``weights (planes, B, N)``: parts ``(·, B, D)``, yet to be added."""
 
         def over(w: Tensor, y: Tensor) -> Tensor:
             slices = w.reshape(-1, self.slices, self.slice).transpose(0, 1)
             parts = product(slices, y.view(self.slices, self.slice, self.width))
             return parts.reshape(-1, weights.shape[1], self.width)
 
-        return [over(weights, self.high)] + ([over(weights[0], self.low)] if low and self.low is not None else [])
+        return [over(weights, self.high)] + (
+            [over(weights[0], self.low)] if stage.sums and self.low is not None else []
+        )
 
 
 def in_place(data: Points) -> Tensor | None:
@@ -192,10 +214,10 @@ def typical(points: FP16Points, size: int) -> Queries:
     return Queries(x, one, sigma**2 * one)
 
 
-def measured(logits: Logits, queries: Queries, low: bool) -> Loss:
+def measured(logits: Logits, queries: Queries, stage: Stage) -> Loss:
     """Measure λ and η of the logits of some points, and ν; of means nothing yet."""
     points, data = logits.points, logits.points.points.data
-    points.refine(logits, low)
+    points.refine(logits, stage)
     some = torch.linspace(0, data.n - 1, min(POINTS, data.n), dtype=torch.float64, device=data.device).long()
     y = (data.take(some).to(WIDE) - points.center) / points.unit
     size = logits.size.clamp_min(TINY)[:, None]  # sums are compared in units of |x'|
@@ -203,27 +225,29 @@ def measured(logits: Logits, queries: Queries, low: bool) -> Loss:
     lost, rest = fit(logits.gain.to(WIDE)[:, None] / points.unit / size * logits.raw[:, some].to(WIDE), gap @ y.mT)
     unit = points.unit / max(points.radius, TINY)
     noise, pattern = (float(a.square().mean().sqrt()) * unit if len(a) else 0.0 for a in (rest[::2], rest[1::2]))
-    return Loss(lost, noise, pattern, _loss_of_share(points, len(queries), low))
+    return Loss(lost, noise, pattern, _loss_of_share(points, len(queries), stage))
 
 
-def _loss_of_share(points: FP16Points, size: int, low: bool) -> float:
-    """Measure ν by sums that one point dominates."""
+def _loss_of_share(points: FP16Points, size: int, stage: Stage) -> float:
+    """Measure ν by sums that one point dominates; the rounding of weights is no part of it."""
     n, stream, device = points.n, rng.stream(0, "heavy points"), points.points.device
     light = 2e-6 * torch.rand(n, generator=stream, device=stream.device).to(device)
     heavy = torch.randint(0, n, (size, 1), generator=stream, device=stream.device).to(device)
     e = torch.nn.functional.pad(FULL * light.expand(size, n).scatter(1, heavy, 1.0), (0, points.rows - n))
     high, some = e.half(), min(MEANS, size)
-    got = torch.cat(points.sums(torch.stack([high, (e - high.float()).half()]), low))[:, :some].sum(0, dtype=WIDE)
+    planes = torch.stack([high, (e - high.float()).half()][: stage.planes])
+    got = torch.cat(points.sums(planes, stage))[:, :some].sum(0, dtype=WIDE)
     exact = torch.zeros_like(got)
     for here in blocks(points.rows, points.slice):
-        for y in [points.high] if points.low is None or not low else [points.high, points.low]:
-            exact += e[:some, here].to(WIDE) @ y[here].to(WIDE)
+        for y in [points.high] if points.low is None or not stage.sums else [points.high, points.low]:
+            exact += planes[:, :some, here].sum(0, dtype=WIDE) @ y[here].to(WIDE)
     error = (got - exact).norm(dim=1) / exact.norm(dim=1).clamp_min(TINY)
     return float(error.square().mean().sqrt())
 
 
-def fit(got: Tensor, exact: Tensor) -> tuple[float, Tensor]:
-    """Return λ and the rest."""
+def fit(got: Tensor, exact: Tensor, lost: float | None = None) -> tuple[float, Tensor]:
+    """Return λ, unless it is known, and the rest."""
     error, square = got - exact, exact.square().sum()
-    lost = -(error * exact).sum() / square if bool(square > 0) else square
-    return float(lost), error + lost * exact
+    if lost is None:
+        lost = float(-(error * exact).sum() / square) if bool(square > 0) else 0.0
+    return lost, error + lost * exact
