@@ -19,3 +19,10 @@ def test_the_release_check_runs_every_command() -> None:
     assert {"profile", "study run"} <= set(names)
     assert check["not_listed"](names) == []
     assert check["not_listed"]([*names, "study other"]) != []
+
+
+def test_the_table_of_versions_is_that_of_pyproject_and_constraints() -> None:
+    table = runpy.run_path(str(ROOT / "release" / "compatibility.py"))
+    text = table["PAGE"].read_text()
+    assert text == table["page"](text), "run python release/compatibility.py"
+    assert any(row.startswith("| zarr | study | ") for row in table["rows"]())

@@ -49,15 +49,17 @@ print(found.summary())
 # Where is the target noisy?
 # --------------------------
 #
-# In training, the network sees a noisy image :math:`x_t` and gets as target the noise :math:`\epsilon` that was added,
-# or something equivalent. Several training images could have led to the same :math:`x_t`, so this target is random. Its
-# mean is the exact score of the training set, which a perfect fit would return. The *noise fraction*
+# In training, the network sees a noisy image :math:`x_t` and gets as target the noise :math:`\epsilon` that was added.
+# Several training images could have led to the same :math:`x_t`, so this target is random. Its mean is, up to a factor
+# :math:`-\sigma_t`, the exact score of the training set, which a perfect fit would return. The *noise fraction*
 #
 # .. math:: \rho(t) = \frac{E\,\mathrm{tr}\,C}{E\,\mathrm{tr}\,C + E|s|^2}
 #
 # is the share of the target's second moment that is noise; C is the covariance of the target given :math:`x_t`. The
 # window in which it exceeds 1 % is shaded. To the left of it the target is nearly deterministic: each noisy image has
-# one possible source. A network that fits its target there memorises the training set.
+# one possible source. To the right of it C itself is small, in these units, because noise hides what the sources were.
+# For a network that predicts the clean image or the output of EDM the share is another, and large at high noise:
+# ``vk.network_noise_fraction`` returns it.
 
 curves = found.curves
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
@@ -74,15 +76,15 @@ plt.show()
 
 # %%
 # The right panel shows how many training images share the posterior weight of a noisy image. Below the *collapse time*
-# one of them has, on average, more than half of it. A sampler that follows the exact score has then chosen its training
-# image; what it does at smaller t only sharpens that copy.
+# one of them has, on average, more than half of it. A sampler that follows the exact score is then close to one
+# training image, and converges to it as t decreases.
 #
 # What to do with these numbers:
 #
-# - Compare the window with the noise levels that your loss weights most. Noise levels below the window teach the
-#   network nothing but the training images.
+# - Compare the window with the noise levels that your loss weights most. Below the window the exact target is a
+#   denoiser that returns training images; what a network learns there depends on how it interpolates.
 # - Compare the collapse time with the cutoff of your sampler. A sampler that stops above it leaves noise in the images;
-#   one that stops below it depends on how the network interpolates there.
+#   one that stops below it uses levels at which the exact score has selected one training image.
 
 low, high = found.window
 print(f"noisy between t = {low:.3g} and {high:.3g}; collapse at t = {found.collapse_time:.3g}")
@@ -97,7 +99,7 @@ print(f"noisy between t = {low:.3g} and {high:.3g}; collapse at t = {found.colla
 
 print("exact copies:", found.duplicates)
 print("groups of near-duplicates:", len(found.near_duplicates))
-for point in found.isolated[:4]:
+for point in found.isolated[:5]:
     print(f"image {point.index}: own collapse time {point.t:.3g}")
 
 shown = [3, *(point.index for point in found.isolated[:5])]

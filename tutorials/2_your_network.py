@@ -9,7 +9,8 @@ which images it was trained on? Which closed-form theory predicts what it comput
 which it memorises, and one on 1,000. For a network of your own skip the training and begin at *Wrap the network*; on
 the command line::
 
-    vkernel audit WEIGHTS --module mynet.py:make --data TRAIN --test HELD_OUT --explain --html report.html
+    vkernel audit WEIGHTS --module mynet.py:make --betas edm --predicts x0 --time sigma \
+        --data TRAIN --test HELD_OUT --explain --html report.html
 """
 
 # %%
@@ -112,6 +113,11 @@ for name, audit in found.items():
         print(f"  {verdict.level:8} {verdict.question:12} {verdict.answer}")
 
 # %%
+# What the questions mean: *training* is whether the network denoises better than a linear denoiser, *images* whether
+# its samples are images rather than noise, *blindness* which changes of an image leave the output unchanged, *drift*
+# how many samples lie outside the data's brightness and contrast, *likeness* whether a statistical test distinguishes
+# samples from real images, *deviation* at which noise levels the network is far from the exact score.
+#
 # A *copy* is a sample at least three times nearer to one training image than to the second nearest. The share of copies
 # has a Wilson interval and is compared with that of held-out images, which are no copies by construction. *Membership*
 # is whether the error of the network separates training images from held-out ones: an AUC of .5 is chance.
@@ -133,7 +139,8 @@ for row, pictures in zip(axes, (x, few[nearest]), strict=True):
 plt.show()
 
 # %%
-# What an audit suggests, and how sure that is:
+# What an audit suggests, and how sure that is. *Measured*: this audit shows it. *Theory*: it follows from a result that
+# is cited. *Doubtful*: theory and experience disagree, or nobody has measured it.
 
 for advice in found["40 images"].advice:
     print(f"- {advice.change} ({advice.sure})")
@@ -154,12 +161,14 @@ print(explanation.summary)  # explanation.table has all numbers
 
 # %%
 # The *gain* is the share that a theory explains of what the Gaussian theory leaves over: 1 is the network itself, 0 no
-# better than the best linear denoiser, below 0 worse. A theory explains the network at a noise level if its gain is at
-# least one half and beyond what permuted images give. The report also states where none does.
+# better than the best linear denoiser, below 0 worse. The report writes it R²_G. A theory explains the network at a
+# noise level if its gain is at least one half and beyond what permuted images give. Here none does at any level: the
+# Gaussian theory is close in the middle, and what it leaves over is explained by no other. Gains below -1 are not
+# shown.
 
 denoising = explanation.verdict.isel(network=0)
 figure, ax = plt.subplots(figsize=(7, 3.6), layout="constrained")
-figure.suptitle("Gain of each theory over the Gaussian theory, on held-out images, against the noise level")
+figure.suptitle("Gain of theories over the Gaussian theory, on held-out images")
 for theory in explanation.theories:
     if theory != "gaussian":
         one = denoising.sel(theory=theory)

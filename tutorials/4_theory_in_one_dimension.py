@@ -7,15 +7,16 @@ anything else?
 
 Vastola (*Generalization through variance*, ICLR 2025) proposes that the noise of the training target is one reason.
 This tutorial goes through the argument on three numbers, {-1, 0, 1}: from the exact score to the covariance C of the
-target, to ensembles of trained models, to the V-kernel, to the effective SDE. It also shows where the argument stops to
-hold. All numbers are computed below.
+target, to ensembles of trained models, to the V-kernel, to the effective SDE. It also shows where the argument fails.
+All numbers are computed below.
 """
 
 # %%
 # The exact score returns training points
 # ---------------------------------------
 #
-# The forward process makes :math:`x_t = \alpha_t x_0 + \sigma_t\epsilon` from a training point. The law of :math:`x_t`
+# The forward process :math:`dx = -\beta_t x\,dt + \sqrt{2D_t}\,dW` makes :math:`x_t = \alpha_t x_0 +
+# \sigma_t\epsilon` from a training point; for ``vk.VP``, :math:`D_t = \beta_t`. The law of :math:`x_t`
 # is a mixture of Gaussians around the points :math:`\alpha_t y_i`, and its score is a weighted mean over them:
 #
 # .. math:: s(x,t) = \nabla\log p(x|t) = \sum_i r_i(x,t)\,\frac{\alpha_t y_i - x}{\sigma_t^2},
@@ -43,16 +44,17 @@ print("distance of the samples from the nearest of -1, 0, 1: at most", f"{(exact
 print("share of samples in the gaps, .25 < |x| < .75:", vk.metrics.gap_mass(exact[None]).value)
 
 # %%
-# The training target is noisy between the points
-# -----------------------------------------------
+# The training target is noisy
+# ----------------------------
 #
 # Training does not use s. It uses the *proxy score* :math:`\tilde s = (\alpha_t x_0 - x)/\sigma_t^2` of the point
 # :math:`x_0` that was noised. Given x and t this target is random: its mean is s, and its covariance is
 #
 # .. math:: C(x,t) = \mathrm{Cov}[\tilde s\,|\,x,t] = \frac{\alpha_t^2}{\sigma_t^4}\,\mathrm{Cov}[x_0\,|\,x,t] .
 #
-# It vanishes where one point explains x, and is large half-way between two points, where either could have been the
-# source.
+# It is large where several points could have been the source of x, and vanishes where only one could: at low noise (t =
+# 0.05) at the points, with maxima half-way between them. At t = 0.15 all three points could be the source near x = 0,
+# and it is largest there.
 
 grid = torch.linspace(-1.6, 1.6, 641, dtype=torch.float64)[:, None]
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
@@ -100,8 +102,8 @@ print(f"pairs in which noise adds more than .01: {more:.0%}; in which it removes
 
 # %%
 # Read the mean and the median together. The *mean* over trainings rises with target noise; a *typical* model hardly
-# changes, or has fewer samples in the gaps. The mean rises because a few models put many samples there. An average over
-# trainings is not what one trained model does.
+# changes, or has fewer samples in the gaps. The mean rises because about a third of the models put more than a tenth of
+# their samples there. An average over trainings is not what one trained model does.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
 figure.suptitle("Samples of trained models: the law averaged over 100 models, and the share in the gaps of each model")
@@ -119,8 +121,8 @@ plt.show()
 # The V-kernel: the covariance of what was learned
 # ------------------------------------------------
 #
-# Over trainings the learned score :math:`\hat s` varies around its mean :math:`s_{avg}`. Its covariance, in the units
-# of the dynamics, is the V-kernel
+# Over trainings the learned score :math:`\hat s` varies around its mean :math:`s_{avg}`. Its covariance, multiplied by
+# D on both sides, is the V-kernel
 #
 # .. math:: V(x,t;x',t') = D_t\,\mathrm{Cov}_\theta[\hat s(x,t), \hat s(x',t')]\,D_{t'} .
 #
@@ -140,11 +142,12 @@ right.plot(places, score.covariance(places, 0.1).trace(), color="black")
 right.set(xlabel="x", ylabel="C(x, t = 0.1)")
 plt.show()
 found = vk.compare(trained["J1"], kernels["J1"], places, [0.05, 0.1, 0.2], score=score)
-print(found.attrs["summary"])
+print(found.attrs["summary"].split(";")[0])
 
 # %%
-# C has two sharp peaks. V is C smoothed by the features of the model, so it is broader. Where V comes from, target
-# noise or the draw of the inputs, is the difference between J1 and J0, whose inputs are equal.
+# At t = 0.1 C has two broad maxima between the points and falls towards \|x\| = 1.4. With J1 the variance of the
+# learned score depends little on x: the features spread the noise of the target over x. With J0, on equal inputs, it is
+# smaller, most near x = 0. The difference is what target noise contributes; the rest is due to the draw of the inputs.
 #
 # The effective SDE: models drawn from mean and V
 # -----------------------------------------------
@@ -154,8 +157,8 @@ print(found.attrs["summary"])
 #
 # .. math:: \dot x = -\beta x - D\,(s_{avg} + \delta\hat s), \qquad \delta\hat s \sim N(0, \mathrm{Cov}_\theta) .
 #
-# One field is drawn for each model and kept for all of its samples. ``vk.kernels.Measured`` takes mean and covariance
-# from the ensemble.
+# One field is drawn for each model and kept for all of its samples, so that each model is an ODE; the name refers to
+# the law over fields. ``vk.kernels.Measured`` takes mean and covariance from the ensemble.
 
 V = vk.kernels.Measured(trained["J1"])
 effective = vk.sample.effective_sde(V, x_T, members=members, steps=100, generator=0)
@@ -168,8 +171,9 @@ print(f"effective SDE / trained models: {ratio:.2f}")
 
 # %%
 # With V = 0 the mean score puts few samples into the gaps. With V the effective SDE puts many there, and here it puts
-# in more than trained models do: they are not Gaussian around their mean. On the :doc:`scorecard </scorecard>` the
-# claim that both have one law *does not hold*: there, with the same model, the ratio is 2.22 (1.56 to 3.15).
+# in more than trained models do: learned scores are not Gaussian around their mean. On the :doc:`scorecard
+# </scorecard>` the claim that both have one law *does not hold*: there, with other draws and more models, the ratio is
+# 2.22 (1.56 to 3.15).
 #
 # What this shows, and what it does not
 # -------------------------------------

@@ -11,3 +11,13 @@ window.addEventListener("load", () => {
   MathJax.startup.promise.then(mark);
   window.addEventListener("resize", mark);
 });
+
+// Figures of tutorials may be wider than a phone: they scroll in a box of their own.
+window.addEventListener("DOMContentLoaded", () => {
+  for (const figure of document.querySelectorAll("img.sphx-glr-single-img")) {
+    const box = document.createElement("div");
+    box.className = "scroll";
+    figure.replaceWith(box);
+    box.append(figure);
+  }
+});

@@ -280,7 +280,7 @@ class Drift:
 
 def drift(samples: Tensor, data: Empirical, moments: Tensor | None = None) -> Drift:
     """Compare per-image means and variances of ``samples (n, *shape)`` with the data's; NaN are outside its range.
-    ``moments`` are the :func:`data_moments` of the data, which are measured if they are not given.
+    ``moments`` are what ``data_moments(data)`` returned before; they are measured if they are not given.
 
     >>> import torch, vkernel as vk
     >>> train, held_out = vk.data.images("digits", 200, 100)

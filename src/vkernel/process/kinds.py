@@ -327,7 +327,7 @@ class Anisotropic(Process):
 
     law = property(lambda p: f"({p.process.law}) · Γ, a {type(p.gamma).__name__} Γ for events of shape {p.shape}")
     base = property(lambda p: p.process)
-    spacing = property(lambda p: p.process.spacing)
+    spacing = property(lambda p: p.process.spacing, doc="The spacing of the isotropic process.")
     alpha = formula(lambda p, t: p.process.alpha(t))
     sigma = formula(lambda p, t: p.process.sigma(t))
     beta = formula(lambda p, t: p.process.beta(t))
