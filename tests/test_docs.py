@@ -126,7 +126,7 @@ def test_public_names_have_examples() -> None:
 
 @pytest.mark.parametrize("name", [m.name for m in pkgutil.walk_packages(vkernel.__path__, "vkernel.")])
 def test_docstring_examples(name: str) -> None:
-    if name in ("vkernel.posterior.gpu.triton_steps", "vkernel.theories.streamed"):
+    if name.startswith("vkernel.posterior.gpu.triton_") or name == "vkernel.theories.streamed":
         pytest.importorskip("triton", reason="Triton comes with PyTorch for GPUs")
     module = importlib.import_module(name)
     failures, _ = doctest.testmod(module, optionflags=doctest.ELLIPSIS)

@@ -1,12 +1,9 @@
-"""The steps of the GPU path as Triton kernels, each of which reads its block once.
+"""The steps of the GPU path, which start Triton kernels (:mod:`vkernel.posterior.gpu.triton_kernels`).
 
-A block of :class:`~vkernel.posterior.gpu.fp16.Logits` is never stored as such. It is cut into tiles of ROWS queries ×
-COLS points; a tile leaves one number for each of its queries (its largest logit, a count, a sum), and the few numbers
-of a query are then reduced by torch: no atomics, so that equal inputs give equal outputs, bit for bit. The candidates
-of queries are tables ``index (B, cap)``, ascending, of which the first ``count (B,)`` entries of a row hold; a row with
-``count > cap`` has no candidates."""
+The candidates of queries are tables ``index (B, cap)``, ascending, of which the first ``count (B,)`` entries of a row
+hold; a row with ``count > cap`` has no candidates."""
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,import-not-found,import-untyped,untyped-decorator"
+# mypy: disable-error-code="no-untyped-call,import-not-found,import-untyped"
 
 import contextlib
 import math
@@ -14,476 +11,15 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from vkernel.posterior.dense import MARGIN
-from vkernel.posterior.gpu import fp16
+from vkernel.posterior.gpu import triton_kernels as kernels
 from vkernel.posterior.gpu.fp16 import WIDE, FP16Points, Logits
 from vkernel.posterior.gpu.tables import NARROWER, Assigned, Listed, Rules
 from vkernel.posterior.weights import Moments, Queries
 
 ROWS, PROGRAMS = 4, 8192  # the latter are enough to fill a card, and to share the many candidates of a few queries
-COLS = tl.constexpr(2048)
-SLOTS, SLICES, LOT = tl.constexpr(2), tl.constexpr(8), tl.constexpr(128)  # of candidates, sums and logits at once
-SOME, MANY, MOST = tl.constexpr(256), tl.constexpr(512), tl.constexpr(1024)  # coordinates that are read at once
-FULL, TINY = tl.constexpr(fp16.FULL), tl.constexpr(fp16.TINY)
-NONE = tl.constexpr(-1e38)  # where there is no largest logit, one that may be subtracted
-LIGHTEST = tl.constexpr(-40.0)  # weights below exp(LIGHTEST) of the heaviest are not added to a mean in float64
-AT_ONCE = tl.constexpr(256)  # queries
-
-
-@triton.jit
-def _tile(raw, gain, slope, half, log_w, n, queries, columns, WEIGHTED: tl.constexpr, ROWS: tl.constexpr):
-    """Read one tile of logits, -inf outside; return its rows and columns too."""
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    col = tl.program_id(0) * COLS + tl.arange(0, COLS)
-    good = (row < queries)[:, None] & (col < n)[None, :]
-    value = tl.load(raw + row.to(tl.int64)[:, None] * columns + col[None, :], mask=good, other=0.0)
-    good = good & (value > -float("inf"))
-    g = tl.load(gain + row, mask=row < queries, other=0.0)
-    a = tl.load(slope + row, mask=row < queries, other=0.0)
-    h = tl.load(half + col, mask=col < n, other=0.0)
-    term = -a[:, None] * h[None, :]
-    if WEIGHTED:
-        term += tl.load(log_w + col, mask=col < n, other=0.0)[None, :]
-    # fma by name: two kernels that see the same tile must see the same bits
-    logit = tl.where(good, tl.fma(value, tl.broadcast_to(g[:, None], (ROWS, COLS)), term), -float("inf"))
-    return logit, row, col
-
-
-@triton.jit
-def _peaks(raw, gain, slope, half, log_w, n, queries, columns, first, second, tiles, SECOND: tl.constexpr,
-           WEIGHTED: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
-    logit, row, col = _tile(raw, gain, slope, half, log_w, n, queries, columns, WEIGHTED, ROWS)
-    to = row * tiles + tl.program_id(0)
-    top = tl.max(logit, 1)
-    tl.store(first + to, top, mask=row < queries)
-    if SECOND:
-        at = tl.min(tl.where(logit == top[:, None], col[None, :], 2147483647), 1)
-        rest = tl.where(col[None, :] == at[:, None], -float("inf"), logit)
-        tl.store(second + to, tl.max(rest, 1), mask=row < queries)
-
-
-@triton.jit
-def _levels(first, second, deltas, firsts, pivots, thresholds, queries, tiles, log_n, margin, narrower,
-            SECOND: tl.constexpr, TILES: tl.constexpr):  # fmt: skip
-    q = tl.program_id(0)
-    k = tl.arange(0, TILES)
-    f = tl.load(first + q * tiles + k, mask=k < tiles, other=-float("inf"))
-    top = tl.max(f, 0)
-    pivot = top
-    if SECOND:
-        at = tl.min(tl.where(f == top, k, TILES), 0)
-        rest = tl.max(tl.where(k == at, -float("inf"), f), 0)
-        two = tl.maximum(rest, tl.max(tl.load(second + q * tiles + k, mask=k < tiles, other=-float("inf")), 0))
-        pivot = tl.where(two > -float("inf"), two, top)
-    base = pivot.to(tl.float64) - 2 * tl.load(deltas + q) - margin
-    tl.store(firsts + q, top)
-    tl.store(pivots + q, pivot)
-    tl.store(thresholds + q, (base - narrower).to(tl.float32))
-    tl.store(thresholds + queries + q, (base - log_n).to(tl.float32))
-
-
-@triton.jit
-def _survey(raw, gain, slope, half, log_w, n, queries, columns, pivot, thresholds, counts, sums, tiles,
-            SUMS: tl.constexpr, WEIGHTED: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
-    logit, row, col = _tile(raw, gain, slope, half, log_w, n, queries, columns, WEIGHTED, ROWS)
-    narrow = tl.load(thresholds + row, mask=row < queries, other=float("inf"))
-    inside = (col < n)[None, :]
-    near = (logit >= narrow[:, None]) & inside
-    to, last = row * tiles + tl.program_id(0), queries * tiles
-    if SUMS:
-        wide = tl.load(thresholds + queries + row, mask=row < queries, other=float("inf"))
-        both = tl.sum(near.to(tl.int32) + 65536 * ((logit >= wide[:, None]) & inside).to(tl.int32), 1)
-        tl.store(counts + to, both % 65536, mask=row < queries)
-        tl.store(counts + last + to, both // 65536, mask=row < queries)
-        top = tl.load(pivot + row, mask=row < queries, other=0.0)
-        e = tl.exp(tl.minimum(logit - tl.maximum(top, NONE)[:, None], 0.0))
-        tl.store(sums + to, tl.sum(tl.where(near, 0.0, e), 1), mask=row < queries)
-        tl.store(sums + last + to, tl.sum(e, 1), mask=row < queries)
-        tl.store(sums + 2 * last + to, tl.sum(e * e, 1), mask=row < queries)
-    else:
-        tl.store(counts + to, tl.sum(near.to(tl.int32), 1), mask=row < queries)
-
-
-@triton.jit
-def _choose(counts, sums, thresholds, deltas, chosen, starts, threshold, count, total, ess, queries, tiles, margin,
-            SECOND: tl.constexpr, TILES: tl.constexpr):  # fmt: skip
-    q = tl.program_id(0)
-    last = queries * tiles
-    k = tl.arange(0, TILES)
-    place = q * tiles + k
-    below = tl.sum(tl.load(sums + place, mask=k < tiles, other=0.0).to(tl.float64), 0)
-    every = tl.sum(tl.load(sums + last + place, mask=k < tiles, other=0.0).to(tl.float64), 0)
-    square = tl.sum(tl.load(sums + 2 * last + place, mask=k < tiles, other=0.0).to(tl.float64), 0)
-    if SECOND:  # the heaviest point was counted as 1
-        every = tl.maximum(every - 1.0, 0.0)
-        square = tl.maximum(square - 1.0, 0.0)
-    allowed = -2 * tl.load(deltas + q) - margin
-    certified = tl.log(tl.maximum(below, TINY)) <= allowed
-    which = tl.where(certified | (below == 0.0), 0, 1)
-    here = tl.load(counts + which * last + place, mask=k < tiles, other=0)
-    tl.store(chosen + place, here, mask=k < tiles)
-    tl.store(starts + place, tl.cumsum(here, 0) - here, mask=k < tiles)
-    tl.store(threshold + q, tl.load(thresholds + which * queries + q))
-    tl.store(count + q, tl.sum(here, 0))
-    tl.store(total + q, every)
-    tl.store(ess + q, tl.where(square > 0.0, every * every / tl.maximum(square, TINY), 0.0))
-
-
-@triton.jit
-def _assign(counts, deltas, sizes, slopes, norms, variances, pivots, totals, ess, table, stages, count, least,
-            numbers, queries, cap, usual, far, close, outside, some, many, SECOND: tl.constexpr):  # fmt: skip
-    listed = tl.zeros((AT_ONCE,), tl.int64)
-    for start in range(0, queries, AT_ONCE):
-        q = start + tl.arange(0, AT_ONCE)
-        listed += tl.minimum(tl.load(counts + q, mask=q < queries, other=0), cap).to(tl.int64)
-    room = tl.where(tl.sum(listed, 0) <= usual * queries, cap, usual)
-    sums = tl.zeros((AT_ONCE, 8), tl.int64)
-    column = tl.arange(0, 8)[None, :]
-    for start in range(0, queries, AT_ONCE):
-        q = start + tl.arange(0, AT_ONCE)
-        here = q < queries
-        held = tl.load(counts + q, mask=here, other=0)
-        delta = tl.load(deltas + q, mask=here, other=0.0)
-        size = tl.load(sizes + q, mask=here, other=0.0)
-        slope = tl.load(slopes + q, mask=here, other=0.0).to(tl.float64)
-        norm = tl.load(norms + q, mask=here, other=0.0)
-        var = tl.load(variances + q, mask=here, other=1.0)
-        n_eff = tl.load(ess + q, mask=here, other=1.0)
-        pivot = tl.load(pivots + q, mask=here, other=0.0).to(tl.float64)
-        total = tl.load(totals + q, mask=here, other=1.0)
-        long = here & ~((held <= room) & (delta < far))
-        tl.store(count + q, tl.where(long, cap + 1, held), mask=here)
-        dense = long & (delta < close)
-        stage = tl.where(dense, 3, tl.where(long, 4, 0))
-        averages = tl.zeros((AT_ONCE,), tl.int32)  # a bit for each stage in which errors average out
-        for j in tl.static_range(3):
-            k = 2 - j
-            to = table + 8 * k
-            eta = tl.load(to) * size + tl.load(to + 1) * tl.minimum(size, tl.load(to + 2) * slope)
-            eta += tl.load(to + 3) * slope
-            error = eta * eta + tl.load(to + 4)
-            allowed = tl.where(n_eff < some, tl.load(to + 5), tl.load(to + 6))
-            averaged = error <= allowed * n_eff
-            share = tl.minimum(allowed / error, 1.0)
-            bound = pivot + tl.log(tl.maximum(total * share, TINY))
-            if not SECOND:
-                bound = tl.where(averaged, float("inf"), bound)
-            tl.store(least + k * queries + q, tl.where(dense, bound, float("inf")).to(tl.float32), mask=here)
-            stage = tl.where(dense & (averaged | (share * many >= 1.0)), k + 1, stage)
-            averages += tl.where(averaged, 1 << k, 0)
-        tl.store(stages + q, stage, mask=here)
-        invalid = here & ~(norm < outside * tl.sqrt(var))
-        sums += tl.where(column == 0, invalid.to(tl.int64)[:, None], 0)
-        for k in tl.static_range(1, 5):
-            sums += tl.where(column == k, (stage == k).to(tl.int64)[:, None], 0)
-        for k in tl.static_range(3):
-            heavy = dense & (stage <= k + 1) & ((averages >> k) % 2 == 0)
-            sums += tl.where(column == 5 + k, heavy.to(tl.int64)[:, None], 0)
-    tl.store(numbers + tl.arange(0, 8), tl.sum(sums, 0))
-
-
-@triton.jit
-def _select(raw, gain, slope, half, log_w, n, queries, columns, threshold, counts, starts, totals, index, tiles, cap,
-            WEIGHTED: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    fits = (row < queries) & (tl.load(totals + row, mask=row < queries, other=0) <= cap)
-    here = tl.load(counts + row * tiles + tl.program_id(0), mask=fits, other=0)
-    if tl.max(here, 0) > 0:  # most tiles hold nothing, and are not read again
-        logit, row, col = _tile(raw, gain, slope, half, log_w, n, queries, columns, WEIGHTED, ROWS)
-        least = tl.load(threshold + row, mask=row < queries, other=float("inf"))
-        chosen = (logit >= least[:, None]) & (col < n)[None, :] & fits[:, None]
-        start = tl.load(starts + row * tiles + tl.program_id(0), mask=fits, other=0)
-        slot = start[:, None] + tl.cumsum(chosen.to(tl.int32), 1) - 1
-        to = index + row.to(tl.int64)[:, None] * cap + slot
-        tl.store(to, tl.broadcast_to(col[None, :], (ROWS, COLS)), mask=chosen & (slot < cap))
-
-
-@triton.jit
-def _weights(raw, gain, slope, half, log_w, n, queries, columns, shift, out, sums, tiles, along, along_gain,
-             PLANES: tl.constexpr, SECOND: tl.constexpr, PRODUCT: tl.constexpr, WEIGHTED: tl.constexpr,
-             ROWS: tl.constexpr):  # fmt: skip
-    logit, row, col = _tile(raw, gain, slope, half, log_w, n, queries, columns, WEIGHTED, ROWS)
-    logit -= tl.load(shift + row, mask=row < queries, other=0.0)[:, None]
-    e = FULL * tl.exp(logit)
-    inside = (row < queries)[:, None] & (col < columns)[None, :]
-    here = row.to(tl.int64)[:, None] * columns + col[None, :]  # in the first plane; there is one row for each query
-    high = e.to(tl.float16)
-    tl.store(out + here, high, mask=inside)
-    rounded = high.to(tl.float32)
-    if PLANES == 2:
-        low = (e - rounded).to(tl.float16)
-        tl.store(out + (row + queries).to(tl.int64)[:, None] * columns + col[None, :], low, mask=inside)
-        rounded += low.to(tl.float32)
-    to, last = row * tiles + tl.program_id(0), queries * tiles
-    tl.store(sums + to, tl.sum(rounded, 1), mask=row < queries)
-    if SECOND:
-        h = tl.load(half + col, mask=col < n, other=0.0)[None, :]
-        tl.store(sums + last + to, tl.sum(rounded * h, 1), mask=row < queries)
-        share = rounded / FULL
-        tl.store(sums + 2 * last + to, tl.sum(share * share, 1), mask=row < queries)
-        tl.store(sums + 3 * last + to, tl.sum(tl.where(share > 0.0, share * logit, 0.0), 1), mask=row < queries)
-    if PRODUCT:
-        p = tl.load(along + here, mask=inside & (col < n)[None, :], other=0.0)
-        e = rounded * (p * tl.load(along_gain + row, mask=row < queries, other=0.0)[:, None])
-        high = e.to(tl.float16)
-        tl.store(out + (row + PLANES * queries).to(tl.int64)[:, None] * columns + col[None, :], high, mask=inside)
-        rounded = high.to(tl.float32)
-        if PLANES == 2:
-            low = (e - rounded).to(tl.float16)
-            tl.store(
-                out + (row + (PLANES + 1) * queries).to(tl.int64)[:, None] * columns + col[None, :], low, mask=inside
-            )
-            rounded += low.to(tl.float32)
-        tl.store(sums + 4 * last + to, tl.sum(rounded, 1), mask=row < queries)
-
-
-@triton.jit
-def _shares(sums, shift, norms, variances, log_w, heavy, sparse, wanted, out, queries, tiles,
-            WEIGHTED: tl.constexpr, TILES: tl.constexpr):  # fmt: skip
-    q = tl.program_id(0)
-    k = tl.arange(0, TILES)
-    total = tl.sum(tl.load(sums + q * tiles + k, mask=k < tiles, other=0.0).to(tl.float64), 0)
-    norm = tl.load(norms + q)
-    z = tl.load(shift + q).to(tl.float64) - norm * norm / (2 * tl.load(variances + q)) + tl.log(total / FULL)
-    if not WEIGHTED:
-        z += tl.load(log_w)
-    other = tl.load(heavy + q)
-    top = tl.maximum(z, other)
-    both = top + tl.log(tl.exp(z - top) + tl.exp(other - top))
-    tl.store(out + q, 1.0 / tl.maximum(total, TINY))
-    tl.store(out + queries + q, 1.0 / (1.0 + tl.exp(other - z)))
-    tl.store(out + 2 * queries + q, tl.where(tl.load(wanted + q), both, tl.load(sparse + q)))
-
-
-@triton.jit
-def _split(x, alphas, variances, center, factors, gains, slopes, norms, deltas, d, width, queries, unit, a, b, c, e,
-           PLANES: tl.constexpr):  # fmt: skip
-    q = tl.program_id(0).to(tl.int64)
-    alpha = tl.load(alphas + q)
-    var = tl.load(variances + q)
-    square = tl.zeros((MOST,), tl.float64)
-    for k in range(0, d, MOST):
-        col = k + tl.arange(0, MOST)
-        gap = tl.load(x + q * d + col, mask=col < d, other=0.0) - alpha * tl.load(center + col, mask=col < d, other=0.0)
-        square += gap * gap
-    norm = tl.sqrt(tl.sum(square, 0))
-    scale = tl.maximum(norm, TINY) / FULL
-    rest = tl.zeros((MOST,), tl.float64)
-    for k in range(0, width, MOST):
-        col = k + tl.arange(0, MOST)
-        gap = tl.load(x + q * d + col, mask=col < d, other=0.0) - alpha * tl.load(center + col, mask=col < d, other=0.0)
-        scaled = gap / scale
-        high = scaled.to(tl.float16)
-        left = scaled - high.to(tl.float64)
-        low = left.to(tl.float16)
-        if PLANES == 2:
-            left -= low.to(tl.float64)
-        rest += left * left
-        tl.store(factors + q * width + col, high, mask=col < width)
-        tl.store(factors + (q + queries) * width + col, low, mask=col < width)
-    slope = alpha * alpha / var
-    size = alpha / var * norm
-    bound = a * (alpha / var * scale * tl.sqrt(tl.sum(rest, 0))) + b * size + c * slope + e
-    tl.store(gains + q, (alpha / var * scale * unit).to(tl.float32))
-    tl.store(slopes + q, slope.to(tl.float32))
-    tl.store(norms + q, norm)
-    tl.store(deltas + q, bound)
-
-
-@triton.jit
-def _values(values, table, first, place, good, TABLE: tl.constexpr):
-    """Read stored values in float64."""
-    v = tl.load(values + place, mask=good, other=0)
-    if TABLE:
-        v = tl.load(table + (v.to(tl.int32) - first), mask=good, other=0.0)
-    return v.to(tl.float64)
-
-
-@triton.jit
-def _exact(values, table, first, d, counts, index, cap, x, alpha, var, log_w, out, raw, columns,
-           TAKE: tl.constexpr, TABLE: tl.constexpr):  # fmt: skip
-    q = tl.program_id(0).to(tl.int64)
-    count = tl.load(counts + q)
-    count = tl.where(count <= cap, count, 0)
-    a = tl.load(alpha + q)
-    twice = 2 * tl.load(var + q)
-    for s in range(tl.program_id(1) * SLOTS, count, tl.num_programs(1) * SLOTS):
-        slot = s + tl.arange(0, SLOTS)
-        held = slot < count
-        i = tl.load(index + q * cap + slot, mask=held, other=0).to(tl.int64)
-        square = tl.zeros((SLOTS, MANY), tl.float64)
-        for k in range(0, d, MANY):
-            col = k + tl.arange(0, MANY)
-            good = held[:, None] & (col < d)[None, :]
-            y = _values(values, table, first, i[:, None] * d + col[None, :], good, TABLE)
-            gap = tl.load(x + q * d + col, mask=col < d, other=0.0)[None, :] - a * y
-            square += tl.where(good, gap * gap, 0.0)
-        logit = tl.load(log_w + i, mask=held, other=0.0) - tl.sum(square, 1) / twice
-        tl.store(out + q * cap + slot, logit, mask=held)
-        if TAKE:
-            tl.store(raw + q * columns + i, tl.full((SLOTS,), -float("inf"), tl.float32), mask=held)
-
-
-@triton.jit
-def _mean(values, table, first, d, counts, index, cap, logit, log_z, out, TABLE: tl.constexpr):
-    q = tl.program_id(0).to(tl.int64)
-    count = tl.load(counts + q)
-    count = tl.where(count <= cap, count, 0)
-    col = tl.program_id(1) * MANY + tl.arange(0, MANY)
-    if count == 0:
-        tl.store(out + q * d + col, tl.zeros((MANY,), tl.float64), mask=col < d)
-        tl.store(log_z + q, -float("inf"))
-    else:
-        top = tl.load(logit + q * cap)
-        total = top - top
-        for s in range(0, count, LOT):
-            slot = s + tl.arange(0, LOT)
-            lot = tl.load(logit + q * cap + slot, mask=slot < count, other=-1e300)
-            new = tl.maximum(top, tl.max(lot, 0))
-            total = total * tl.exp(top - new) + tl.sum(tl.exp(lot - new), 0)
-            top = new
-        sums = tl.zeros((SLOTS, MANY), tl.float64)
-        for s in range(0, count, SLOTS):
-            slot = s + tl.arange(0, SLOTS)
-            some = tl.load(logit + q * cap + slot, mask=slot < count, other=-float("inf")) - top
-            if tl.max(some, 0) > LIGHTEST:
-                heavy = some > LIGHTEST
-                i = tl.load(index + q * cap + slot, mask=heavy, other=0).to(tl.int64)
-                good = heavy[:, None] & (col < d)[None, :]
-                y = _values(values, table, first, i[:, None] * d + col[None, :], good, TABLE)
-                sums += tl.where(good, tl.exp(some)[:, None] * y, 0.0)
-        tl.store(out + q * d + col, tl.sum(sums, 0) / total, mask=col < d)
-        tl.store(log_z + q, top + tl.log(total))
-
-
-@triton.jit
-def _along(values, table, first, d, counts, index, cap, vector, out, TABLE: tl.constexpr):
-    q = tl.program_id(0).to(tl.int64)
-    count = tl.load(counts + q)
-    count = tl.where(count <= cap, count, 0)
-    for s in range(tl.program_id(1) * SLOTS, count, tl.num_programs(1) * SLOTS):
-        slot = s + tl.arange(0, SLOTS)
-        held = slot < count
-        i = tl.load(index + q * cap + slot, mask=held, other=0).to(tl.int64)
-        sums = tl.zeros((SLOTS, MANY), tl.float64)
-        for k in range(0, d, MANY):
-            col = k + tl.arange(0, MANY)
-            good = held[:, None] & (col < d)[None, :]
-            y = _values(values, table, first, i[:, None] * d + col[None, :], good, TABLE)
-            v = tl.load(vector + q * d + col, mask=col < d, other=0.0)
-            sums += tl.where(good, y * v[None, :], 0.0)
-        tl.store(out + q * cap + slot, tl.sum(sums, 1), mask=held)
-
-
-@triton.jit
-def _second(values, table, first, d, counts, index, cap, logit, along, log_z, mean, trace, square, entropy, product,
-            blocks, PRODUCT: tl.constexpr, TABLE: tl.constexpr):  # fmt: skip
-    q = tl.program_id(0).to(tl.int64)
-    count = tl.load(counts + q)
-    count = tl.where(count <= cap, count, 0)
-    col = tl.program_id(1) * MANY + tl.arange(0, MANY)
-    zeros = tl.zeros((MANY,), tl.float64)
-    if count == 0:
-        tl.store(mean + q * d + col, zeros, mask=col < d)
-        tl.store(trace + q * blocks + tl.program_id(1), 0.0)
-        tl.store(log_z + q, -float("inf"))
-        tl.store(square + q, 0.0)
-        tl.store(entropy + q, 0.0)
-        if PRODUCT:
-            tl.store(product + q * d + col, zeros, mask=col < d)
-    else:
-        top = tl.load(logit + q * cap)
-        for s in range(0, count, LOT):
-            slot = s + tl.arange(0, LOT)
-            top = tl.maximum(top, tl.max(tl.load(logit + q * cap + slot, mask=slot < count, other=-1e300), 0))
-        best = count
-        for s in range(0, count, LOT):
-            slot = s + tl.arange(0, LOT)
-            lot = tl.load(logit + q * cap + slot, mask=slot < count, other=-1e300)
-            best = tl.minimum(best, tl.min(tl.where(lot == top, slot, count), 0))
-        next_one, light, squares, logs = top - top - 1e300, top - top, top - top, top - top
-        for s in range(0, count, LOT):
-            slot = s + tl.arange(0, LOT)
-            lot = tl.load(logit + q * cap + slot, mask=slot < count, other=-1e300)
-            lot = tl.where(slot == best, -1e300, lot)
-            next_one = tl.maximum(next_one, tl.max(lot, 0))
-            w = tl.exp(lot - top)
-            light += tl.sum(w, 0)
-            squares += tl.sum(w * w, 0)
-            logs += tl.sum(tl.where(w > 0.0, w * (top - lot), 0.0), 0)
-        total = 1.0 + light
-        to = tl.load(index + q * cap + best).to(tl.int64) * d + col
-        pivot = _values(values, table, first, to, col < d, TABLE)
-        p = top
-        if PRODUCT:
-            p = tl.load(along + q * cap + best)
-        sums = tl.zeros((SLOTS, MANY), tl.float64)
-        spread = tl.zeros((SLOTS, MANY), tl.float64)
-        moved = tl.zeros((SLOTS, MANY), tl.float64)
-        mid = tl.zeros((SLOTS,), tl.float64)
-        for s in range(0, count, SLOTS):
-            slot = s + tl.arange(0, SLOTS)
-            some = tl.load(logit + q * cap + slot, mask=slot < count, other=-float("inf"))
-            heavy = (some - next_one > LIGHTEST) & (slot != best)
-            if tl.max(heavy.to(tl.int32), 0) > 0:
-                i = tl.load(index + q * cap + slot, mask=heavy, other=0).to(tl.int64)
-                good = heavy[:, None] & (col < d)[None, :]
-                gap = _values(values, table, first, i[:, None] * d + col[None, :], good, TABLE) - pivot[None, :]
-                w = tl.where(heavy, tl.exp(some - top), 0.0)[:, None]
-                sums += tl.where(good, w * gap, 0.0)
-                spread += tl.where(good, w * gap * gap, 0.0)
-                if PRODUCT:
-                    step = tl.load(along + q * cap + slot, mask=heavy, other=0.0) - p
-                    mid += tl.where(heavy, tl.exp(some - top) * step, 0.0)
-                    moved += tl.where(good, w * step[:, None] * gap, 0.0)
-        a = tl.sum(sums, 0) / total
-        tl.store(mean + q * d + col, pivot + a, mask=col < d)
-        inside = tl.where(col < d, tl.sum(spread, 0) / total - a * a, 0.0)
-        tl.store(trace + q * blocks + tl.program_id(1), tl.sum(inside, 0))
-        tl.store(log_z + q, top + tl.log(total))
-        tl.store(square + q, (1.0 + squares) / (total * total))
-        tl.store(entropy + q, tl.log(total) + logs / total)
-        if PRODUCT:
-            c = tl.sum(moved, 0) / total - a * (tl.sum(mid, 0) / total)
-            tl.store(product + q * d + col, c, mask=col < d)
-
-
-@triton.jit
-def _total(parts, slices, q, queries, col, d, width):
-    """Add the parts of one query up to ``(SLICES, SOME)``."""
-    sums = tl.zeros((SLICES, SOME), tl.float64)
-    for s in range(0, slices, SLICES):
-        k = s + tl.arange(0, SLICES)
-        good = (k < slices)[:, None] & (col < d)[None, :]
-        place = (k.to(tl.int64) * queries + q)[:, None] * width + col[None, :]
-        sums += tl.load(parts + place, mask=good, other=0.0).to(tl.float64)
-    return sums
-
-
-@triton.jit
-def _finish(parts, others, slices, more, center, scale, share, wanted, heavy, sparse, out, queries, d, width):
-    q = tl.program_id(0).to(tl.int64)
-    col = tl.program_id(1) * SOME + tl.arange(0, SOME)
-    if tl.load(wanted + q):
-        sums = _total(parts, slices, q, queries, col, d, width) + _total(others, more, q, queries, col, d, width)
-        mean = tl.load(center + col, mask=col < d, other=0.0) + tl.load(scale + q) * tl.sum(sums, 0)
-        p = tl.load(share + q)
-        mean = (1 - p) * tl.load(heavy + q * d + col, mask=col < d, other=0.0) + p * mean
-        tl.store(out + q * d + col, mean, mask=col < d)
-    else:
-        tl.store(out + q * d + col, tl.load(sparse + q * d + col, mask=col < d, other=0.0), mask=col < d)
-
-
-@triton.jit
-def _score(x, alpha, var, mean, out, d):
-    q = tl.program_id(0).to(tl.int64)
-    col = tl.program_id(1) * MOST + tl.arange(0, MOST)
-    m = tl.load(mean + q * d + col, mask=col < d, other=0.0)
-    s = (tl.load(alpha + q) * m - tl.load(x + q * d + col, mask=col < d, other=0.0)) / tl.load(var + q)
-    tl.store(out + q * d + col, s.to(out.dtype.element_ty), mask=col < d)
 
 
 def _run(kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4, **constants: Any) -> None:
@@ -516,30 +52,30 @@ def split(queries: Queries, points: FP16Points) -> Logits:
     (norm, delta), (gain, slope) = x.new_empty((2, len(x))), x.new_empty((2, len(x)), dtype=torch.float32)
     planes, *bound = points.bound(len(x))
     out, sizes = (factors, gain, slope, norm, delta), (points.d, points.width, len(x))
-    _run(_split, (len(x),), x, alpha, var, points.center, *out, *sizes, points.unit, *bound, PLANES=planes)
+    _run(kernels.split, (len(x),), x, alpha, var, points.center, *out, *sizes, points.unit, *bound, PLANES=planes)
     return Logits(points, factors, gain, slope, norm, alpha / var * norm, delta, points.multiply(factors))
 
 
 def levels(logits: Logits, second: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return the largest logit of every query, its pivot, the largest or with ``second`` the second largest if there is
     one, ``(B,)``, and the thresholds of a narrow and a wide window below the pivot, ``(2, B)``."""
-    size, tiles = len(logits.raw), triton.cdiv(logits.points.n, COLS.value)
+    size, tiles = len(logits.raw), triton.cdiv(logits.points.n, kernels.COLS.value)
     found = logits.raw.new_empty((2, size, tiles))
-    _over_tiles(_peaks, logits, tiles, found[0], found[1], tiles, SECOND=second)
+    _over_tiles(kernels.peaks, logits, tiles, found[0], found[1], tiles, SECOND=second)
     first, pivot = logits.raw.new_empty((2, size))
     thresholds = logits.raw.new_empty((2, size))
     given = (found[0], found[1], logits.delta, first, pivot, thresholds, size, tiles, math.log(logits.points.n))
-    _run(_levels, (size,), *given, MARGIN, NARROWER, SECOND=second, **_whole(tiles))
+    _run(kernels.levels, (size,), *given, MARGIN, NARROWER, SECOND=second, **_whole(tiles))
     return first, pivot, thresholds
 
 
 def survey(logits: Logits, thresholds: Tensor, pivot: Tensor) -> tuple[Tensor, Tensor]:
     r"""Count the points at or above each of ``thresholds (2, B)``, by parts of the data, ``(2, B, ·)``; sum the weights
     :math:`\min(e^{l - \mathrm{pivot}}, 1)`, ``(3, B, ·)``: of points below the first threshold, of all, and squares."""
-    size, tiles = len(logits.raw), triton.cdiv(logits.points.n, COLS.value)
+    size, tiles = len(logits.raw), triton.cdiv(logits.points.n, kernels.COLS.value)
     counts = torch.empty((2, size, tiles), dtype=torch.int32, device=logits.raw.device)
     sums = logits.raw.new_empty((3, size, tiles))
-    _over_tiles(_survey, logits, tiles, pivot, thresholds, counts, sums, tiles, SUMS=True)
+    _over_tiles(kernels.survey, logits, tiles, pivot, thresholds, counts, sums, tiles, SUMS=True)
     return counts, sums
 
 
@@ -553,15 +89,15 @@ def choose(
     threshold, count = sums.new_empty(size), counts.new_empty(size)
     total, ess = logits.delta.new_empty((2, size))
     given = (counts, sums, thresholds, logits.delta, chosen, starts, threshold, count, total, ess)
-    _run(_choose, (size,), *given, size, tiles, MARGIN, SECOND=second, **_whole(tiles))
+    _run(kernels.choose, (size,), *given, size, tiles, MARGIN, SECOND=second, **_whole(tiles))
     return Listed(threshold, count, chosen, starts), total, ess
 
 
 def above(logits: Logits, threshold: Tensor) -> Listed:
     """Count the points with logits of at least ``threshold (B,)``."""
-    size, tiles = len(logits.raw), triton.cdiv(logits.points.n, COLS.value)
+    size, tiles = len(logits.raw), triton.cdiv(logits.points.n, kernels.COLS.value)
     counts = torch.empty((size, tiles), dtype=torch.int32, device=logits.raw.device)
-    _over_tiles(_survey, logits, tiles, threshold, threshold, counts, logits.gain, tiles, SUMS=False)
+    _over_tiles(kernels.survey, logits, tiles, threshold, threshold, counts, logits.gain, tiles, SUMS=False)
     through = counts.cumsum(1, dtype=torch.int32)
     return Listed(threshold, through[:, -1].contiguous(), counts, through - counts)
 
@@ -571,7 +107,7 @@ def select(logits: Logits, listed: Listed, cap: int) -> Tensor:
     size, tiles = listed.counts.shape
     index = torch.empty((size, cap), dtype=torch.int32, device=listed.counts.device)
     table = (listed.threshold, listed.counts, listed.starts, listed.count, index, tiles, cap)
-    _over_tiles(_select, logits, tiles, *table, rows=1)  # few tiles hold something of four queries
+    _over_tiles(kernels.select, logits, tiles, *table, rows=1)  # few tiles hold something of four queries
     return index
 
 
@@ -584,7 +120,7 @@ def assign(
     least, numbers = pivot.new_empty((3, size)), torch.empty(8, dtype=torch.int64, device=count.device)
     given = (count, logits.delta, logits.size, logits.slope, logits.norm, queries.var, pivot, total, ess, rules.table)
     limits = (rules.cap, rules.usual, rules.far, rules.close, rules.outside, rules.some, rules.heaviest)
-    _run(_assign, (1,), *given, stage, held, least, numbers, size, *limits, SECOND=rules.second)
+    _run(kernels.assign, (1,), *given, stage, held, least, numbers, size, *limits, SECOND=rules.second)
     return Assigned(stage, held, least, numbers)
 
 
@@ -594,13 +130,13 @@ def weights(
     r"""Return weights :math:`e = 2^{14} e^{l - \mathrm{shift}}` as sums of ``planes`` fp16 numbers, ``(planes, B, N)``;
     behind them those of :math:`e p` where ``along`` has p in [-1, 1]. Return also sums, ``(·, B, parts)``: of e; with
     ``second`` of e|y - c|²/2, of :math:`(e / 2^{14})^2` and of :math:`(e / 2^{14}) (l - \mathrm{shift})`; of e p."""
-    size, tiles = len(logits.raw), triton.cdiv(logits.points.rows, COLS.value)
+    size, tiles = len(logits.raw), triton.cdiv(logits.points.rows, kernels.COLS.value)
     count = planes if along is None else 2 * planes
     out = torch.empty((count, *logits.raw.shape), dtype=torch.float16, device=shift.device)
     sums = logits.raw.new_empty((1 if not second else 4 if along is None else 5, size, tiles))
     p = logits if along is None else along
     constants = {"PLANES": planes, "SECOND": second, "PRODUCT": along is not None}
-    _over_tiles(_weights, logits, tiles, shift, out, sums, tiles, p.raw, p.gain, **constants)
+    _over_tiles(kernels.weights, logits, tiles, shift, out, sums, tiles, p.raw, p.gain, **constants)
     return out, sums
 
 
@@ -611,7 +147,7 @@ def shares(
     the weight of the heavy points and that of the sparse stage are given. All are ``(B,)``, ``sums (1, B, ·)``."""
     out, log_w = torch.empty((3, len(heavy)), dtype=WIDE, device=heavy.device), logits.points.points.log_w
     given = (sums, shift, logits.norm, queries.var, log_w, heavy, sparse, wanted, out, len(heavy), sums.shape[2])
-    _run(_shares, (len(heavy),), *given, WEIGHTED=logits.points.points.weighted, **_whole(sums.shape[2]))
+    _run(kernels.shares, (len(heavy),), *given, WEIGHTED=logits.points.points.weighted, **_whole(sums.shape[2]))
     return out[0], out[1], out[2]
 
 
@@ -625,36 +161,36 @@ def exact(queries: Queries, points: FP16Points, count: Tensor, index: Tensor, lo
     """Return the candidates' logits in float64, by differences, ``(B, cap)``; given ``logits`` lose the candidates."""
     out = torch.empty(index.shape, dtype=WIDE, device=index.device)
     raw = out if logits is None else logits.raw
-    programs = min(triton.cdiv(index.shape[1], SLOTS.value), PROGRAMS // len(count))
+    programs = min(triton.cdiv(index.shape[1], kernels.SLOTS.value), PROGRAMS // len(count))
     given = (queries.x, queries.alpha, queries.var, points.points.log_w, out, raw, raw.shape[1])
     constants = {"TAKE": logits is not None, "TABLE": points.table is not None}
-    _run(_exact, (len(count), max(1, programs)), *_candidates(points, count, index), *given, **constants)
+    _run(kernels.exact, (len(count), max(1, programs)), *_candidates(points, count, index), *given, **constants)
     return out
 
 
 def mean(points: FP16Points, count: Tensor, index: Tensor, logit: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``log z (B,)`` and the mean ``(B, d)`` over the candidates; -inf and 0 where there are none."""
     out, log_z = logit.new_empty((len(count), points.d)), logit.new_empty(len(count))
-    grid, constants = (len(count), triton.cdiv(points.d, MANY.value)), {"TABLE": points.table is not None}
-    _run(_mean, grid, *_candidates(points, count, index), logit, log_z, out, **constants)
+    grid, constants = (len(count), triton.cdiv(points.d, kernels.MANY.value)), {"TABLE": points.table is not None}
+    _run(kernels.mean, grid, *_candidates(points, count, index), logit, log_z, out, **constants)
     return log_z, out
 
 
 def moments(points: FP16Points, count: Tensor, index: Tensor, logit: Tensor, vector: Tensor | None) -> Moments:
     """Return the moments over the candidates about the heaviest one (theory, 2.12), with trace, sum of squares and
     entropy of the weights, and with ``vector (B, d)`` the product; those of no points where there are none."""
-    size, blocks = len(count), triton.cdiv(points.d, MANY.value)
+    size, blocks = len(count), triton.cdiv(points.d, kernels.MANY.value)
     given, constants = _candidates(points, count, index), {"TABLE": points.table is not None}
     mean, along = logit.new_empty((size, points.d)), logit
     product = mean
     if vector is not None:
         along, product = torch.empty_like(logit), torch.empty_like(mean)
-        programs = min(triton.cdiv(index.shape[1], SLOTS.value), PROGRAMS // size)
-        _run(_along, (size, max(1, programs)), *given, vector, along, **constants)
+        programs = min(triton.cdiv(index.shape[1], kernels.SLOTS.value), PROGRAMS // size)
+        _run(kernels.along, (size, max(1, programs)), *given, vector, along, **constants)
     log_z, square, entropy = logit.new_empty((3, size))
     trace = logit.new_empty((size, blocks))
     out = (log_z, mean, trace, square, entropy, product, blocks)
-    _run(_second, (size, blocks), *given, logit, along, *out, PRODUCT=vector is not None, **constants)
+    _run(kernels.second, (size, blocks), *given, logit, along, *out, PRODUCT=vector is not None, **constants)
     found = Moments(log_z, mean, trace.sum(1).clamp_min(0.0), square=square, entropy=entropy)
     found.vector, found.product = vector, None if vector is None else product
     return found
@@ -667,12 +203,24 @@ def finish(
     out, (count, d) = torch.empty_like(sparse), sparse.shape
     sizes = len(parts[0]), sum(len(part) for part in parts[1:])
     means = (points.center, scale, share, wanted, heavy, sparse, out)
-    _run(_finish, (count, triton.cdiv(d, SOME.value)), parts[0], parts[-1], *sizes, *means, count, d, points.width)
+    _run(
+        kernels.finish,
+        (count, triton.cdiv(d, kernels.SOME.value)),
+        parts[0],
+        parts[-1],
+        *sizes,
+        *means,
+        count,
+        d,
+        points.width,
+    )
     return out
 
 
 def score(queries: Queries, mean: Tensor, dtype: torch.dtype) -> Tensor:
     r"""Return :math:`(\alpha m - x) / \sigma^2`, ``(B, d)``."""
     out, (count, d) = torch.empty_like(mean, dtype=dtype), mean.shape
-    _run(_score, (count, triton.cdiv(d, MOST.value)), queries.x, queries.alpha, queries.var, mean, out, d)
+    _run(
+        kernels.score, (count, triton.cdiv(d, kernels.MOST.value)), queries.x, queries.alpha, queries.var, mean, out, d
+    )
     return out
