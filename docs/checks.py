@@ -73,8 +73,14 @@ def check_images(app: Sphinx, doctree: nodes.document) -> None:
             logging.getLogger(__name__).warning(message, *shown, location=image)
 
 
+def skip(app: Sphinx, what: str, name: str, thing: object, skipped: bool, options: object) -> bool | None:
+    """Leave out the fields of named tuples, whose docstrings say nothing but their place."""
+    return True if (getattr(thing, "__doc__", None) or "").startswith("Alias for field number") else None
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the checks."""
+    app.connect("autodoc-skip-member", skip)
     app.connect("builder-inited", check_names)
     app.connect("doctree-read", check_images)
     return {"parallel_read_safe": True}

@@ -46,6 +46,7 @@ html_show_sourcelink = False
 # -- API, from docstrings in plain reStructuredText -------------------------------------------------------------------
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
+autodoc_type_aliases = {"ArrayLike": "ArrayLike", "npt.ArrayLike": "ArrayLike"}
 autodoc_default_options = {"members": True}
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100

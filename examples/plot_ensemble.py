@@ -11,6 +11,8 @@ predicted.
 # %%
 # Train both ensembles. They share every input; only the targets differ.
 
+import warnings
+
 import matplotlib.pyplot as plt
 import torch
 
@@ -26,6 +28,7 @@ ensembles = {
 # %%
 # Sample every member from the same quantiles of the prior, and predict the covariance of its score.
 
+warnings.filterwarnings("ignore", message="Linear kernel: variances are known")  # to a few per cent
 x_T = process.sigma(process.T).double() * torch.special.ndtri((torch.arange(256, dtype=torch.float64) + 0.5) / 256)
 places = torch.linspace(-1.4, 1.4, 57, dtype=torch.float64)[:, None]
 figure, (above, below) = plt.subplots(2, 1, figsize=(6, 6), sharex=True, layout="constrained")

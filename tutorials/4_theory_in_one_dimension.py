@@ -25,6 +25,8 @@ All numbers are computed below.
 # exactly, for three points or for a million images. Sampling with it, by the probability-flow ODE :math:`\dot x =
 # -\beta x - D s`, gives the training set back.
 
+import warnings
+
 import matplotlib.pyplot as plt
 import torch
 
@@ -129,6 +131,7 @@ plt.show()
 # For a linear model it has a closed form, given C: target noise enters through the features. ``vk.kernels.Linear`` is
 # that prediction, ``ensemble.cov`` the measurement.
 
+warnings.filterwarnings("ignore", message="Linear kernel: variances are known")  # to 5 %, enough for a figure
 places = torch.linspace(-1.4, 1.4, 57, dtype=torch.float64)[:, None]
 kernels = {goal: vk.kernels.Linear(model, data, process, draws=draws, objective=goal, seed=1) for goal in ("J1", "J0")}
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")

@@ -218,7 +218,7 @@ def page(runs: list[dict[str, Any]]) -> str:
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
     names = [f"{run['n']:,}" for run in runs]
     listed = ", ".join(names[:-1]) + " and " * (len(names) > 1) + names[-1]
-    about = {"runs": runs, "first": runs[0], "sizes": listed, "sizes_plain": " ".join(str(run["n"]) for run in runs)}
+    about = {"runs": runs, "first": runs[0], "sizes": listed}
     about |= {"told": told, "passes": passes, "share": percent, "gap": better, "expected": expected}
     about |= {"forecasts": forecasts, "thousands": "{:,}".format, "when": lambda k: "none" if k is None else f"{k:,}"}
     about["copied"] = lambda run: percent(next(row["copies"] for row in reversed(run["rows"]) if row["copies"]))
