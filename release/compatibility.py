@@ -32,7 +32,7 @@ def rows() -> list[str]:
             lowest[name] = version
     lines = ["| package | for | lowest promised | its tests | pinned, all tests |", "|---|---|---|---|---|"]
     for name, used in where.items():
-        how = "`make test-oldest`" if tried & set(used) else "by hand"
+        how = "`make test-oldest`" if tried & set(used) else "by hand, see below"
         lines.append(f"| {name} | {', '.join(used)} | {lowest[name]} | {how} | {newest[name]} |")
     return lines
 

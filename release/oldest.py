@@ -14,7 +14,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ("study", "netcdf", "adaptive", "explore", "monitor", "digits")
+EXTRAS = ("study", "netcdf", "adaptive", "explore", "monitor", "digits", "audit", "data", "loops")
 TOOLS = ("pytest", "pytest-xdist", "hypothesis", "psutil")
 
 
