@@ -150,6 +150,17 @@ class Table:
         found = vk.Estimate.of_share(sum(row["copies"]), len(row["copies"]) * self.held["samples"])
         return f"{100 * found.value:.1f} % ({100 * found.low:.1f} to {100 * found.high:.1f})"
 
+    def more(self, objective: str, step: int) -> str:
+        """Return the share of copies less that of the twins with J1, and in how many of the pairs it is larger."""
+        own, usual = (torch.tensor(self._row(o, step)["copies"], dtype=torch.float64) for o in (objective, "J1"))
+        gap = 100 * (own - usual) / self.held["samples"]
+        return f"{interval(gap, 2)} points, more in {int((gap > 0).sum())} of {len(gap)} pairs"
+
+    @property
+    def copying(self) -> bool:
+        """Whether some network made copies."""
+        return any(sum(row["copies"]) for row in self.held["rows"])
+
     def quieter(self, objective: str, sigma: float | None, step: int) -> str:
         """Return tr Var[gradient] over that with J1, with its interval over members."""
         found = next(v for v in self.held["variance"] if (v["sigma"], v["step"]) == (sigma, step))
@@ -173,7 +184,7 @@ def page(results: dict) -> str:
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
     cost = json.loads((HERE / "cost.json").read_text(encoding="utf-8"))
     about = {"tables": [Table(held) for held in results["sets"]], "levels": LEVELS, "objectives": list(OBJECTIVES)}
-    about |= {"cost": cost["runs"], "engine": cost["engine"]["rows"]}
+    about |= {"cost": cost["runs"], "engine": cost["engine"]["rows"], "batches": BATCHES}
     return environment.from_string((HERE / "page.md.j2").read_text(encoding="utf-8")).render(about)
 
 
