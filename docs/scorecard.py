@@ -3,7 +3,7 @@
 ``python docs/scorecard.py out`` does it, and ``python docs/scorecard.py --exhibit twins`` makes one exhibit again and
 replaces its rows. ``docs/scorecard.json`` and ``docs/scorecard.md`` are those of a full run of
 ``vkernel reproduce``. README shows the central claims between two comments; a test compares that block with
-:func:`table`.
+:func:`table`. ``vkernel explore`` has claims in a file of its own, which is renewed too.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from vkernel.reproduce.exhibit import Run
 
 DOCS = Path(__file__).parent
 README = DOCS.parent / "README.md"
+PAGE = DOCS.parent / "src" / "vkernel" / "explore" / "assets" / "claims.json"  # of vkernel explore
 BLOCK = re.compile(r"(?<=<!-- scorecard -->\n).*?(?=<!-- end of scorecard -->)", re.DOTALL)
 CENTRAL = ("noise_fills_gaps", "effective_sde", "average_over_trainings", "one_model", "networks_alike", "v_follows_c")
 
@@ -65,12 +66,16 @@ def main(out: Path) -> None:
 
 
 def readme() -> None:
-    """Draw README's table from the committed scorecard."""
+    """Draw README's table, and the claims that ``vkernel explore`` shows, from the committed scorecard."""
     found = json.loads((DOCS / "scorecard.json").read_text(encoding="utf8"))
     text, count = BLOCK.subn(lambda _: table(found), README.read_text(encoding="utf8"))
     if count != 1:
         raise SystemExit("README has no block between <!-- scorecard --> and <!-- end of scorecard -->.")
     write(README, text)
+    claims = {claim["key"]: claim for claim in found["claims"]}
+    shown = json.loads(PAGE.read_text(encoding="utf8"))
+    shown = {key: {name: claims[key][name] for name in one} for key, one in shown.items()}
+    write(PAGE, json.dumps(shown, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ TUTORIALS = {  # what is replaced in each tutorial to make it small
         '["exact", "gaussian", "smoothed", "pca"]': '["exact", "gaussian"]',
         "quick=True, train=250": "levels=2, images=4, samples=2",
     },
-    "3_your_training_run": {"steps = 12_000": "steps = 20", "width = 128": "width = 8", "every = 100": "every = 10"},
+    "3_your_training_run": {"steps = 8000": "steps = 20", "width = 128": "width = 8", "every = 100": "every = 10"},
     "4_theory_in_one_dimension": {
         "members = 100": "members = 10",
         "starts = 128": "starts = 8",

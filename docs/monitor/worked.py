@@ -172,10 +172,10 @@ def results(folder: Path) -> list[dict[str, Any]]:
 
 
 def told(run: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the evaluations that the page shows: the first, some between, and those at which something changed."""
+    """Return the evaluations that the page shows: some at equal distances, and the first of everything."""
     rows, shown = run["rows"], {0, len(run["rows"]) - 1}
     shown |= {k for k, row in enumerate(rows) if row["step"] in (run["alarm"], run["copying"])}
-    shown |= {k for k in range(1, len(rows)) if rows[k]["state"] != rows[k - 1]["state"]}
+    shown |= {[row["state"] for row in rows].index(state) for state in {row["state"] for row in rows}}
     estimates = [k for k, row in enumerate(rows) if row["expected"]]
     shown |= {*estimates[:1], *estimates[-1:], *(round(len(rows) * part) for part in (0.25, 0.5, 0.75))}
     return [rows[k] for k in sorted(shown) if k < len(rows)]

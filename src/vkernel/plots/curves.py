@@ -79,7 +79,7 @@ class Panel:
                 if isinstance(place, tuple):
                     span(*place, color=lines()[4], alpha=0.2, lw=0, label=label)
                 else:
-                    ls = (":", "-.")[k % 2] if references is self.levels else base.DASHED
+                    ls = (":", "-.")[k % 2] if references is self.levels else (base.DASHED, "-.")[k % 2]
                     line(place, color=ink(), lw=1, ls=ls, label=label)
         if "x" in self.log:
             base.log_axis(ax, "x", x)
