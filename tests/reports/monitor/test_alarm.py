@@ -130,19 +130,19 @@ def test_copying_begins_where_the_intervals_separate() -> None:
 
 
 def test_the_onset_of_a_straight_fall_is_found_and_wide_or_far_ones_are_not() -> None:
-    steps = 2.0 ** (torch.arange(0, 21).double() / 2)  # 1 … 1024
+    steps = 2.0 ** (torch.arange(0, 22).double() / 2)  # 1 … 1448
     r = 0.9 - 0.05 * steps.log2()  # reaches 1/3 at 2^11.33
     found = arrival(steps, r, 1 / 3)
     assert found.value == pytest.approx(2**11.3333, rel=1e-3)
     assert found.low <= found.value <= found.high
-    assert arrival(steps[:9], r[:9], 1 / 3).value is None  # too far ahead
+    assert arrival(steps[:21], r[:21], 1 / 3).value is None  # at 2^10 that is more than twice the present step
     assert arrival(steps, torch.full_like(r, 0.7), 1 / 3).value is None  # no fall
     assert arrival(steps, r.flip(0), 1 / 3).value is None  # it rises
     assert arrival(steps[:3], r[:3] - 0.4, 1 / 3).value is None  # too few
     assert arrival(steps[:0], r[:0], 1 / 3).value is None
     noisy = r + 0.3 * torch.randn(len(r), generator=torch.Generator().manual_seed(0))
     assert arrival(steps, noisy.clamp_max(0.8), 1 / 3).value is None
-    dense = torch.arange(100.0, 1025.0, 25.0, dtype=torch.float64)  # evaluations at equal distances
+    dense = torch.arange(100.0, 1501.0, 25.0, dtype=torch.float64)  # evaluations at equal distances
     assert arrival(dense, 0.9 - 0.05 * dense.log2(), 1 / 3).value == pytest.approx(2**11.3333, rel=1e-2)
 
 

@@ -9,7 +9,8 @@ There is no estimate
 
 * of fewer than four quarter octaves, or while :math:`r_j` is above .8;
 * if the slope is not significantly negative, or the ends of the interval differ by more than a factor 10;
-* beyond three times the present step: lines through earlier parts of runs did not hold so far."""
+* beyond twice the present step: an estimate that is made before copies appear, and is at most twice the present step,
+  cannot be more than twice too late, and lines through earlier parts of runs did not hold farther."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from vkernel.reports.monitor.record import Evaluation, Setting
 QUARTER, OCTAVES, FEWEST = 0.25, 4.0, 4  # of a mean, in octaves of steps; those used; the means that are needed
 BEGUN = 0.8  # above it the fall of r_j has not begun
 COVERAGE = 0.9  # of the interval
-WIDEST, FARTHEST = 10.0, 3.0  # the largest ratio of its ends, and of the estimate to the present step
+WIDEST, FARTHEST = 10.0, 2.0  # the largest ratio of its ends, and of the estimate to the present step
 
 
 @dataclass(frozen=True)
