@@ -213,7 +213,7 @@ def test_the_window_of_the_network_is_that_of_c_1() -> None:
     by_c = xarray.DataArray([0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0], dims="objective")
     flat = ds["network_share"].where(ds["objective"] != "c = 10", 1.0)  # nothing but noise, at every level
     one = of(target_noise.rules(ds.assign(network_share=flat * by_c), draws=20), "vastola", "network").parts[-1]
-    assert one == of(target_noise.rules(ds, draws=20), "vastola", "network").parts[-1]
+    assert repr(one) == repr(of(target_noise.rules(ds, draws=20), "vastola", "network").parts[-1])  # which has NaN
 
 
 def test_other_studies_are_refused() -> None:
